@@ -1,0 +1,1 @@
+"""What the SDK stands on: errors, destinations, envelopes, settings, the transport port and its implementations."""

@@ -1,0 +1,65 @@
+"""Destinations: where messages go to and come from (Jakarta Messaging 3.1 section 4.2)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from broker_adapter.errors import InvalidDestinationException
+
+#: Longest name of a destination, in UTF-8 bytes: it is a key in the store, whose keys end at 511 bytes.
+MAX_NAME_BYTES = 400
+
+
+class DestinationKind(IntEnum):
+    """The kinds, with the numbers of the annotation ``x-opt-jms-dest`` of the AMQP JMS mapping."""
+
+    QUEUE = 0
+    TOPIC = 1
+    TEMPORARY_QUEUE = 2
+    TEMPORARY_TOPIC = 3
+
+
+class Destination(NamedTuple):
+    """A named queue or topic.  ``str(destination)`` is its name; equal by name and kind."""
+
+    name: str
+    kind: DestinationKind = DestinationKind.QUEUE
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether each subscriber gets a copy, instead of one consumer the message."""
+        return self.kind in (DestinationKind.TOPIC, DestinationKind.TEMPORARY_TOPIC)
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether it lives no longer than the connection that made it."""
+        return self.kind >= DestinationKind.TEMPORARY_QUEUE
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def queue(name: str) -> Destination:
+    """A queue of this name; raises InvalidDestinationException for a name that cannot be one."""
+    return Destination(checked_name(name), DestinationKind.QUEUE)
+
+
+def topic(name: str) -> Destination:
+    """A topic of this name; raises InvalidDestinationException for a name that cannot be one."""
+    return Destination(checked_name(name), DestinationKind.TOPIC)
+
+
+def checked_name(name: object) -> str:
+    """The name itself, if a destination can have it; raises InvalidDestinationException otherwise."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidDestinationException(f"destination name {name!r} is not a string of at least one character")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidDestinationException(f"destination name {name!r} is not valid Unicode") from error
+    if size > MAX_NAME_BYTES:
+        raise InvalidDestinationException(
+            f"destination name of {size} bytes is longer than the limit of {MAX_NAME_BYTES} bytes"
+        )
+    return name

@@ -1,0 +1,179 @@
+"""What the engine can be asked.
+
+A command is plain data.  ``reply`` and ``sink`` are callables that the engine's rules treat as opaque: the broker
+calls them once the commit that the answer depends on is on disk, from its own thread; they must return
+quickly and not raise.  ``reply(result)`` gets the result named in the docstring or a JMSException.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.envelope import Identity
+from broker_adapter.errors import JMSException
+from broker_adapter.transport import Subscription
+
+Reply = Callable[[Any], None]
+
+
+class Handout(NamedTuple):
+    """A message as it leaves the engine.  ``number`` names the delivery within its consumer."""
+
+    number: int
+    position: int
+    delivery_count: int  #: failed deliveries before this one
+    format: int  #: the AMQP message-format of ``payload``
+    payload: bytes
+    annotations: dict[str, Any] | None  #: properties that the engine adds, such as why a message is a dead letter
+
+
+EngineSink = Callable[[Sequence[Handout]], None]
+
+
+class NewMessage(NamedTuple):
+    """A message on its way in: what the engine must know, and the payload that it only carries."""
+
+    format: int
+    payload: bytes
+    priority: int = 4
+    persistent: bool = True
+    expires_at_ms: int | None = None
+    deliver_at_ms: int | None = None
+    identity: Identity | None = None
+
+
+class Connect(NamedTuple):
+    """A client comes.  Replies with its number, or InvalidClientIDException where the id is in use."""
+
+    client_id: str | None
+    reply: Reply | None = None
+
+
+class Disconnect(NamedTuple):
+    """A client goes: its unsettled deliveries have failed, its temporary destinations end.  Replies None."""
+
+    client: int
+    reply: Reply | None = None
+
+
+class Declare(NamedTuple):
+    """Make sure that a queue or topic exists.  Replies None."""
+
+    destination: Destination
+    reply: Reply | None = None
+
+
+class DeclareTemporary(NamedTuple):
+    """A temporary destination of this client; ``name`` None: the engine invents one.  Replies the Destination."""
+
+    client: int
+    kind: DestinationKind
+    name: str | None = None
+    reply: Reply | None = None
+
+
+class DeleteTemporary(NamedTuple):
+    """Delete a temporary destination of this client.  Replies None."""
+
+    client: int
+    destination: Destination
+    reply: Reply | None = None
+
+
+class Attach(NamedTuple):
+    """A consumer comes; it has no credit yet.  Replies with its number."""
+
+    client: int
+    destination: Destination
+    sink: EngineSink
+    subscription: Subscription | None = None
+    selector: str | None = None
+    no_local: bool = False
+    presettled: bool = False
+    browse: bool = False
+    reply: Reply | None = None
+
+
+class Detach(NamedTuple):
+    """A consumer goes.  What it holds may still be settled until its client disconnects.  Replies None."""
+
+    consumer: int
+    reply: Reply | None = None
+
+
+class Unsubscribe(NamedTuple):
+    """Delete a durable subscription of this client (by its client id).  Replies None."""
+
+    client: int
+    name: str
+    reply: Reply | None = None
+
+
+class Credit(NamedTuple):
+    """Let a consumer have this many more messages."""
+
+    consumer: int
+    messages: int
+    reply: Reply | None = None
+
+
+class Drain(NamedTuple):
+    """Use up or drop a consumer's credit.  Replies with the credit dropped, after the deliveries."""
+
+    consumer: int
+    reply: Reply | None = None
+
+
+class Enqueue(NamedTuple):
+    """Messages for one destination, in order.
+
+    Replies None when all are taken (persistent ones are then on disk; a message that the engine has already
+    counts as taken), else a list with None or a JMSException for each.  At a limit the reply waits.
+    """
+
+    client: int
+    destination: Destination
+    messages: Sequence[NewMessage]
+    reply: Reply | None = None
+
+
+class Settle(NamedTuple):
+    """End deliveries of one consumer, all alike.  Unknown numbers are ignored.  Replies None."""
+
+    consumer: int
+    numbers: Sequence[int]
+    outcome: Outcome
+    reply: Reply | None = None
+
+
+class CommitId(NamedTuple):
+    """Names a commit: the session that makes it, in words unique for ever, and a number that counts up."""
+
+    session: str
+    number: int
+
+
+class Commit(NamedTuple):
+    """Sends and settlements, all or nothing.
+
+    Replies None when it is done (or was done before, by its id), else TransactionRolledBackException.
+    """
+
+    client: int
+    commit_id: CommitId | None
+    sends: Sequence[tuple[Destination, NewMessage]]
+    settlements: Sequence[tuple[int, int, Outcome]]  #: (consumer, number, outcome)
+    reply: Reply | None = None
+
+
+class Purge(NamedTuple):
+    """Drop all that waits in a queue and is not in a consumer's hands.  Replies with the number of messages."""
+
+    destination: Destination
+    reply: Reply | None = None
+
+
+Refusal = JMSException

@@ -1,0 +1,114 @@
+"""The envelope: a message as it is carried and stored, and its packed form.
+
+An envelope is an immutable tuple, so that packing it is one call of msgpack: no conversion stands between
+the fields and the bytes.  Applications hold ``sdk`` messages instead; two functions there convert.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.errors import MessageFormatException
+
+#: ``message-format`` of a transfer whose payload is a packed envelope: a vendor number of ours (AMQP 1.0
+#: section 2.8.11: the upper three bytes name the vendor's format, the last one its version).
+ENVELOPE_FORMAT = 0x484F4601  # "HOF", version 1
+#: ``message-format`` of a standard AMQP 1.0 message.
+AMQP_FORMAT = 0
+
+#: Deepest nesting of lists and maps in a body.
+MAX_BODY_DEPTH = 32
+
+
+class BodyKind(IntEnum):
+    """What the body is, with the numbers of the annotation ``x-opt-jms-msg-type``."""
+
+    NONE = 0
+    OBJECT = 1
+    MAP = 2
+    BYTES = 3
+    STREAM = 4
+    TEXT = 5
+
+
+class Identity(NamedTuple):
+    """Who sent a message, and as which one: stable over re-sends, so that a broker can reject what it has.
+
+    Sequences of one (producer, thread) strictly increase for each destination.
+    """
+
+    producer_id: str
+    thread_id: int
+    sequence: int
+
+
+class Envelope(NamedTuple):
+    """All that a message is.  Instants are milliseconds since the epoch; ``None`` means absent.
+
+    ``body`` is a str (TEXT), bytes (BYTES), a dict (MAP), a list (STREAM), any msgpack value (OBJECT) or None.
+    """
+
+    destination: Destination
+    body_kind: BodyKind = BodyKind.NONE
+    body: Any = None
+    properties: dict[str, Any] | None = None
+    message_id: str | None = None
+    correlation_id: str | bytes | None = None
+    reply_to: Destination | None = None
+    type: str | None = None
+    sent_at_ms: int | None = None
+    expires_at_ms: int | None = None
+    deliver_at_ms: int | None = None
+    priority: int = 4
+    persistent: bool = True
+    group_id: str | None = None
+    group_sequence: int | None = None
+    user_id: str | None = None
+    identity: Identity | None = None
+
+
+def pack(envelope: Envelope) -> bytes:
+    """The envelope as bytes of :data:`ENVELOPE_FORMAT`.
+
+    Raises:
+        MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep.
+    """
+    try:
+        return _packb(envelope)
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
+        raise MessageFormatException(f"the message cannot be encoded: {error}") from error
+
+
+def unpack(data: bytes | memoryview) -> Envelope:
+    """The envelope in these bytes.
+
+    Raises:
+        MessageFormatException: they are not a packed envelope.
+    """
+    try:
+        fields = msgpack.unpackb(data, strict_map_key=False, use_list=True)
+        fields[0] = _destination(fields[0])
+        fields[1] = _BODY_KINDS[fields[1]]
+        if fields[_REPLY_TO] is not None:
+            fields[_REPLY_TO] = _destination(fields[_REPLY_TO])
+        if fields[_IDENTITY] is not None:
+            fields[_IDENTITY] = Identity._make(fields[_IDENTITY])
+        return Envelope._make(fields)
+    except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException, RecursionError) as error:
+        raise MessageFormatException(f"not a packed envelope: {error}") from error
+
+
+_REPLY_TO = Envelope._fields.index("reply_to")
+_IDENTITY = Envelope._fields.index("identity")
+_packb = msgpack.Packer(autoreset=True).pack
+_BODY_KINDS = {int(kind): kind for kind in BodyKind}
+_KINDS = {int(kind): kind for kind in DestinationKind}
+
+
+def _destination(fields: Any) -> Destination:
+    name, kind = fields
+    return Destination(name, _KINDS[kind])

@@ -1,0 +1,146 @@
+"""Everything that can go wrong, in one tree.
+
+::
+
+    JMSException
+    ├── IllegalStateException                 the call is wrong in this state
+    │   └── StaleAcknowledgementException     what was held is gone since the connection was lost
+    ├── InvalidClientIDException              the client id is in use, or not allowed
+    ├── InvalidDestinationException           no such destination, or one that cannot be used so   (LookupError)
+    ├── InvalidSelectorException              the selector cannot be parsed                        (ValueError)
+    ├── InvalidURLException                   the connection URL cannot be used                    (ValueError)
+    ├── JMSSecurityException                  refused: who you are, or what you may
+    ├── MessageEOFException                   read past the end of a stream or bytes message       (EOFError)
+    ├── MessageFormatException                a value that a message cannot carry                  (TypeError)
+    ├── MessageNotReadableException           the body is write-only
+    ├── MessageNotWriteableException          the message is read-only
+    ├── NoSuchElementException                there is no further element                          (LookupError)
+    ├── ConnectionLostException               the network failed                                   (ConnectionError)
+    ├── OperationTimedOutException            the deadline passed first                            (TimeoutError)
+    ├── ProtocolException                     the peer broke the protocol
+    ├── ResourceAllocationException           a limit is reached
+    │   └── StoreLockedException              another process owns the store
+    ├── StoreException                        the store cannot be trusted or used
+    │   ├── StoreCorruptException
+    │   └── StoreVersionException             written by a newer version
+    ├── TransactionRolledBackException        the work of the transaction is undone
+    └── TransactionInDoubtException           nobody can tell whether it was committed
+
+The names are those of JMS, because that is what people search for; where Python has a word, it is
+inherited as well.  This file imports nothing.
+"""
+
+from __future__ import annotations
+
+
+class JMSException(Exception):
+    """Root of all errors of this project (Jakarta Messaging 3.1 section 8.2).
+
+    Attributes:
+        reason: what happened, in one sentence.
+        error_code: the vendor's code, an AMQP condition such as ``amqp:not-found`` where the broker sent one.
+    """
+
+    def __init__(self, reason: str = "", *, error_code: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"{self.reason} [{self.error_code}]" if self.error_code else self.reason
+
+
+class IllegalStateException(JMSException):
+    """The call does not fit the state of the object: closed, not transacted, used by two threads."""
+
+
+class StaleAcknowledgementException(IllegalStateException):
+    """Messages that were held when the connection was lost can no longer be acknowledged.
+
+    Attributes:
+        stale_count: how many deliveries it concerned.
+    """
+
+    def __init__(self, reason: str = "", *, stale_count: int = 0, error_code: str | None = None) -> None:
+        super().__init__(reason, error_code=error_code)
+        self.stale_count = stale_count
+
+
+class InvalidClientIDException(JMSException):
+    """The client id is in use by another connection, or is not allowed."""
+
+
+class InvalidDestinationException(JMSException, LookupError):
+    """The destination does not exist, or cannot be used in this way."""
+
+
+class InvalidSelectorException(JMSException, ValueError):
+    """The message selector cannot be parsed, or the broker does not apply it."""
+
+
+class InvalidURLException(JMSException, ValueError):
+    """The connection URL cannot be understood, or holds an unknown option."""
+
+
+class JMSSecurityException(JMSException):
+    """The broker refused the user or what the user wanted to do."""
+
+
+class MessageEOFException(JMSException, EOFError):
+    """The end of a stream or bytes message was reached unexpectedly."""
+
+
+class MessageFormatException(JMSException, TypeError):
+    """A value has a type that a message cannot carry, or cannot be converted to the type asked for."""
+
+
+class MessageNotReadableException(JMSException):
+    """The body of the message is write-only."""
+
+
+class MessageNotWriteableException(JMSException):
+    """The message was received, and is read-only."""
+
+
+class NoSuchElementException(JMSException, LookupError):
+    """A browser has no further element, or lost its place."""
+
+
+class ConnectionLostException(JMSException, ConnectionError):
+    """The network connection to the broker failed."""
+
+
+class OperationTimedOutException(JMSException, TimeoutError):
+    """The deadline of a call passed before the broker answered."""
+
+
+class ProtocolException(JMSException):
+    """The peer broke the protocol."""
+
+
+class ResourceAllocationException(JMSException):
+    """A limit is reached: a full queue, a full disk, a message that is too large."""
+
+
+class StoreLockedException(ResourceAllocationException):
+    """Another process owns the store."""
+
+
+class StoreException(JMSException):
+    """The store cannot be used."""
+
+
+class StoreCorruptException(StoreException):
+    """The store, or a record in it, cannot be trusted."""
+
+
+class StoreVersionException(StoreException):
+    """The store was written by a newer version of this software."""
+
+
+class TransactionRolledBackException(JMSException):
+    """``commit()`` could not be done: the work of the transaction is undone."""
+
+
+class TransactionInDoubtException(JMSException):
+    """The connection was lost during ``commit()``, and the broker cannot tell whether it was done."""

@@ -1,0 +1,189 @@
+"""Every limit and option, each with its unit in its name, its default and one sentence.
+
+The classes are the single source: connection URLs and the command line are parsed by them, and the page
+``docs/options.md`` is generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def _option(default: Any, text: str, *, least: float | None = None, most: float | None = None) -> Any:
+    def check(_instance: object, field: attrs.Attribute[Any], value: Any) -> None:
+        if value is None:
+            return
+        if least is not None and value < least:
+            raise ValueError(f"{field.name}={value!r} is below the least value, {least}")
+        if most is not None and value > most:
+            raise ValueError(f"{field.name}={value!r} is above the greatest value, {most}")
+
+    return attrs.field(default=default, validator=check, metadata={"text": text, "least": least, "most": most})
+
+
+@attrs.frozen(kw_only=True)
+class ClientSettings:
+    """What a connection of the SDK does, on every transport."""
+
+    prefetch_messages: int = _option(
+        500, "messages a consumer may hold that the application has not received; 0 asks for one at a time", least=0, most=32767
+    )
+    send_window_messages: int = _option(
+        1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
+    )
+    connect_timeout_seconds: float = _option(15.0, "longest wait for a connection: TCP, TLS, login and open", least=0.001)
+    send_timeout_seconds: float = _option(
+        60.0, "longest wait of a send for room and for its confirmation", least=0.001
+    )
+    request_timeout_seconds: float = _option(
+        60.0, "longest wait for the answer to any other request (attach, commit, browse, ...)", least=0.001
+    )
+    close_timeout_seconds: float = _option(10.0, "longest wait of close() for the other side", least=0.001)
+    dups_ok_batch_messages: int = _option(
+        100, "DUPS_OK: consumed messages that are acknowledged together", least=1, most=10_000
+    )
+    dups_ok_delay_seconds: float = _option(0.1, "DUPS_OK: longest time that a consumed message waits for its batch", least=0)
+
+
+@attrs.frozen(kw_only=True)
+class AmqpSettings:
+    """What a connection over the network needs beside that (``amqp://`` and ``amqps://``)."""
+
+    idle_timeout_seconds: float = _option(
+        60.0, "a peer that is silent for so long is taken for dead; 0 switches it off", least=0
+    )
+    max_frame_bytes: int = _option(MIB, "largest AMQP frame that we accept", least=512, most=16 * MIB)
+    sasl_mechanisms: str | None = _option(
+        None, "comma-separated SASL mechanisms to choose from; the default is the strongest that both ends can do"
+    )
+    allow_plain_without_tls: bool = _option(
+        False, "whether PLAIN may send a password unencrypted to a host that is not this one"
+    )
+    envelope: bool = _option(True, "whether our own compact message format is used where the peer offers it")
+    vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
+    tls_ca_file: str | None = _option(None, "PEM file of certificates to trust; the default is the system's")
+    tls_certificate_file: str | None = _option(None, "PEM file of the client's certificate")
+    tls_key_file: str | None = _option(None, "PEM file of the client's private key")
+    tls_verify_host: bool = _option(True, "whether the server's certificate must be valid for the host of the URL")
+
+
+@attrs.frozen(kw_only=True)
+class EngineSettings:
+    """The limits of a durable-queue engine, embedded or in a server."""
+
+    max_message_bytes: int = _option(16 * MIB, "largest message, encoded", least=1, most=GIB)
+    max_queue_messages: int | None = _option(
+        10_000_000, "messages in one queue; at the limit producers are held back", least=1
+    )
+    max_queue_bytes: int | None = _option(None, "bytes of messages in one queue; at the limit producers are held back", least=1)
+    max_unsettled_messages: int = _option(
+        20_000, "messages that one consumer may hold without settling them", least=1, most=1_000_000
+    )
+    max_deliveries: int | None = _option(
+        10, "failed deliveries of a message, after which it goes to the dead-letter queue", least=1
+    )
+    dead_letter_queue: str = _option("DLQ", "name of the queue that takes what could not be delivered")
+    hold_timeout_seconds: float = _option(
+        10.0, "longest time a producer is held back at a limit before its send is refused", least=0
+    )
+    max_held_messages: int = _option(
+        100_000, "sends that may be held back at once in the whole broker; one more is refused at once", least=1
+    )
+    window_messages: int = _option(2_000, "messages of a queue whose place is kept in memory ahead of its consumers", least=10)
+    message_cache_bytes: int = _option(32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0)
+    max_volatile_bytes: int = _option(
+        256 * MIB, "memory for non-persistent messages; at the limit producers are held back", least=1
+    )
+    max_store_bytes: int = _option(256 * GIB, "largest size of the store; at the limit producers are held back", least=16 * MIB)
+    min_free_disk_bytes: int = _option(
+        256 * MIB, "free disk space below which producers are held back, so that consumers can go on", least=0
+    )
+    max_destinations: int = _option(10_000, "queues, topics and subscriptions", least=1)
+    max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)
+    max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
+    max_producers: int = _option(
+        100_000, "producers whose last message is remembered to reject a repetition; the oldest is forgotten", least=1
+    )
+    staged_timeout_seconds: float = _option(3600.0, "age at which a staged transaction that nobody published is dropped", least=1)
+
+
+@attrs.frozen(kw_only=True)
+class ServerSettings:
+    """The limits of the AMQP server in front of an engine."""
+
+    max_connections: int = _option(10_000, "connections at once; one more is refused", least=1)
+    handshake_timeout_seconds: float = _option(
+        10.0, "longest time from a connection to a completed login and open", least=0.001
+    )
+    idle_timeout_seconds: float = _option(60.0, "a client that is silent for so long is dropped", least=0)
+    max_frame_bytes: int = _option(MIB, "largest AMQP frame that we accept after the login", least=512, most=16 * MIB)
+    max_sessions: int = _option(256, "sessions of a connection", least=1, most=65536)
+    max_links: int = _option(1024, "links of a connection", least=1, most=65536)
+    link_credit_messages: int = _option(
+        1000, "messages that a producer may have on their way to us", least=1, most=100_000
+    )
+    max_output_bytes: int = _option(
+        4 * MIB, "bytes waiting for a slow client before deliveries to it pause", least=64 * KIB
+    )
+
+
+@attrs.frozen
+class OptionInfo:
+    """One option, as documentation and error messages need it."""
+
+    name: str
+    type: str
+    default: Any
+    text: str
+    least: float | None
+    most: float | None
+
+
+def options_of(*classes: type) -> list[OptionInfo]:
+    """All options of these settings classes, in order."""
+    return [
+        OptionInfo(f.name, str(f.type), f.default, f.metadata["text"], f.metadata["least"], f.metadata["most"])
+        for cls in classes
+        for f in attrs.fields(cls)
+    ]
+
+
+def parse_option(info: OptionInfo, text: str) -> Any:
+    """The value that ``text`` stands for; raises ValueError where it does not fit the option's type."""
+    if text == "" or (text.lower() == "none" and "None" in info.type):
+        if "None" in info.type:
+            return None
+        raise ValueError(f"{info.name} needs a value")
+    if info.type.startswith("bool"):
+        if text.lower() in ("true", "1", "yes", "on"):
+            return True
+        if text.lower() in ("false", "0", "no", "off"):
+            return False
+        raise ValueError(f"{info.name}={text!r} is neither true nor false")
+    try:
+        if info.type.startswith("int"):
+            return int(text)
+        if info.type.startswith("float"):
+            value = float(text)
+            if value != value or value in (float("inf"), float("-inf")):
+                raise ValueError(text)
+            return value
+    except ValueError as error:
+        raise ValueError(f"{info.name}={text!r} is not a number of type {info.type}") from error
+    return text
+
+
+def settings_from(cls: type, values: dict[str, str]) -> Any:
+    """An instance of a settings class from those of ``values`` (all strings) that are its options.
+
+    Raises:
+        ValueError: a value has the wrong type or is out of its range.
+    """
+    infos = {info.name: info for info in options_of(cls)}
+    return cls(**{name: parse_option(infos[name], text) for name, text in values.items() if name in infos})

@@ -1,0 +1,258 @@
+"""The port between the SDK and whatever carries its messages.
+
+Theory of operation
+    A transport is one connection.  Every call may be made from any thread.  What blocks takes ``timeout`` in
+    seconds (``None``: no limit) and keeps it, also while the network is away; past it the call raises
+    ``OperationTimedOutException``.  Callbacks (sinks, ``on_settled``, the event listener) come from the
+    transport's own threads, must return quickly, must not raise, and must not call back into the transport
+    except for ``credit``, ``settle`` and ``send`` with ``on_settled``.
+
+    Deliveries are *pushed*: a receiver has credit, the transport hands lists of deliveries to its sink and
+    uses up one credit for each.  The sink only stores them; who waits for them is the SDK's business.
+
+    The port holds no transaction state: a transacted session keeps its sends and hands them over with its
+    settlements in one ``commit``.  So failover has nothing to untangle.
+
+    Every delivery's tag carries the epoch of the connection.  A transport ignores settlements of another
+    epoch than its own; whether that is an error is for the acknowledge modes to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from ack_modes import DeliveryTag, Settlement
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.envelope import Envelope
+from broker_adapter.errors import JMSException
+
+
+@attrs.frozen
+class Credentials:
+    """Who connects.  ``client_id`` names the durable subscriptions; ``None``: the transport invents one."""
+
+    username: str | None = None
+    password: str | None = attrs.field(default=None, repr=False)
+    client_id: str | None = None
+
+
+@attrs.frozen
+class Peer:
+    """What is known of the other side once a transport is open."""
+
+    product: str  #: ``Holdfast`` for our engine, else what the broker calls itself
+    version: str
+    client_id: str  #: the one in use, given or invented
+    is_holdfast: bool  #: whether ``request`` works and a re-sent message is never a second one
+    capabilities: frozenset[str] = frozenset()  #: AMQP capabilities that the broker offered
+
+
+@attrs.frozen
+class Subscription:
+    """A subscription on a topic beside the plain one (Jakarta Messaging 3.1 section 8.3)."""
+
+    name: str
+    durable: bool
+    shared: bool
+
+
+@attrs.frozen
+class SenderSpec:
+    """A producer's link.  ``destination`` None: anonymous, each envelope names its own."""
+
+    session: int
+    destination: Destination | None
+
+
+@attrs.frozen
+class ReceiverSpec:
+    """A consumer's or browser's link."""
+
+    session: int
+    destination: Destination
+    selector: str | None = None
+    no_local: bool = False
+    subscription: Subscription | None = None
+    browse: bool = False  #: copies of what waits, in order, taking nothing; ``drain`` tells the end
+    presettled: bool = False  #: the broker forgets a message as it sends it (NO_ACK); implied by ``browse``
+
+
+class Delivery:
+    """A message on its way to a consumer.
+
+    Attributes:
+        tag: names it in settlements.
+        delivery_count: failed deliveries before this one; 0 for the first.
+        position: its place in its queue, increasing and never reused; None where the broker has none.
+    """
+
+    __slots__ = ("_decode", "_envelope", "_payload", "delivery_count", "position", "tag")
+
+    def __init__(
+        self,
+        tag: DeliveryTag,
+        payload: Any,
+        decode: Callable[[Any], Envelope],
+        delivery_count: int = 0,
+        position: int | None = None,
+    ) -> None:
+        self.tag = tag
+        self.delivery_count = delivery_count
+        self.position = position
+        self._payload = payload
+        self._decode = decode
+        self._envelope: Envelope | None = None
+
+    @property
+    def envelope(self) -> Envelope:
+        """The message, decoded at the first look (in the thread that looks).
+
+        Raises:
+            MessageFormatException: the payload cannot be decoded.
+        """
+        envelope = self._envelope
+        if envelope is None:
+            envelope = self._envelope = self._decode(self._payload)
+            self._payload = None
+        return envelope
+
+    def __repr__(self) -> str:
+        return f"<Delivery {tuple(self.tag)} position={self.position} delivery_count={self.delivery_count}>"
+
+
+@attrs.frozen
+class Interrupted:
+    """The connection was lost and is being restored; all deliveries so far are stale."""
+
+    error: JMSException
+
+
+@attrs.frozen
+class Restored:
+    """The connection works again; deliveries carry ``epoch`` from now on."""
+
+    epoch: int
+
+
+@attrs.frozen
+class LinkLost:
+    """The broker closed one link (a consumer's or producer's) while the connection lives."""
+
+    link: int
+    error: JMSException
+
+
+@attrs.frozen
+class Failed:
+    """The connection is gone for good; every later call raises ``error``."""
+
+    error: JMSException
+
+
+TransportEvent = Interrupted | Restored | LinkLost | Failed
+Sink = Callable[[Sequence[Delivery]], None]
+OnSettled = Callable[[JMSException | None], None]
+
+
+class Transport(Protocol):
+    """One connection to a broker.  See the module's theory of operation for threads and time."""
+
+    def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        """Connect, log in and open.
+
+        Raises:
+            JMSSecurityException: the broker refused the login.
+            InvalidClientIDException: the client id is in use.
+            ConnectionLostException: nobody answers there, or not in AMQP.
+        """
+
+    def close(self, timeout: float | None) -> None:
+        """Close the connection and free what it holds; legal twice, never raises for a network that is away.
+
+        What was delivered and is not settled goes back to its queue.  Temporary destinations end.
+        """
+
+    def end_session(self, session: int, timeout: float | None) -> None:
+        """Detach all links of this session number; unknown numbers are ignored."""
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+        """Make a link and return its number.  A receiver needs a ``sink`` and starts with no credit.
+
+        Raises:
+            InvalidDestinationException: the broker has no such destination, or refuses it in this role.
+            InvalidSelectorException: the selector is invalid, or the broker did not confirm it.
+            JMSSecurityException: not allowed.
+        """
+
+    def detach(self, link: int, timeout: float | None) -> None:
+        """End a link; a durable subscription stays.  Deliveries not settled may still be settled (JMS keeps
+        messages of a closed consumer until the session acknowledges them); those never passed on by the SDK
+        are to be settled RELEASED by the caller.  Unknown numbers are ignored."""
+
+    def unsubscribe(self, name: str, timeout: float | None) -> None:
+        """Delete the durable subscription of this name.
+
+        Raises:
+            InvalidDestinationException: there is none.
+            IllegalStateException: a consumer uses it.
+        """
+
+    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+        """A new temporary queue or topic that lives as long as this connection."""
+
+    def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
+        """Delete a temporary destination of this connection; raises IllegalStateException while it is consumed."""
+
+    def credit(self, link: int, messages: int) -> None:
+        """Let the broker send this many more messages on a receiver's link."""
+
+    def drain(self, link: int, timeout: float | None) -> None:
+        """Return when the broker has sent on this link all that it can and its credit is gone.
+
+        The deliveries have then reached the sink.  Where the time is over first: raises
+        OperationTimedOutException, and the link goes on.
+        """
+
+    def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        """Send on a sender's link.
+
+        With ``on_settled`` None: returns when the broker has confirmed (a persistent message is then on disk).
+        Otherwise: returns when the message is handed over, having waited at most ``timeout`` for a place in the
+        send window; ``on_settled`` is then called exactly once, with None or with the reason of the refusal, in
+        the order of the sends on this link.
+
+        Raises:
+            ResourceAllocationException: a limit of the broker, which held the sender back first.
+            MessageFormatException: the envelope cannot be encoded, or is larger than the limit.
+            OperationTimedOutException: no confirmation (or no place) in time.
+        """
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Hand settlements over, in order.  Does not wait for the broker."""
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        timeout: float | None,
+    ) -> None:
+        """Do all of this or nothing: (link, envelope) sends and settlements of one transacted session.
+
+        ``commit_number`` counts up within the session; with our engine it makes a repeated commit harmless.
+
+        Raises:
+            TransactionRolledBackException: nothing was done (a refused send, a limit, a stale delivery).
+            TransactionInDoubtException: the connection was lost, and the broker cannot tell.
+        """
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        """Ask our own engine something beyond messaging (``broker_adapter.engine.operations`` lists the operations).
+
+        Raises:
+            JMSException: the peer is not a Holdfast server, or what the operation raises.
+        """
