@@ -1,0 +1,57 @@
+# `make demo` and `make test` do all the set-up by themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TESTS  ?= tests
+
+.PHONY: setup demo test check format bench interop clean preflight
+
+setup: $(READY)
+
+# What cannot come from the Python registry is looked for first, and named in one line with the way to get it.
+preflight:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "missing: Python 3.11 or newer as '$(PYTHON)'; get it (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo "missing: the venv module of Python; get it (Debian: apt-get install python3-venv)"; exit 1; }
+	@java -version 2>&1 | awk -F'[".]' '/version/ { v = ($$2 == 1) ? $$3 : $$2; ok = (v >= 17) } END { exit !ok }' \
+	  || { echo "missing: Java 17 or newer on the PATH, for Spark; get it (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
+	@command -v $${CC:-cc} >/dev/null 2>&1 \
+	  || { echo "missing: a C compiler, to build python-qpid-proton; get it (Debian: apt-get install build-essential)"; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; p = os.path.join(sysconfig.get_paths()["include"], "Python.h"); raise SystemExit(not os.path.exists(p))' \
+	  || { echo "missing: the C headers of Python, to build python-qpid-proton; get them (Debian: apt-get install python3-dev)"; exit 1; }
+	@printf '#include <openssl/ssl.h>\n' | $${CC:-cc} -E - >/dev/null 2>&1 \
+	  || { echo "missing: the OpenSSL headers, to build python-qpid-proton; get them (Debian: apt-get install libssl-dev)"; exit 1; }
+
+$(READY): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory preflight
+	@echo "setting up $(VENV) (once; about a minute) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -e '.[spark,samples,dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/python -m samples.demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: $(READY)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+interop: $(READY)
+	@$(BIN)/python -m pytest tests/interop
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
