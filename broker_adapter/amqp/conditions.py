@@ -1,0 +1,103 @@
+"""AMQP error conditions and the exceptions of this project: one table, read in both directions."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    JMSSecurityException,
+    MessageFormatException,
+    OperationTimedOutException,
+    ProtocolException,
+    ResourceAllocationException,
+    StaleAcknowledgementException,
+    StoreException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+
+
+class AmqpError(NamedTuple):
+    """What a peer says went wrong (AMQP 1.0 section 2.8.14)."""
+
+    condition: str
+    description: str | None = None
+    info: dict[str, Any] | None = None
+
+
+#: (condition, exception).  From a condition, the first row that names it counts; from an exception, the first row
+#: that names its class or the nearest class above it.
+CONDITIONS: Final[tuple[tuple[str, type[JMSException]], ...]] = (
+    ("amqp:unauthorized-access", JMSSecurityException),
+    ("amqp:not-found", InvalidDestinationException),
+    ("amqp:resource-deleted", InvalidDestinationException),
+    ("amqp:resource-limit-exceeded", ResourceAllocationException),
+    ("amqp:link:message-size-exceeded", ResourceAllocationException),
+    ("amqp:link:transfer-limit-exceeded", ProtocolException),
+    ("amqp:transaction:rollback", TransactionRolledBackException),
+    ("amqp:transaction:unknown-id", TransactionRolledBackException),
+    ("amqp:transaction:timeout", TransactionRolledBackException),
+    ("holdfast:transaction-in-doubt", TransactionInDoubtException),
+    ("holdfast:invalid-selector", InvalidSelectorException),
+    ("holdfast:invalid-client-id", InvalidClientIDException),
+    ("holdfast:timed-out", OperationTimedOutException),
+    ("holdfast:store", StoreException),
+    ("holdfast:stale", StaleAcknowledgementException),
+    ("amqp:illegal-state", IllegalStateException),
+    ("amqp:resource-locked", IllegalStateException),
+    ("amqp:link:stolen", IllegalStateException),
+    ("amqp:decode-error", MessageFormatException),
+    ("amqp:connection:framing-error", ProtocolException),
+    ("amqp:session:window-violation", ProtocolException),
+    ("amqp:session:errant-link", ProtocolException),
+    ("amqp:session:handle-in-use", ProtocolException),
+    ("amqp:session:unattached-handle", ProtocolException),
+    ("amqp:invalid-field", ProtocolException),
+    ("amqp:not-allowed", IllegalStateException),
+    ("amqp:connection:forced", ConnectionLostException),
+    ("amqp:connection:redirect", ConnectionLostException),
+    ("amqp:not-implemented", JMSException),
+    ("amqp:internal-error", JMSException),
+)
+
+_EXCEPTIONS: Final[dict[str, type[JMSException]]] = dict(reversed(CONDITIONS))
+_NAMES: Final[dict[type[JMSException], str]] = {cls: name for name, cls in reversed(CONDITIONS)} | {
+    JMSException: "amqp:internal-error"
+}
+
+
+def exception_for(error: AmqpError | None, otherwise: str, default: type[JMSException] = JMSException) -> JMSException:
+    """The exception that a peer's error stands for; its ``error_code`` is the condition.
+
+    Args:
+        error: what the peer said, or None where it said nothing.
+        otherwise: the reason to give where the peer gave none.
+        default: the class for an error that is absent or not in the table.
+    """
+    if error is None or not error.condition:
+        return default(otherwise)
+    cls = _EXCEPTIONS.get(error.condition, default)
+    # A client id that is in use is told by what field is invalid (AMQP 1.0 section 2.4.1, JMS mapping).
+    if error.condition == "amqp:invalid-field" and (error.info or {}).get("invalid-field") == "container-id":
+        cls = InvalidClientIDException
+    return cls(error.description or otherwise, error_code=error.condition)
+
+
+def error_for(exception: JMSException) -> AmqpError:
+    """What to tell a peer.  A condition that the exception already carries is kept."""
+    if isinstance(exception, InvalidClientIDException):
+        return AmqpError("amqp:invalid-field", exception.reason, {"invalid-field": "container-id"})
+    code = exception.error_code
+    if code is not None and code in _EXCEPTIONS:
+        return AmqpError(code, exception.reason)
+    for cls in type(exception).__mro__:
+        name = _NAMES.get(cls)
+        if name is not None:
+            return AmqpError(name, exception.reason)
+    return AmqpError("amqp:internal-error", exception.reason)

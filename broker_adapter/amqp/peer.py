@@ -1,0 +1,1341 @@
+"""One end of an AMQP 1.0 connection: bytes in, events out; no sockets, threads or clock.
+
+Theory of operation
+    ``receive(data)`` takes what came from the network, ``events()`` returns what it meant, ``pending_output()``
+    returns what is to be sent.  All calls of one peer must come from one thread.  The same class serves both
+    ends; the SASL layer stands in front of it on the byte stream.
+
+    The AMQP work is done by proton's C engine.  Connections, sessions and links are made with proton's public
+    Python classes.  What happens per message (transfers, dispositions, the event pump) calls the C functions
+    below them, which costs a tenth; ``PublicEngine`` offers the same functions on the public classes.
+
+    Sessions, links and deliveries have numbers that are never reused within a peer.  A delivery is named by its
+    link and number; the C object behind it is held in its link's tables from the moment it is known until it is
+    settled, and is never touched after that.
+
+    Incoming deliveries are taken out of proton's buffers at once, so a consumer that settles late does not close the
+    session's window for the others.  A delivery of several frames is handed out when it is complete.
+
+    Before bytes reach proton, each frame's performative is looked at: proton decodes with C recursion, and a
+    stranger must not choose its depth.  What a frame may hold is limited by :mod:`broker_adapter.amqp.values`.
+
+    proton writes ``message-format`` 0 into every transfer and shows none that it reads.  So the payload names its
+    format itself, by its first octet: see :func:`broker_adapter.amqp.codec.format_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any, Final, NamedTuple
+
+import attrs
+import proton
+from cproton_ffi import ffi, lib
+
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, ULong, decode, encode
+from broker_adapter.errors import IllegalStateException
+from broker_adapter.settings import GIB, MIB
+
+#: The version of python-qpid-proton whose C functions this file was written against.
+PROTON_VERSION: Final = "0.40.0"
+
+_HOT_FUNCTIONS: Final = (
+    "pn_collector_peek",
+    "pn_collector_pop",
+    "pn_event_type",
+    "pn_event_delivery",
+    "pn_event_link",
+    "pn_event_session",
+    "pn_delivery",
+    "pn_delivery_link",
+    "pn_delivery_readable",
+    "pn_delivery_partial",
+    "pn_delivery_aborted",
+    "pn_delivery_pending",
+    "pn_delivery_settled",
+    "pn_delivery_remote_state",
+    "pn_delivery_update",
+    "pn_delivery_settle",
+    "pn_delivery_local",
+    "pn_delivery_remote",
+    "pn_link_recv",
+    "pn_link_send",
+    "pn_link_advance",
+    "pn_link_credit",
+    "pn_link_flow",
+    "pn_link_drain",
+    "pn_link_get_drain",
+    "pn_link_drained",
+    "pn_transport_push",
+    "pn_transport_pending",
+    "pn_transport_peek",
+    "pn_transport_pop",
+    "pn_transport_tick",
+    "pn_data_decode",
+    "pn_data_encode",
+    "pn_data_encoded_size",
+    "pn_disposition_data",
+)
+
+
+def check_engine(engine: Any = lib) -> None:
+    """Raise ImportError where proton lacks a function that the hot path calls."""
+    missing = [name for name in _HOT_FUNCTIONS if not hasattr(engine, name)]
+    if missing:
+        raise ImportError(
+            f"python-qpid-proton {version('python-qpid-proton')} lacks {', '.join(missing)}; "
+            f"install python-qpid-proton=={PROTON_VERSION}"
+        )
+
+
+check_engine()
+
+# Delivery states (AMQP 1.0 sections 3.4 and 4.5).
+RECEIVED: Final = 0x23
+ACCEPTED: Final = 0x24
+REJECTED: Final = 0x25
+RELEASED: Final = 0x26
+MODIFIED: Final = 0x27
+DECLARED: Final = 0x33
+TRANSACTIONAL: Final = 0x34
+
+
+class State(NamedTuple):
+    """The state of a delivery: how it ended, or which transaction it belongs to."""
+
+    code: int  #: one of the constants above; 0 where the peer settled without a state
+    error: AmqpError | None = None  #: of REJECTED
+    failed: bool = False  #: of MODIFIED: delivery-failed
+    undeliverable: bool = False  #: of MODIFIED: undeliverable-here
+    annotations: dict[Any, Any] | None = None  #: of MODIFIED
+    txn_id: bytes | None = None  #: of DECLARED and TRANSACTIONAL
+    outcome: State | None = None  #: of TRANSACTIONAL
+
+
+NO_STATE: Final = State(0)
+ACCEPTED_STATE: Final = State(ACCEPTED)
+RELEASED_STATE: Final = State(RELEASED)
+FAILED_STATE: Final = State(MODIFIED, failed=True)
+_PLAIN_STATES: Final = {0: NO_STATE, ACCEPTED: ACCEPTED_STATE, RELEASED: RELEASED_STATE}
+
+
+class Terminus(NamedTuple):
+    """A source or target of a link (AMQP 1.0 section 3.5).  ``coordinator``: a transaction coordinator's target."""
+
+    address: str | None = None
+    durable: int = 0  #: 0 none, 1 configuration, 2 unsettled-state
+    expiry: str | None = None  #: link-detach, session-end, connection-close or never; None: the default, session-end
+    timeout: int = 0  #: seconds
+    dynamic: bool = False
+    dynamic_properties: dict[Any, Any] | None = None
+    copies: bool = False  #: distribution-mode ``copy``
+    filters: dict[Any, Any] | None = None
+    outcomes: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    coordinator: bool = False
+
+
+# What happened.
+
+
+class RemoteOpen(NamedTuple):
+    """The peer opened the connection."""
+
+    container_id: str
+    hostname: str | None
+    offered_capabilities: frozenset[str]
+    desired_capabilities: frozenset[str]
+    properties: dict[Any, Any]
+
+
+class RemoteClose(NamedTuple):
+    """The peer closed the connection."""
+
+    error: AmqpError | None
+
+
+class SessionRemoteOpen(NamedTuple):
+    """The peer began a session (``by_peer``), or answered ours."""
+
+    session: int
+    by_peer: bool
+
+
+class SessionRemoteClose(NamedTuple):
+    """The peer ended a session; it is answered and its links are gone."""
+
+    session: int
+    error: AmqpError | None
+
+
+class LinkRemoteOpen(NamedTuple):
+    """The peer attached a link (``by_peer``: answer with ``accept_link`` or ``refuse_link``), or answered ours."""
+
+    link: int
+    session: int
+    name: str
+    by_peer: bool
+    is_sender: bool  #: whether we send on it
+    source: Terminus | None
+    target: Terminus | None
+    presettled: bool  #: snd-settle-mode ``settled``
+    max_message_bytes: int | None
+    properties: dict[Any, Any]
+
+
+class LinkRemoteClose(NamedTuple):
+    """The peer detached a link, for good where ``closed``; answer with ``close_link``."""
+
+    link: int
+    closed: bool
+    error: AmqpError | None
+
+
+class LinkFlow(NamedTuple):
+    """The credit of a link changed: what we may still send, or (a receiver's link) what the peer may."""
+
+    link: int
+    credit: int
+    drain: bool
+
+
+class Incoming(NamedTuple):
+    """A complete message.  ``number`` 0: already settled by the sender."""
+
+    number: int
+    payload: bytes
+    state: State | None  #: the transaction it was sent in
+
+
+class Transfers(NamedTuple):
+    """Messages that came in on a link, in order."""
+
+    link: int
+    deliveries: list[Incoming]
+
+
+class Dispositions(NamedTuple):
+    """Deliveries that we sent ended, all alike."""
+
+    link: int
+    numbers: list[int]
+    state: State
+
+
+class TransportFailed(NamedTuple):
+    """The peer broke the protocol, fell silent or went away: nothing more will come."""
+
+    error: AmqpError
+
+
+Event = (
+    RemoteOpen
+    | RemoteClose
+    | SessionRemoteOpen
+    | SessionRemoteClose
+    | LinkRemoteOpen
+    | LinkRemoteClose
+    | LinkFlow
+    | Transfers
+    | Dispositions
+    | TransportFailed
+)
+
+
+@attrs.frozen(kw_only=True)
+class PeerLimits:
+    """What a peer accepts from the other side."""
+
+    max_frame_bytes: int = MIB
+    max_message_bytes: int = GIB
+    max_sessions: int = 256
+    max_links: int = 1024  #: of all sessions together
+    idle_timeout_ms: int = 60_000  #: 0: none
+
+
+@attrs.define(eq=False)
+class _Session:
+    number: int
+    endpoint: proton.Session
+    links: dict[int, _Link] = attrs.field(factory=dict)
+    closed: bool = False  #: by us
+
+
+@attrs.define(eq=False)
+class _Link:
+    number: int
+    session: _Session
+    endpoint: proton.Link
+    pointer: Any
+    name: str
+    is_sender: bool
+    by_peer: bool
+    credit: int = 0  #: of a sender, as last reported, less what was sent since
+    drain: bool = False
+    opened: bool = False  #: by us
+    closed: bool = False  #: by us
+    remote_opened: bool = False
+    remote_closed: bool = False
+    incoming: dict[int, Any] = attrs.field(factory=dict)  #: number → the C delivery, unsettled
+    outgoing: dict[Any, int] = attrs.field(factory=dict)  #: the C delivery → number, unsettled
+    partial: list[bytes] | None = None
+    partial_bytes: int = 0
+
+
+_wrap_session: Any = proton.Session.wrap
+_wrap_link: Any = proton.Link.wrap
+_wrap_delivery: Any = proton.Delivery.wrap
+
+#: Most values in the performative of one frame.
+_MAX_FRAME_VALUES: Final = 20_000
+_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+_TRANSFER: Final = b"\x00\x53\x14\xc0"
+_EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
+_EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
+_new: Final = tuple.__new__
+
+
+class Peer:
+    """One end of an AMQP connection.  See the module's theory of operation."""
+
+    def __init__(self, limits: PeerLimits, *, server: bool = False, public_classes: bool = False) -> None:
+        """A peer that has neither sent nor received anything.
+
+        Args:
+            limits: what is accepted from the other side.
+            server: whether this end waits for the other's header.
+            public_classes: whether the hot path, too, uses proton's public classes; slower.
+        """
+        self._limits = limits
+        self._connection = proton.Connection()
+        self._transport = proton.Transport(proton.Transport.SERVER if server else proton.Transport.CLIENT)
+        self._transport.max_frame_size = limits.max_frame_bytes
+        self._transport.channel_max = limits.max_sessions - 1
+        self._transport.idle_timeout = limits.idle_timeout_ms / 1000
+        self._collector = proton.Collector()
+        self._connection.collect(self._collector)
+        self._transport.bind(self._connection)
+        self._engine: Any = PublicEngine(self._transport, self._collector) if public_classes else lib
+        self._c_transport = self._transport._impl
+        self._c_collector = self._collector._impl
+        self._sessions: dict[int, _Session] = {}
+        self._sessions_by_pointer: dict[Any, _Session] = {}
+        self._links: dict[int, _Link] = {}
+        self._links_by_pointer: dict[Any, _Link] = {}
+        self._next_number = 1
+        self._next_delivery = 1
+        self._tag_number = ffi.new("uint32_t *")
+        self._tag_memory = ffi.new("pn_bytes_t *", {"size": 4, "start": ffi.cast("char *", self._tag_number)})
+        self._tag = self._tag_memory[0]
+        self._scratch = ffi.new("char[]", 64 * 1024)
+        self._scratch_bytes = 64 * 1024
+        # Input that is not yet a whole frame.
+        self._header_seen = False
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._wanted_bytes = 8
+        self._failure: AmqpError | None = None
+        self._failure_told = False
+        self._output_closed = False
+        self._tail_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Peer sessions={len(self._sessions)} links={len(self._links)} failure={self._failure!r}>"
+
+    # Bytes.
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the network; ``events()`` tells what they meant.  Never raises for their content."""
+        if self._failure is not None or self._tail_closed:
+            return
+        if self._held:
+            self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes < self._wanted_bytes:
+                return
+            data = b"".join(self._held)
+            self._held.clear()
+            self._held_bytes = 0
+        try:
+            whole = self._whole_frames(data)
+        except ValueError as error:
+            self._fail(AmqpError("amqp:decode-error", str(error)))
+            return
+        size = len(data)
+        if whole < size:
+            self._held.append(data[whole:])
+            self._held_bytes = size - whole
+        if whole:
+            self._push(data, whole)
+
+    def _whole_frames(self, data: bytes) -> int:
+        """How many of these bytes are whole frames fit for proton; raises ValueError for one that is not."""
+        end = len(data)
+        position = 0
+        if not self._header_seen:
+            if end < 8 and _HEADER.startswith(data):
+                self._wanted_bytes = 8
+                return 0
+            self._header_seen = True
+            if not data.startswith(_HEADER):
+                return end  # proton knows how to refuse it
+            position = 8
+        limit = self._limits.max_frame_bytes
+        while end - position >= 8:
+            size = int.from_bytes(data[position : position + 4])
+            if size > limit:
+                raise ValueError(f"frame of {size} bytes is larger than the limit of {limit} bytes")
+            after = position + size
+            if after > end:
+                self._wanted_bytes = size
+                return position
+            start = position + 4 * data[position + 4]
+            # A transfer without a state, in the short form that everybody sends, has nothing that nests.
+            if not (data.startswith(_TRANSFER, start) and data[start + 5] <= 7) and start < after:
+                self._admit(data, start, after)
+            if size < 8:
+                return end  # proton knows how to refuse it
+            position = after
+        self._wanted_bytes = 8
+        return position
+
+    def _admit(self, data: bytes, start: int, end: int) -> None:
+        """Raise ValueError for a performative that proton should not see."""
+        head = data[start : start + 260]
+        if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0" and len(head) > 5:
+            body = head[5 : 5 + head[4]]
+            # Up to 255 bytes without an array cannot stand for much.
+            if 0xE0 not in body and 0xF0 not in body:
+                return
+        Reader(data, start, end, _MAX_FRAME_VALUES).value()
+
+    def _push(self, data: bytes, size: int) -> None:
+        push = self._engine.pn_transport_push
+        transport = self._c_transport
+        taken = push(transport, data, size)
+        if 0 <= taken < size:
+            memory = ffi.from_buffer(data)
+            while 0 <= taken < size:
+                more = push(transport, memory + taken, size - taken)
+                if more <= 0:
+                    break
+                taken += more
+
+    def receive_end(self) -> None:
+        """The network will bring no more bytes."""
+        if not self._tail_closed:
+            self._tail_closed = True
+            self._engine_call(self._transport.close_tail)
+
+    def pending_output(self, limit_bytes: int | None = None) -> bytes:
+        """The bytes to send now, oldest first; about ``limit_bytes`` at most, where given.
+
+        Each byte is returned once: the caller keeps what its socket does not take.
+        """
+        engine, transport = self._engine, self._c_transport
+        pending, peek, pop = engine.pn_transport_pending, engine.pn_transport_peek, engine.pn_transport_pop
+        unpack = ffi.unpack
+        chunks: list[bytes] = []
+        total = 0
+        while limit_bytes is None or total < limit_bytes:
+            size = pending(transport)
+            if size <= 0:
+                if size < 0:
+                    self._output_closed = True
+                break
+            if size > self._scratch_bytes:
+                self._grow_scratch(size)
+            scratch = self._scratch
+            peek(transport, scratch, size)
+            chunks.append(unpack(scratch, size))
+            pop(transport, size)
+            total += size
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    @property
+    def output_closed(self) -> bool:
+        """Whether everything was sent that ever will be: close the socket."""
+        return self._output_closed
+
+    def tick(self, now_ms: int) -> int | None:
+        """Let time pass: sends keep-alives, notices a silent peer.
+
+        Args:
+            now_ms: a clock that never goes back, in milliseconds.
+
+        Returns:
+            when to call again at the latest, on the same clock; None where nothing is waited for.
+        """
+        return self._engine.pn_transport_tick(self._c_transport, now_ms) or None
+
+    def _grow_scratch(self, size: int) -> None:
+        self._scratch_bytes = max(size, 2 * self._scratch_bytes)
+        self._scratch = ffi.new("char[]", self._scratch_bytes)
+
+    def _fail(self, error: AmqpError) -> None:
+        """Close the connection with an error because of what the peer did."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        condition = lib.pn_transport_condition(self._transport._impl)
+        if not lib.pn_condition_is_set(condition):
+            _write_condition(condition, error)
+        self._tail_closed = True
+        self._engine_call(self._transport.close_tail)
+
+    @staticmethod
+    def _engine_call(call: Any) -> None:
+        try:
+            call()
+        except proton.ProtonException:
+            # The transport is closed already; its condition says why.
+            return
+
+    # Events.
+
+    def events(self) -> list[Event]:
+        """What happened since the last call, in order; transfers or dispositions of one link in a row are one event."""
+        engine, collector = self._engine, self._c_collector
+        peek, pop, type_of, delivery_of = (
+            engine.pn_collector_peek,
+            engine.pn_collector_pop,
+            engine.pn_event_type,
+            engine.pn_event_delivery,
+        )
+        link_of, readable = engine.pn_delivery_link, engine.pn_delivery_readable
+        links = self._links_by_pointer
+        happened: list[Event] = []
+        while True:
+            event = peek(collector)
+            if not event:
+                break
+            kind = type_of(event)
+            if kind == _DELIVERY:
+                delivery = delivery_of(event)
+                link = links.get(link_of(delivery))
+                if link is None:
+                    pass  # freed meanwhile; its deliveries went with it
+                elif link.is_sender:
+                    self._on_disposition(link, delivery, happened)
+                elif readable(delivery):
+                    self._on_transfer(link, delivery, happened)
+            elif kind in _TOLD:
+                try:
+                    self._on_event(kind, event, happened)
+                except ValueError as error:
+                    self._fail(AmqpError("amqp:decode-error", str(error)))
+            pop(collector)
+        if self._failure is not None and not self._failure_told:
+            self._failure_told = True
+            happened.append(TransportFailed(self._failure))
+        return happened
+
+    def _on_transfer(self, link: _Link, delivery: Any, happened: list[Event]) -> None:
+        engine = self._engine
+        pointer = link.pointer
+        size = engine.pn_delivery_pending(delivery)
+        if size > self._scratch_bytes:
+            self._grow_scratch(size)
+        partial = engine.pn_delivery_partial(delivery)
+        if partial or link.partial is not None or size > self._limits.max_message_bytes or link.closed:
+            if not self._on_fragment(link, delivery, size, partial):
+                return
+            payload = b"".join(link.partial or ())
+            link.partial = None
+            link.partial_bytes = 0
+        else:
+            scratch = self._scratch
+            taken = engine.pn_link_recv(pointer, scratch, size) if size else 0
+            if taken < 0:  # aborted
+                engine.pn_delivery_settle(delivery)
+                return
+            payload = ffi.unpack(scratch, taken) if taken else b""
+        code = engine.pn_delivery_remote_state(delivery)
+        state = self._read_state(delivery, code) if code else None
+        engine.pn_link_advance(pointer)
+        if engine.pn_delivery_settled(delivery):
+            engine.pn_delivery_settle(delivery)
+            incoming = _new(Incoming, (0, payload, state))
+        else:
+            number = self._next_delivery
+            self._next_delivery = number + 1
+            link.incoming[number] = delivery
+            incoming = _new(Incoming, (number, payload, state))
+        if happened:
+            last = happened[-1]
+            if type(last) is Transfers and last.link == link.number:
+                last.deliveries.append(incoming)
+                return
+        # Once a batch is enough: within one the excess is bounded by what was read from the network.
+        if engine.pn_link_credit(pointer) < 0:
+            self.close_link(link.number, AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit"))
+        happened.append(Transfers(link.number, [incoming]))
+
+    def _on_fragment(self, link: _Link, delivery: Any, size: int, partial: bool) -> bool:
+        """Take what there is of a message in several frames; returns whether it is now complete and wanted."""
+        engine = self._engine
+        if engine.pn_delivery_aborted(delivery):
+            link.partial = None
+            link.partial_bytes = 0
+            engine.pn_delivery_settle(delivery)
+            return False
+        limit = self._limits.max_message_bytes
+        if link.partial_bytes + size > limit and not link.closed:
+            reason = f"message of more than {limit} bytes is larger than the limit"
+            self.close_link(link.number, AmqpError("amqp:link:message-size-exceeded", reason))
+        if link.closed:
+            # Settling drops what is there, and what is still to come of this message.
+            link.partial = None
+            link.partial_bytes = 0
+            engine.pn_delivery_settle(delivery)
+            return False
+        if link.partial is None:
+            link.partial = []
+        if size:
+            taken = engine.pn_link_recv(link.pointer, self._scratch, size)
+            if taken > 0:
+                link.partial.append(ffi.unpack(self._scratch, taken))
+                link.partial_bytes += taken
+        return not partial
+
+    def _on_disposition(self, link: _Link, delivery: Any, happened: list[Event]) -> None:
+        engine = self._engine
+        number = link.outgoing.get(delivery)
+        if number is None:
+            return
+        code = engine.pn_delivery_remote_state(delivery)
+        if not engine.pn_delivery_settled(delivery) and (code == 0 or code == RECEIVED):
+            return
+        state = _PLAIN_STATES.get(code)
+        if state is None:
+            state = self._read_state(delivery, code)
+        del link.outgoing[delivery]
+        engine.pn_delivery_settle(delivery)
+        if happened:
+            last = happened[-1]
+            if type(last) is Dispositions and last.link == link.number and last.state == state:
+                last.numbers.append(number)
+                return
+        happened.append(Dispositions(link.number, [number], state))
+        if link.closed and link.remote_closed:
+            self._forget_link(link)
+
+    def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:
+        engine = self._engine
+        if kind == lib.PN_LINK_FLOW:
+            link = self._links_by_pointer.get(engine.pn_event_link(event))
+            if link is not None:
+                self._on_flow(link, happened)
+        elif kind == lib.PN_LINK_REMOTE_OPEN:
+            self._on_link_remote_open(engine.pn_event_link(event), happened)
+        elif kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
+            link = self._links_by_pointer.get(engine.pn_event_link(event))
+            if link is not None and not link.remote_closed:
+                link.remote_closed = True
+                error = _read_condition(lib.pn_link_remote_condition(link.endpoint._impl))
+                happened.append(LinkRemoteClose(link.number, kind == lib.PN_LINK_REMOTE_CLOSE, error))
+                if link.closed:
+                    self._forget_link(link)
+        elif kind == lib.PN_SESSION_REMOTE_OPEN:
+            self._on_session_remote_open(engine.pn_event_session(event), happened)
+        elif kind == lib.PN_SESSION_REMOTE_CLOSE:
+            session = self._sessions_by_pointer.get(engine.pn_event_session(event))
+            if session is not None:
+                error = _read_condition(lib.pn_session_remote_condition(session.endpoint._impl))
+                happened.append(SessionRemoteClose(session.number, error))
+                self._forget_session(session)
+        elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
+            happened.append(self._read_open())
+        elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
+            error = _read_condition(lib.pn_connection_remote_condition(self._connection._impl))
+            happened.append(RemoteClose(error))
+        elif kind == lib.PN_TRANSPORT_ERROR and self._failure is None:
+            condition = _read_condition(lib.pn_transport_condition(self._transport._impl))
+            self._failure = condition or AmqpError("amqp:connection:framing-error", "the connection failed")
+
+    def _on_flow(self, link: _Link, happened: list[Event]) -> None:
+        credit = self._engine.pn_link_credit(link.pointer)
+        drain = bool(self._engine.pn_link_get_drain(link.pointer))
+        if link.is_sender and credit == link.credit and drain == link.drain:
+            return  # proton also tells of each transfer that it wrote
+        link.credit = credit
+        link.drain = drain
+        flow = LinkFlow(link.number, credit, drain)
+        if happened and type(happened[-1]) is LinkFlow and happened[-1].link == link.number:
+            happened[-1] = flow
+        else:
+            happened.append(flow)
+
+    def _read_open(self) -> RemoteOpen:
+        connection = self._connection._impl
+        return RemoteOpen(
+            _text(lib.pn_connection_remote_container(connection)) or "",
+            _text(lib.pn_connection_remote_hostname(connection)),
+            frozenset(_names(lib.pn_connection_remote_offered_capabilities(connection))),
+            frozenset(_names(lib.pn_connection_remote_desired_capabilities(connection))),
+            _mapping(lib.pn_connection_remote_properties(connection)),
+        )
+
+    def _on_session_remote_open(self, pointer: Any, happened: list[Event]) -> None:
+        session = self._sessions_by_pointer.get(pointer)
+        by_peer = session is None
+        if session is None:
+            session = self._add_session(_wrap_session(pointer))
+            session.endpoint.open()
+        happened.append(SessionRemoteOpen(session.number, by_peer))
+
+    def _on_link_remote_open(self, pointer: Any, happened: list[Event]) -> None:
+        link = self._links_by_pointer.get(pointer)
+        if link is None:
+            session = self._sessions_by_pointer.get(lib.pn_link_session(pointer))
+            if session is None:
+                return
+            if len(self._links) >= self._limits.max_links:
+                self._fail(
+                    AmqpError("amqp:resource-limit-exceeded", f"more links than the limit of {self._limits.max_links}")
+                )
+                return
+            name = _text(lib.pn_link_name(pointer)) or ""
+            link = self._add_link(session, _wrap_link(pointer), name, by_peer=True)
+        if link.remote_opened:
+            return
+        link.remote_opened = True
+        limit = lib.pn_link_remote_max_message_size(pointer)
+        happened.append(
+            LinkRemoteOpen(
+                link.number,
+                link.session.number,
+                link.name,
+                link.by_peer,
+                link.is_sender,
+                _read_terminus(lib.pn_link_remote_source(pointer)),
+                _read_terminus(lib.pn_link_remote_target(pointer)),
+                lib.pn_link_remote_snd_settle_mode(pointer) == lib.PN_SND_SETTLED,
+                limit or None,
+                _mapping(lib.pn_link_remote_properties(pointer)),
+            )
+        )
+
+    def _read_state(self, delivery: Any, code: int) -> State:
+        try:
+            return _read_disposition(lib.pn_delivery_remote(delivery), code)
+        except ValueError as error:
+            self._fail(AmqpError("amqp:decode-error", str(error)))
+            return State(code)
+
+    # The connection.
+
+    def open(
+        self,
+        container_id: str,
+        *,
+        hostname: str | None = None,
+        offered_capabilities: Iterable[str] = (),
+        desired_capabilities: Iterable[str] = (),
+        properties: dict[str, Any] | None = None,
+    ) -> None:
+        """Open the connection, or answer the peer's open."""
+        self._connection.container = container_id
+        if hostname is not None:
+            self._connection.hostname = hostname
+        self._connection.open()
+        connection = self._connection._impl
+        _write_names(lib.pn_connection_offered_capabilities(connection), offered_capabilities)
+        _write_names(lib.pn_connection_desired_capabilities(connection), desired_capabilities)
+        _write_mapping(lib.pn_connection_properties(connection), properties)
+
+    def close(self, error: AmqpError | None = None) -> None:
+        """Close the connection, or answer the peer's close.  Legal twice."""
+        if error is not None:
+            _write_condition(lib.pn_connection_condition(self._connection._impl), error)
+        lib.pn_connection_close(self._connection._impl)
+
+    # Sessions.
+
+    def begin_session(self) -> int:
+        """Begin a session and return its number; links may be attached at once.
+
+        Raises:
+            IllegalStateException: there are as many as the limit.
+        """
+        if len(self._sessions) >= self._limits.max_sessions:
+            raise IllegalStateException(f"{len(self._sessions)} sessions are the limit of a connection")
+        session = self._add_session(self._connection.session())
+        session.endpoint.open()
+        return session.number
+
+    def end_session(self, session: int, error: AmqpError | None = None) -> None:
+        """End a session with all its links.  Unknown numbers are ignored."""
+        found = self._sessions.get(session)
+        if found is not None and not found.closed:
+            found.closed = True
+            if error is not None:
+                _write_condition(lib.pn_session_condition(found.endpoint._impl), error)
+            lib.pn_session_close(found.endpoint._impl)
+
+    def outgoing_bytes(self, session: int) -> int:
+        """Bytes of messages of this session that wait for the peer's window."""
+        found = self._sessions.get(session)
+        return 0 if found is None else lib.pn_session_outgoing_bytes(found.endpoint._impl)
+
+    def _add_session(self, endpoint: proton.Session) -> _Session:
+        session = _Session(self._number(), endpoint)
+        self._sessions[session.number] = session
+        self._sessions_by_pointer[endpoint._impl] = session
+        return session
+
+    def _forget_session(self, session: _Session) -> None:
+        for link in list(session.links.values()):
+            self._drop_link(link)
+        del self._sessions[session.number]
+        del self._sessions_by_pointer[session.endpoint._impl]
+        lib.pn_session_close(session.endpoint._impl)
+        session.endpoint.free()
+
+    # Links.
+
+    def attach_sender(
+        self, session: int, name: str, source: Terminus | None, target: Terminus | None, *, presettled: bool = False
+    ) -> int:
+        """Attach a link that we send on; returns its number.  Send when ``LinkFlow`` has told of credit."""
+        return self._attach(session, name, source, target, presettled, is_sender=True, properties=None)
+
+    def attach_receiver(
+        self,
+        session: int,
+        name: str,
+        source: Terminus | None,
+        target: Terminus | None,
+        *,
+        presettled: bool = False,
+        properties: dict[str, Any] | None = None,
+    ) -> int:
+        """Attach a link that we receive on; returns its number.  It has no credit yet."""
+        return self._attach(session, name, source, target, presettled, is_sender=False, properties=properties)
+
+    def _attach(
+        self,
+        session: int,
+        name: str,
+        source: Terminus | None,
+        target: Terminus | None,
+        presettled: bool,
+        *,
+        is_sender: bool,
+        properties: dict[str, Any] | None,
+    ) -> int:
+        found = self._sessions.get(session)
+        if found is None or found.closed:
+            raise IllegalStateException(f"session {session} has ended")
+        endpoint = found.endpoint.sender(name) if is_sender else found.endpoint.receiver(name)
+        link = self._add_link(found, endpoint, name, by_peer=False)
+        self._open_link(link, source, target, presettled, properties)
+        return link.number
+
+    def accept_link(
+        self,
+        link: int,
+        source: Terminus | None,
+        target: Terminus | None,
+        *,
+        max_message_bytes: int | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> None:
+        """Answer the peer's attach.  The settle modes are the peer's."""
+        found = self._link(link)
+        if max_message_bytes is not None:
+            found.endpoint.max_message_size = max_message_bytes
+        presettled = found.endpoint.remote_snd_settle_mode == lib.PN_SND_SETTLED
+        self._open_link(found, source, target, presettled, properties)
+
+    def refuse_link(self, link: int, error: AmqpError) -> None:
+        """Refuse the peer's attach: an attach without its terminus, then a detach with the error."""
+        found = self._link(link)
+        self._open_link(found, None, None, presettled=False, properties=None)
+        self.close_link(link, error)
+
+    def close_link(self, link: int, error: AmqpError | None = None, *, closed: bool = True) -> None:
+        """Detach a link, or answer the peer's detach; ``closed`` False keeps a durable subscription.
+
+        Deliveries that are not settled may still be settled, on both sides.  Unknown numbers are ignored.
+        """
+        found = self._links.get(link)
+        if found is None or found.closed:
+            return
+        found.closed = True
+        pointer = found.endpoint._impl
+        if error is not None:
+            _write_condition(lib.pn_link_condition(pointer), error)
+        if closed:
+            lib.pn_link_close(pointer)
+        else:
+            lib.pn_link_detach(pointer)
+        if found.remote_closed:
+            self._forget_link(found)
+
+    def credit(self, link: int, messages: int) -> None:
+        """Let the peer send this many more messages on a receiver's link."""
+        found = self._links.get(link)
+        if found is not None and not found.closed:
+            self._engine.pn_link_flow(found.pointer, messages)
+
+    def remaining_credit(self, link: int) -> int:
+        """How many messages the peer may still send, or we may; 0 for unknown links."""
+        found = self._links.get(link)
+        return 0 if found is None else self._engine.pn_link_credit(found.pointer)
+
+    def drain(self, link: int) -> bool:
+        """Ask the peer to use up or return the credit of a receiver's link.
+
+        Returns:
+            whether there is an answer to wait for: a ``LinkFlow`` with credit 0.  False: there is no credit.
+        """
+        found = self._links.get(link)
+        if found is None or found.closed or self._engine.pn_link_credit(found.pointer) <= 0:
+            return False
+        self._engine.pn_link_drain(found.pointer, 0)
+        return True
+
+    def drained(self, link: int) -> None:
+        """Return the credit of a sender's link, as the peer asked for: there is nothing more to send."""
+        found = self._links.get(link)
+        if found is not None and not found.closed:
+            self._engine.pn_link_drained(found.pointer)
+            found.credit = self._engine.pn_link_credit(found.pointer)
+
+    def _link(self, number: int) -> _Link:
+        link = self._links.get(number)
+        if link is None or link.closed:
+            raise IllegalStateException(f"link {number} is closed")
+        return link
+
+    def _add_link(self, session: _Session, endpoint: proton.Link, name: str, *, by_peer: bool) -> _Link:
+        pointer = endpoint._impl
+        link = _Link(self._number(), session, endpoint, pointer, name, bool(endpoint.is_sender), by_peer)
+        session.links[link.number] = link
+        self._links[link.number] = link
+        self._links_by_pointer[pointer] = link
+        return link
+
+    def _open_link(
+        self,
+        link: _Link,
+        source: Terminus | None,
+        target: Terminus | None,
+        presettled: bool,
+        properties: dict[str, Any] | None,
+    ) -> None:
+        if link.opened:
+            raise IllegalStateException(f"link {link.number} is attached already")
+        link.opened = True
+        pointer = link.endpoint._impl
+        _write_terminus(lib.pn_link_source(pointer), source, lib.PN_SOURCE)
+        _write_terminus(lib.pn_link_target(pointer), target, lib.PN_TARGET)
+        lib.pn_link_set_snd_settle_mode(pointer, lib.PN_SND_SETTLED if presettled else lib.PN_SND_UNSETTLED)
+        _write_mapping(lib.pn_link_properties(pointer), properties)
+        lib.pn_link_open(pointer)
+
+    def _forget_link(self, link: _Link) -> None:
+        """Free a link that both sides have detached, unless a delivery of it is not settled yet."""
+        if link.incoming or link.outgoing:
+            return
+        self._drop_link(link)
+        link.endpoint.free()
+
+    def _drop_link(self, link: _Link) -> None:
+        self._links.pop(link.number, None)
+        self._links_by_pointer.pop(link.pointer, None)
+        link.session.links.pop(link.number, None)
+        link.incoming.clear()
+        link.outgoing.clear()
+        link.closed = link.remote_closed = True
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number = number + 1
+        return number
+
+    # Messages.
+
+    def send(self, link: int, payload: bytes, *, settled: bool = False, state: State | None = None) -> int:
+        """Send a message on a sender's link that has credit; returns its number, by which ``Dispositions`` names it.
+
+        Args:
+            link: the link's number.
+            payload: the encoded message.
+            settled: whether no answer is wanted; the number is then 0.
+            state: the transaction it belongs to.
+
+        Raises:
+            IllegalStateException: the link is closed.
+        """
+        found = self._links.get(link)
+        if found is None or found.closed:
+            raise IllegalStateException(f"link {link} is closed")
+        engine, pointer = self._engine, found.pointer
+        number = self._next_delivery
+        self._next_delivery = number + 1
+        self._tag_number[0] = number & 0xFFFFFFFF
+        delivery = engine.pn_delivery(pointer, self._tag)
+        if state is not None:
+            _write_disposition(lib.pn_delivery_local(delivery), state)
+            engine.pn_delivery_update(delivery, state.code)
+        engine.pn_link_send(pointer, payload, len(payload))
+        engine.pn_link_advance(pointer)
+        found.credit -= 1
+        if settled:
+            engine.pn_delivery_settle(delivery)
+            return 0
+        found.outgoing[delivery] = number
+        return number
+
+    def settle(self, link: int, numbers: Iterable[int], state: State) -> None:
+        """Settle incoming deliveries of a link, in order, all alike; unknown numbers are ignored.
+
+        Neighbours that were accepted or released go into one frame.
+        """
+        found = self._links.get(link)
+        if found is None:
+            return
+        engine, take = self._engine, found.incoming.pop
+        update, settle = engine.pn_delivery_update, engine.pn_delivery_settle
+        code = state.code
+        plain = _PLAIN_STATES.get(code) == state
+        for number in numbers:
+            delivery = take(number, None)
+            if delivery is None:
+                continue
+            if not plain:
+                _write_disposition(lib.pn_delivery_local(delivery), state)
+            update(delivery, code)
+            settle(delivery)
+        if found.closed and found.remote_closed:
+            self._forget_link(found)
+
+    def unsettled(self, link: int) -> Sequence[int]:
+        """The numbers of a link's deliveries that are not settled, in order."""
+        found = self._links.get(link)
+        if found is None:
+            return ()
+        return list(found.outgoing.values()) if found.is_sender else list(found.incoming)
+
+
+_DELIVERY: Final = lib.PN_DELIVERY
+_TOLD: Final = frozenset(
+    (
+        lib.PN_LINK_FLOW,
+        lib.PN_LINK_REMOTE_OPEN,
+        lib.PN_LINK_REMOTE_CLOSE,
+        lib.PN_LINK_REMOTE_DETACH,
+        lib.PN_SESSION_REMOTE_OPEN,
+        lib.PN_SESSION_REMOTE_CLOSE,
+        lib.PN_CONNECTION_REMOTE_OPEN,
+        lib.PN_CONNECTION_REMOTE_CLOSE,
+        lib.PN_TRANSPORT_ERROR,
+    )
+)
+
+
+class PublicEngine:
+    """The functions of the hot path, made of proton's public classes: slower, with nothing private but the handles."""
+
+    def __init__(self, transport: proton.Transport, collector: proton.Collector) -> None:
+        self._transport = transport
+        self._collector = collector
+
+    def pn_collector_peek(self, _collector: Any) -> Any:
+        return self._collector.peek()
+
+    def pn_collector_pop(self, _collector: Any) -> None:
+        self._collector.pop()
+
+    def pn_event_type(self, event: Any) -> int:
+        return int(event.type.number)
+
+    def pn_event_delivery(self, event: Any) -> Any:
+        return event.delivery._impl
+
+    def pn_event_link(self, event: Any) -> Any:
+        return event.link._impl
+
+    def pn_event_session(self, event: Any) -> Any:
+        return event.session._impl
+
+    def pn_delivery(self, link: Any, tag: Any) -> Any:
+        return _wrap_link(link).delivery(ffi.unpack(tag.start, tag.size).hex())._impl
+
+    def pn_delivery_link(self, delivery: Any) -> Any:
+        return _wrap_delivery(delivery).link._impl
+
+    def pn_delivery_readable(self, delivery: Any) -> bool:
+        return bool(_wrap_delivery(delivery).readable)
+
+    def pn_delivery_partial(self, delivery: Any) -> bool:
+        return bool(_wrap_delivery(delivery).partial)
+
+    def pn_delivery_aborted(self, delivery: Any) -> bool:
+        return bool(_wrap_delivery(delivery).aborted)
+
+    def pn_delivery_pending(self, delivery: Any) -> int:
+        return int(_wrap_delivery(delivery).pending)
+
+    def pn_delivery_settled(self, delivery: Any) -> bool:
+        return bool(_wrap_delivery(delivery).settled)
+
+    def pn_delivery_remote_state(self, delivery: Any) -> int:
+        return int(_wrap_delivery(delivery).remote_state)
+
+    def pn_delivery_update(self, delivery: Any, state: int) -> None:
+        # ``Delivery.update`` would overwrite the details of the state, which stand in the C object already.
+        lib.pn_delivery_update(delivery, state)
+
+    def pn_delivery_settle(self, delivery: Any) -> None:
+        _wrap_delivery(delivery).settle()
+
+    def pn_link_recv(self, link: Any, memory: Any, size: int) -> int:
+        try:
+            data = _wrap_link(link).recv(size)
+        except proton.LinkException:
+            return -1
+        ffi.memmove(memory, data or b"", len(data or b""))
+        return len(data or b"")
+
+    def pn_link_send(self, link: Any, payload: bytes, _size: int) -> int:
+        return int(_wrap_link(link).stream(payload))
+
+    def pn_link_advance(self, link: Any) -> bool:
+        return bool(_wrap_link(link).advance())
+
+    def pn_link_credit(self, link: Any) -> int:
+        return int(_wrap_link(link).credit)
+
+    def pn_link_flow(self, link: Any, messages: int) -> None:
+        _wrap_link(link).flow(messages)
+
+    def pn_link_drain(self, link: Any, messages: int) -> None:
+        _wrap_link(link).drain(messages)
+
+    def pn_link_get_drain(self, link: Any) -> bool:
+        return bool(_wrap_link(link).drain_mode)
+
+    def pn_link_drained(self, link: Any) -> int:
+        return int(_wrap_link(link).drained())
+
+    def pn_transport_push(self, _transport: Any, data: Any, size: int) -> int:
+        capacity = self._transport.capacity()
+        if capacity <= 0:
+            return int(capacity)
+        chunk = (data if isinstance(data, bytes) else ffi.unpack(data, size))[: min(capacity, size)]
+        try:
+            self._transport.push(chunk)
+        except proton.TransportException:
+            return -1
+        return len(chunk)
+
+    def pn_transport_pending(self, _transport: Any) -> int:
+        return int(self._transport.pending())
+
+    def pn_transport_peek(self, _transport: Any, memory: Any, size: int) -> int:
+        data = self._transport.peek(size) or b""
+        ffi.memmove(memory, data, len(data))
+        return len(data)
+
+    def pn_transport_pop(self, _transport: Any, size: int) -> None:
+        self._transport.pop(size)
+
+    def pn_transport_tick(self, _transport: Any, now_ms: int) -> int:
+        return round(self._transport.tick(now_ms / 1000) * 1000)
+
+
+# Between proton's memory and values.
+
+
+def _text(pointer: Any) -> str | None:
+    return None if pointer == ffi.NULL else ffi.string(pointer).decode()
+
+
+def _read_data(data: Any) -> Any:
+    """The value in a ``pn_data_t``, or None where it is empty."""
+    if data == ffi.NULL:
+        return None
+    lib.pn_data_rewind(data)
+    size = lib.pn_data_encoded_size(data)
+    if size <= 0:
+        return None
+    memory = ffi.new("char[]", size)
+    written = lib.pn_data_encode(data, memory, size)
+    if written <= 0:
+        return None
+    return decode(ffi.unpack(memory, written))
+
+
+def _write_data(data: Any, value: Any) -> None:
+    assert data != ffi.NULL
+    encoded = encode(value)
+    lib.pn_data_clear(data)
+    if lib.pn_data_decode(data, encoded, len(encoded)) != len(encoded):
+        raise ValueError(f"proton cannot take {value!r}")
+    lib.pn_data_rewind(data)
+
+
+def _names(data: Any) -> tuple[str, ...]:
+    value = _read_data(data)
+    if value is None:
+        return ()
+    return tuple(str(name) for name in (value if isinstance(value, list) else [value]))
+
+
+def _mapping(data: Any) -> dict[Any, Any]:
+    value = _read_data(data)
+    return value if isinstance(value, dict) else {}
+
+
+def _write_names(data: Any, names: Iterable[str]) -> None:
+    names = Symbols(names)
+    if names:
+        _write_data(data, names)
+
+
+def _write_mapping(data: Any, mapping: dict[Any, Any] | None) -> None:
+    if mapping:
+        _write_data(data, {Symbol(key): value for key, value in mapping.items()})
+
+
+def _read_condition(condition: Any) -> AmqpError | None:
+    if not lib.pn_condition_is_set(condition):
+        return None
+    name = _text(lib.pn_condition_get_name(condition))
+    if name is None:
+        return None
+    return AmqpError(
+        name, _text(lib.pn_condition_get_description(condition)), _mapping(lib.pn_condition_info(condition))
+    )
+
+
+def _write_condition(condition: Any, error: AmqpError) -> None:
+    lib.pn_condition_clear(condition)
+    lib.pn_condition_set_name(condition, error.condition.encode())
+    if error.description is not None:
+        lib.pn_condition_set_description(
+            condition, error.description[:4096].replace("\0", " ").encode(errors="replace")
+        )
+    if error.info:
+        _write_data(
+            lib.pn_condition_info(condition),
+            {Symbol(key): Symbol(value) if isinstance(value, str) else value for key, value in error.info.items()},
+        )
+
+
+def _read_terminus(terminus: Any) -> Terminus | None:
+    kind = lib.pn_terminus_get_type(terminus)
+    if kind == lib.PN_UNSPECIFIED:
+        return None
+    if kind == lib.PN_COORDINATOR:
+        return Terminus(capabilities=_names(lib.pn_terminus_capabilities(terminus)), coordinator=True)
+    return Terminus(
+        address=_text(lib.pn_terminus_get_address(terminus)),
+        durable=lib.pn_terminus_get_durability(terminus),
+        expiry=_EXPIRY_NAMES.get(lib.pn_terminus_get_expiry_policy(terminus)),
+        timeout=lib.pn_terminus_get_timeout(terminus),
+        dynamic=bool(lib.pn_terminus_is_dynamic(terminus)),
+        dynamic_properties=_mapping(lib.pn_terminus_properties(terminus)) or None,
+        copies=lib.pn_terminus_get_distribution_mode(terminus) == lib.PN_DIST_MODE_COPY,
+        filters=_mapping(lib.pn_terminus_filter(terminus)) or None,
+        outcomes=_names(lib.pn_terminus_outcomes(terminus)),
+        capabilities=_names(lib.pn_terminus_capabilities(terminus)),
+    )
+
+
+def _write_terminus(terminus: Any, value: Terminus | None, kind: int) -> None:
+    if value is None:
+        lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)
+        return
+    lib.pn_terminus_set_type(terminus, lib.PN_COORDINATOR if value.coordinator else kind)
+    if value.address is not None:
+        lib.pn_terminus_set_address(terminus, value.address.encode())
+    lib.pn_terminus_set_durability(terminus, value.durable)
+    if value.expiry is not None:
+        lib.pn_terminus_set_expiry_policy(terminus, _EXPIRY[value.expiry])
+    lib.pn_terminus_set_timeout(terminus, value.timeout)
+    lib.pn_terminus_set_dynamic(terminus, value.dynamic)
+    if value.copies:
+        lib.pn_terminus_set_distribution_mode(terminus, lib.PN_DIST_MODE_COPY)
+    _write_mapping(lib.pn_terminus_properties(terminus), value.dynamic_properties)
+    _write_mapping(lib.pn_terminus_filter(terminus), value.filters)
+    _write_names(lib.pn_terminus_outcomes(terminus), value.outcomes)
+    _write_names(lib.pn_terminus_capabilities(terminus), value.capabilities)
+
+
+def _read_disposition(disposition: Any, code: int) -> State:
+    plain = _PLAIN_STATES.get(code)
+    if plain is not None:
+        return plain
+    if code == REJECTED:
+        return State(REJECTED, error=_read_condition(lib.pn_disposition_condition(disposition)))
+    if code == MODIFIED:
+        return State(
+            MODIFIED,
+            failed=bool(lib.pn_disposition_is_failed(disposition)),
+            undeliverable=bool(lib.pn_disposition_is_undeliverable(disposition)),
+            annotations=_mapping(lib.pn_disposition_annotations(disposition)) or None,
+        )
+    fields = _read_data(lib.pn_disposition_data(disposition))
+    if code in (DECLARED, TRANSACTIONAL) and isinstance(fields, list) and fields:
+        txn_id = fields[0]
+        if not isinstance(txn_id, bytes):
+            raise ValueError(f"transaction id {txn_id!r} is not binary")
+        outcome = _outcome(fields[1]) if code == TRANSACTIONAL and len(fields) > 1 else None
+        return State(code, txn_id=txn_id, outcome=outcome)
+    return State(code)
+
+
+def _outcome(value: Any) -> State | None:
+    """An outcome inside a transactional state."""
+    if value is None:
+        return None
+    descriptor: Any = getattr(value, "descriptor", None)
+    code = _OUTCOME_CODES.get(descriptor, descriptor)
+    if code not in (ACCEPTED, REJECTED, RELEASED, MODIFIED) or not isinstance(value.value, list):
+        raise ValueError(f"{value!r} is no outcome")
+    fields = [*value.value, None, None, None]
+    if code == REJECTED and fields[0] is not None:
+        error = [*getattr(fields[0], "value", ()), None, None, None]
+        return State(REJECTED, error=AmqpError(str(error[0]), None if error[1] is None else str(error[1]), error[2]))
+    if code == MODIFIED:
+        return State(MODIFIED, failed=fields[0] is True, undeliverable=fields[1] is True, annotations=fields[2])
+    return State(code) if code == REJECTED else _PLAIN_STATES[code]
+
+
+_OUTCOME_CODES: Final = {
+    "amqp:accepted:list": ACCEPTED,
+    "amqp:rejected:list": REJECTED,
+    "amqp:released:list": RELEASED,
+    "amqp:modified:list": MODIFIED,
+}
+
+
+def _write_disposition(disposition: Any, state: State) -> None:
+    code = state.code
+    if code == REJECTED and state.error is not None:
+        _write_condition(lib.pn_disposition_condition(disposition), state.error)
+    elif code == MODIFIED:
+        lib.pn_disposition_set_failed(disposition, state.failed)
+        lib.pn_disposition_set_undeliverable(disposition, state.undeliverable)
+        if state.annotations:
+            _write_mapping(lib.pn_disposition_annotations(disposition), state.annotations)
+    elif code in (DECLARED, TRANSACTIONAL):
+        fields: list[Any] = [state.txn_id]
+        if state.outcome is not None:
+            fields.append(_described_outcome(state.outcome))
+        _write_data(lib.pn_disposition_data(disposition), fields)
+
+
+def _described_outcome(state: State) -> Described:
+    fields: list[Any] = []
+    if state.code == REJECTED and state.error is not None:
+        fields = [Described(ULong(0x1D), [Symbol(state.error.condition), state.error.description])]
+    elif state.code == MODIFIED:
+        fields = [state.failed, state.undeliverable]
+    return Described(ULong(state.code), fields)
