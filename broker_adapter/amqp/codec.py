@@ -1,0 +1,815 @@
+"""Messages as the payload of a transfer, and back: the JMS mapping of AMQP 1.0, and our own forms.
+
+The payload's first octet names its format, since proton fixes ``message-format`` to 0 on the wire:
+
+======== ==========================================================================================
+``0x00`` a standard AMQP message: each of its sections begins with the constructor of a described type
+``0xDC`` a packed envelope: the msgpack head of an array of 16 or more
+``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
+         the forms above (msgpack never uses this octet)
+``0x93`` a request to our own server or its answer: the msgpack head of an array of three
+======== ==========================================================================================
+
+All but the first are used only between our own ends, after both offered :data:`ENVELOPE_CAPABILITY`.
+
+Whatever comes in is untrusted: every failure is a MessageFormatException.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgpack
+
+from broker_adapter.amqp.values import (
+    Byte,
+    Described,
+    Reader,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    compound,
+    encode,
+)
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine.commands import NewMessage
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, unpack
+from broker_adapter.errors import JMSException, MessageFormatException
+
+#: Connection capability by which our own ends recognise each other.
+ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"
+#: Format number of a request to our own server, and of its answer.
+MANAGEMENT_FORMAT: Final = 0x484F4D01
+
+#: Message annotations of the JMS mapping, and ours.
+MESSAGE_TYPE: Final = Symbol("x-opt-jms-msg-type")
+DESTINATION_TYPE: Final = Symbol("x-opt-jms-dest")
+REPLY_TO_TYPE: Final = Symbol("x-opt-jms-reply-to")
+DELIVERY_TIME: Final = Symbol("x-opt-delivery-time")
+DELIVERY_DELAY: Final = Symbol("x-opt-delivery-delay")
+IDENTITY: Final = Symbol("x-opt-holdfast-identity")
+_LEGACY_DESTINATION_TYPE: Final = Symbol("x-opt-to-type")
+_LEGACY_REPLY_TO_TYPE: Final = Symbol("x-opt-reply-type")
+
+_HEADER: Final = 0x70
+_DELIVERY_ANNOTATIONS: Final = 0x71
+_MESSAGE_ANNOTATIONS: Final = 0x72
+_PROPERTIES: Final = 0x73
+_APPLICATION_PROPERTIES: Final = 0x74
+_DATA: Final = 0x75
+_SEQUENCE: Final = 0x76
+_VALUE: Final = 0x77
+_SECTIONS: Final[dict[Any, int]] = {
+    Symbol("amqp:header:list"): _HEADER,
+    Symbol("amqp:delivery-annotations:map"): _DELIVERY_ANNOTATIONS,
+    Symbol("amqp:message-annotations:map"): _MESSAGE_ANNOTATIONS,
+    Symbol("amqp:properties:list"): _PROPERTIES,
+    Symbol("amqp:application-properties:map"): _APPLICATION_PROPERTIES,
+    Symbol("amqp:data:binary"): _DATA,
+    Symbol("amqp:amqp-sequence:list"): _SEQUENCE,
+    Symbol("amqp:amqp-value:*"): _VALUE,
+    Symbol("amqp:footer:map"): 0x78,
+}
+_MAX_UINT: Final = 0xFFFFFFFF
+_MAX_LONG: Final = (1 << 63) - 1
+
+# The forms, by the first octet.
+
+
+def format_of(payload: bytes) -> int:
+    """The format number of a payload.
+
+    Raises:
+        MessageFormatException: it is none of ours and no AMQP message.
+    """
+    first = payload[0] if payload else 0  # a message without any section is an AMQP message
+    if first == 0x00:
+        return AMQP_FORMAT
+    if first == 0xDC:
+        return ENVELOPE_FORMAT
+    raise MessageFormatException(f"payload that begins with octet 0x{first:02x} is not a message")
+
+
+_DELIVERED: Final = struct.Struct(">BQII")
+
+
+def with_place(position: int, delivery_count: int, annotations: Mapping[str, Any] | None, payload: bytes) -> bytes:
+    """A stored message as our own server sends it to our own client: the stored bytes behind a short head."""
+    extra: bytes = msgpack.packb(dict(annotations)) if annotations else b""
+    return _DELIVERED.pack(0xC1, position, delivery_count & _MAX_UINT, len(extra)) + extra + payload
+
+
+class Received(NamedTuple):
+    """What a client must know of a message before anybody decodes it."""
+
+    position: int | None
+    delivery_count: int
+
+
+def received(payload: bytes) -> Received:
+    """The place and delivery count of a received message.
+
+    Raises:
+        MessageFormatException: the payload is not a message.
+    """
+    first = payload[0] if payload else 0
+    if first == 0xC1:
+        try:
+            _, position, count, _ = _DELIVERED.unpack_from(payload)
+        except struct.error as error:
+            raise MessageFormatException(f"delivery of {len(payload)} bytes is cut short") from error
+        return Received(position, count)
+    if first == 0x00:
+        if payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5:
+            return Received(None, 0)
+        header = next(_sections(payload, (_HEADER,)), None)
+        return Received(None, _integer(_field(header, 4), "delivery-count") or 0 if header else 0)
+    return Received(None, 0)
+
+
+def decode_received(payload: bytes, destination: Destination | None = None) -> Envelope:
+    """The envelope of a received message, in whichever form it is.
+
+    Args:
+        payload: the transfer's payload.
+        destination: where it was received from; used where the message itself does not say.
+
+    Raises:
+        MessageFormatException: the payload cannot be decoded.
+    """
+    if payload[:1] != b"\xc1":
+        return decode_payload(payload, destination)
+    try:
+        size = _DELIVERED.unpack_from(payload)[3]
+        start = _DELIVERED.size + size
+        annotations = msgpack.unpackb(payload[_DELIVERED.size : start]) if size else None
+    except (struct.error, ValueError, msgpack.UnpackException) as error:
+        raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
+    envelope = decode_payload(payload[start:], destination)
+    if isinstance(annotations, dict):
+        envelope = envelope._replace(properties={**(envelope.properties or {}), **annotations})
+    return envelope
+
+
+def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
+    """The envelope of a stored message of either format.  See ``decode_received``."""
+    return decode_amqp(payload, destination) if format_of(payload) == AMQP_FORMAT else unpack(payload)
+
+
+def as_amqp(format: int, payload: bytes) -> bytes:
+    """A stored message as standard AMQP, for a receiver that does not speak our envelope."""
+    return payload if format == AMQP_FORMAT else encode_amqp(unpack(payload))
+
+
+# What a server must know of a message.
+
+
+def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | None]:
+    """A message that came in, for the engine; with the destination that it names, for an anonymous sender.
+
+    Args:
+        payload: of either format; of an AMQP message only the sections ahead of the application's are decoded.
+        now_ms: the time it came in, milliseconds since the epoch; a time-to-live counts from it.
+
+    Raises:
+        MessageFormatException: these parts cannot be decoded.
+    """
+    if format_of(payload) == ENVELOPE_FORMAT:
+        envelope = unpack(payload)
+        message = NewMessage(
+            ENVELOPE_FORMAT,
+            payload,
+            _clamped(_integer(envelope.priority, "priority")),
+            envelope.persistent is True,
+            _integer(envelope.expires_at_ms, "expiry"),
+            _integer(envelope.deliver_at_ms, "delivery time"),
+            _checked_identity(envelope.identity),
+        )
+        return message, envelope.destination
+    header: list[Any] = []
+    annotations: Mapping[Any, Any] = {}
+    properties: list[Any] = []
+    for code, value in _ahead(payload):
+        if code == _HEADER:
+            header = value
+        elif code == _MESSAGE_ANNOTATIONS:
+            annotations = value
+        elif code == _PROPERTIES:
+            properties = value
+    expires_at_ms = _integer(_field(properties, 8), "absolute-expiry-time") or None
+    if expires_at_ms is None:
+        ttl = _integer(_field(header, 2), "ttl")
+        expires_at_ms = now_ms + ttl if ttl else None
+    message = NewMessage(
+        AMQP_FORMAT,
+        payload,
+        _clamped(_integer(_field(header, 1), "priority")),
+        _field(header, 0) is True,
+        expires_at_ms,
+        _delivery_time(annotations, now_ms),
+        _identity(annotations),
+    )
+    to = _string(_field(properties, 2))
+    return message, None if to is None else Destination(to, _kind(annotations, _DESTINATION_KEYS, None))
+
+
+def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str, Any] | None = None) -> bytes:
+    """A stored AMQP message as it is delivered: its bytes, with the delivery count set.
+
+    Args:
+        payload: the message as it came in.
+        delivery_count: failed deliveries before this one.
+        annotations: application properties to add, or to set anew.
+
+    Raises:
+        MessageFormatException: the sections ahead of the body cannot be decoded.
+    """
+    short_head = payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5
+    if delivery_count == 0 and not annotations and (short_head or not payload.startswith(b"\x00\x53\x70")):
+        return payload
+    try:
+        reader = Reader(payload)
+        start, code, position = _section_start(reader)
+        if code == _HEADER:
+            fields = _raw_list(payload, position, reader)
+            start = reader.position
+        else:
+            fields = []
+        fields = [*fields, *[b"\x40"] * (4 - len(fields))][:4]
+        fields.append(encode(UInt(delivery_count)))
+        head = b"\x00\x53\x70" + compound(0xC0, 5, b"".join(fields))
+        if not annotations:
+            return head + payload[start:]
+        return head + _with_properties(payload, start, annotations)
+    except (ValueError, IndexError, struct.error) as error:
+        raise MessageFormatException(f"the message cannot be decoded: {error}") from error
+
+
+def _with_properties(payload: bytes, start: int, added: Mapping[str, Any]) -> bytes:
+    """The payload from ``start`` on, with application properties set; entries that stay keep their bytes."""
+    reader = Reader(payload, start)
+    before = start
+    pairs: list[bytes] = []
+    after = start
+    while reader.position < len(payload):
+        before, code, position = _section_start(reader)
+        if code == _APPLICATION_PROPERTIES:
+            reader.position = position
+            pairs = _raw_pairs(payload, position, reader, frozenset(added))
+            after = reader.position
+            break
+        if code is None or code > _APPLICATION_PROPERTIES:
+            after = before
+            break
+        reader.position = position
+        reader.value()
+        before = after = reader.position
+    pairs.extend(encode(name) + encode(value) for name, value in added.items())
+    section = b"\x00\x53\x74" + compound(0xC1, 2 * len(pairs), b"".join(pairs))
+    return payload[start:before] + section + payload[after:]
+
+
+def _section_start(reader: Reader) -> tuple[int, int | None, int]:
+    """Where a section starts, its code and where its value starts; leaves the reader at the value."""
+    start = reader.position
+    if reader.data[start : start + 1] != b"\x00":
+        if start == len(reader.data):
+            return start, None, start
+        raise ValueError("a section does not begin with its descriptor")
+    reader.position = start + 1
+    descriptor = reader.value()
+    return start, _section_code(descriptor), reader.position
+
+
+def _section_code(descriptor: Any) -> int | None:
+    if type(descriptor) is int:
+        return descriptor
+    return _SECTIONS.get(descriptor) if isinstance(descriptor, str) else None
+
+
+def _compound_start(data: bytes, position: int, codes: tuple[int, int, int]) -> tuple[int, int]:
+    """The number of members of a list or map, and where the first one starts; ``codes``: empty, short, long."""
+    code = data[position]
+    if code == codes[0]:
+        return 0, position + 1
+    if code == codes[1]:
+        return data[position + 2], position + 3
+    if code == codes[2]:
+        return int.from_bytes(data[position + 5 : position + 9]), position + 9
+    raise ValueError(f"type code 0x{code:02x} where a section's list or map should be")
+
+
+def _raw_list(data: bytes, position: int, reader: Reader) -> list[bytes]:
+    reader.position = position
+    reader.value()  # the limits are checked here
+    end = reader.position
+    count, start = _compound_start(data, position, (0x45, 0xC0, 0xD0))
+    fields = []
+    reader.position = start
+    for _ in range(count):
+        reader.value()
+        fields.append(data[start : reader.position])
+        start = reader.position
+    reader.position = end
+    return fields
+
+
+def _raw_pairs(data: bytes, position: int, reader: Reader, left_out: frozenset[str]) -> list[bytes]:
+    reader.position = position
+    reader.value()
+    end = reader.position
+    count, start = _compound_start(data, position, (-1, 0xC1, 0xD1))
+    pairs = []
+    reader.position = start
+    for _ in range(count // 2):
+        key = reader.value()
+        reader.value()
+        if key not in left_out:
+            pairs.append(data[start : reader.position])
+        start = reader.position
+    reader.position = end
+    return pairs
+
+
+# Envelope to AMQP.
+
+
+def encode_amqp(envelope: Envelope) -> bytes:
+    """An envelope as a standard AMQP message.
+
+    Raises:
+        MessageFormatException: a value in it has no AMQP form.
+    """
+    try:
+        return b"".join(_encoded_sections(envelope))
+    except ValueError as error:
+        raise MessageFormatException(f"the message cannot be encoded: {error}") from error
+
+
+def _encoded_sections(envelope: Envelope) -> Iterator[bytes]:
+    ttl = None
+    if envelope.expires_at_ms is not None and envelope.sent_at_ms is not None:
+        ttl = max(1, envelope.expires_at_ms - envelope.sent_at_ms)
+        if ttl >= _MAX_UINT:
+            ttl = None
+    if envelope.persistent or envelope.priority != 4 or ttl is not None:
+        priority = None if envelope.priority == 4 else UByte(envelope.priority)
+        yield _list_section(_HEADER, [envelope.persistent or None, priority, None if ttl is None else UInt(ttl)])
+    yield _map_section(_MESSAGE_ANNOTATIONS, _annotations(envelope))
+    user_id = None if envelope.user_id is None else envelope.user_id.encode()
+    group_sequence = envelope.group_sequence
+    yield _list_section(
+        _PROPERTIES,
+        [
+            _id_value(envelope.message_id),
+            user_id,
+            envelope.destination.name,
+            envelope.type,
+            None if envelope.reply_to is None else envelope.reply_to.name,
+            _id_value(envelope.correlation_id),
+            Symbol("application/octet-stream") if envelope.body_kind is BodyKind.BYTES else None,
+            None,
+            None if envelope.expires_at_ms is None else Timestamp(envelope.expires_at_ms),
+            None if envelope.sent_at_ms is None else Timestamp(envelope.sent_at_ms),
+            envelope.group_id,
+            None if group_sequence is None else UInt(group_sequence & _MAX_UINT),
+        ],
+    )
+    if envelope.properties:
+        for name, value in envelope.properties.items():
+            if isinstance(value, (list, tuple, dict)):
+                raise ValueError(f"property {name!r} is a {type(value).__name__}, which no property can be")
+        yield _map_section(_APPLICATION_PROPERTIES, envelope.properties)
+    yield from _encoded_body(envelope.body_kind, envelope.body)
+
+
+def _encoded_body(kind: BodyKind, body: Any) -> Iterator[bytes]:
+    if kind is BodyKind.NONE:
+        return
+    if kind is BodyKind.BYTES:
+        yield b"\x00\x53\x75" + encode(b"" if body is None else body)
+    elif kind is BodyKind.STREAM:
+        yield b"\x00\x53\x76" + encode([] if body is None else body)
+    else:
+        yield b"\x00\x53\x77" + encode({} if body is None and kind is BodyKind.MAP else body)
+
+
+def _annotations(envelope: Envelope) -> dict[Symbol, Any]:
+    annotations: dict[Symbol, Any] = {
+        MESSAGE_TYPE: Byte(envelope.body_kind),
+        DESTINATION_TYPE: Byte(envelope.destination.kind),
+    }
+    if envelope.reply_to is not None:
+        annotations[REPLY_TO_TYPE] = Byte(envelope.reply_to.kind)
+    if envelope.deliver_at_ms is not None:
+        annotations[DELIVERY_TIME] = envelope.deliver_at_ms
+    if envelope.identity is not None:
+        annotations[IDENTITY] = list(envelope.identity)
+    return annotations
+
+
+def _list_section(code: int, fields: list[Any]) -> bytes:
+    while fields and fields[-1] is None:
+        fields.pop()
+    return b"\x00\x53" + bytes((code,)) + encode(fields)
+
+
+def _map_section(code: int, entries: Mapping[Any, Any]) -> bytes:
+    return b"\x00\x53" + bytes((code,)) + encode(dict(entries))
+
+
+_ID_FORMS: Final[tuple[tuple[str, Callable[[str], Any]], ...]] = (
+    ("ID:AMQP_UUID:", UUID),
+    ("ID:AMQP_ULONG:", lambda text: ULong(int(text))),
+    ("ID:AMQP_BINARY:", bytes.fromhex),
+    ("ID:AMQP_STRING:", str),
+    ("ID:AMQP_NO_PREFIX:", str),
+)
+
+
+def _id_value(value: str | bytes | None) -> Any:
+    """A message or correlation id as AMQP carries it; the escaped forms become what they stand for."""
+    if isinstance(value, str) and value.startswith("ID:AMQP_"):
+        for prefix, convert in _ID_FORMS:
+            if value.startswith(prefix):
+                try:
+                    return convert(value[len(prefix) :])
+                except ValueError as error:
+                    raise ValueError(f"id {value!r} does not hold what it says") from error
+    return value
+
+
+# AMQP to envelope.
+
+
+def decode_amqp(payload: bytes, destination: Destination | None = None) -> Envelope:
+    """The envelope of an AMQP message, of whatever sender.
+
+    Args:
+        payload: the message.
+        destination: where it was received from; used where the message itself does not say.
+
+    Raises:
+        MessageFormatException: it cannot be decoded.
+    """
+    header: list[Any] = []
+    annotations: Mapping[Any, Any] = {}
+    properties: list[Any] = []
+    application: dict[str, Any] | None = None
+    bodies: list[tuple[int, Any]] = []
+    for code, value in _sections(payload, None):
+        if code == _HEADER:
+            header = value
+        elif code == _MESSAGE_ANNOTATIONS:
+            annotations = value
+        elif code == _PROPERTIES:
+            properties = value
+        elif code == _APPLICATION_PROPERTIES:
+            application = {str(name): item for name, item in value.items()}
+        elif code in (_DATA, _SEQUENCE, _VALUE):
+            bodies.append((code, value))
+    kind, body = _body(bodies, _integer(annotations.get(MESSAGE_TYPE), "message type"), _string(_field(properties, 6)))
+    default_kind = None if destination is None else destination.kind
+    to = _string(_field(properties, 2))
+    if to is not None:
+        destination = Destination(to, _kind(annotations, _DESTINATION_KEYS, default_kind))
+    elif destination is None:
+        destination = Destination("")
+    reply_to = _string(_field(properties, 4))
+    sent_at_ms = _integer(_field(properties, 9), "creation-time")
+    ttl = _integer(_field(header, 2), "ttl")
+    expires_at_ms = _integer(_field(properties, 8), "absolute-expiry-time") or None
+    if expires_at_ms is None and ttl and sent_at_ms is not None:
+        expires_at_ms = sent_at_ms + ttl
+    user_id = _field(properties, 1)
+    group_sequence = _integer(_field(properties, 11), "group-sequence")
+    if group_sequence is not None and group_sequence > 0x7FFFFFFF:
+        group_sequence -= 1 << 32
+    return Envelope(
+        destination=destination,
+        body_kind=kind,
+        body=body,
+        properties=application,
+        message_id=_message_id(_field(properties, 0)),
+        correlation_id=_correlation_id(_field(properties, 5)),
+        reply_to=None if reply_to is None else Destination(reply_to, _kind(annotations, _REPLY_TO_KEYS, default_kind)),
+        type=_string(_field(properties, 3)),
+        sent_at_ms=sent_at_ms,
+        expires_at_ms=expires_at_ms,
+        deliver_at_ms=_delivery_time(annotations, sent_at_ms),
+        priority=_clamped(_integer(_field(header, 1), "priority")),
+        persistent=_field(header, 0) is True,
+        group_id=_string(_field(properties, 10)),
+        group_sequence=group_sequence,
+        user_id=user_id.decode(errors="replace") if isinstance(user_id, bytes) else _string(user_id),
+        identity=_identity(annotations),
+    )
+
+
+def _ahead(payload: bytes) -> Iterator[tuple[int, Any]]:
+    """The sections ahead of the application's, decoded."""
+    return _sections(payload, (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES))
+
+
+_SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
+    _HEADER: (list,),
+    _DELIVERY_ANNOTATIONS: (dict,),
+    _MESSAGE_ANNOTATIONS: (dict,),
+    _PROPERTIES: (list,),
+    _APPLICATION_PROPERTIES: (dict,),
+    _DATA: (bytes,),
+    _SEQUENCE: (list,),
+}
+
+
+def _sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
+    """The sections of a message as (code, value); stops at the first that is not ``wanted``, where given.
+
+    With one wanted section its value alone is returned.
+    """
+    reader = Reader(payload)
+    size = len(payload)
+    try:
+        while reader.position < size:
+            _, code, _ = _section_start(reader)
+            if wanted is not None and code not in wanted:
+                return
+            value = reader.value()
+            types = _SECTION_TYPES.get(-1 if code is None else code)
+            if types is not None and not isinstance(value, types):
+                raise ValueError(f"section 0x{code:02x} holds a {type(value).__name__}")
+            if wanted is not None and len(wanted) == 1:
+                yield value
+                return
+            yield code, value
+    except (ValueError, IndexError, struct.error) as error:
+        raise MessageFormatException(f"the message cannot be decoded: {error}") from error
+
+
+def _body(bodies: list[tuple[int, Any]], kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
+    """The body by the JMS mapping: by the annotation where it fits the section, else by the section."""
+    if not bodies:
+        # A message of nobody's type without a body reads as bytes, as in the reference client.
+        kind = kind if kind in _KINDS else BodyKind.BYTES
+        empty: dict[Any, Any] = {BodyKind.MAP: {}, BodyKind.STREAM: [], BodyKind.BYTES: b""}
+        return BodyKind(kind), empty.get(kind)
+    code, value = bodies[0]
+    if code == _DATA:
+        data = value if len(bodies) == 1 else b"".join([item for each, item in bodies if each == _DATA])
+        return _data_body(data, kind, content_type)
+    if code == _SEQUENCE:
+        items = [item for each, part in bodies if each == _SEQUENCE for item in part]
+        return (BodyKind.OBJECT if kind == BodyKind.OBJECT else BodyKind.STREAM), _plain(items)
+    value = _plain(value)
+    if kind == BodyKind.OBJECT:
+        return BodyKind.OBJECT, value
+    if value is None:
+        return (BodyKind(kind), None) if kind in (BodyKind.NONE, BodyKind.TEXT) else (BodyKind.TEXT, None)
+    if isinstance(value, str):
+        return BodyKind.TEXT, str(value)
+    if isinstance(value, bytes):
+        return BodyKind.BYTES, value
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return BodyKind.MAP, value
+    if isinstance(value, list) and kind == BodyKind.STREAM:
+        return BodyKind.STREAM, value
+    return BodyKind.OBJECT, value
+
+
+_KINDS: Final = frozenset(int(kind) for kind in BodyKind)
+_TEXT_TYPES: Final = ("text/", "application/json", "application/xml")
+
+
+def _data_body(data: bytes, kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
+    if kind in (None, BodyKind.TEXT) and content_type:
+        media, *parameters = (part.strip() for part in content_type.lower().split(";"))
+        if media.startswith(_TEXT_TYPES) or media.endswith(("+json", "+xml")):
+            charset = next((part[8:].strip('"') for part in parameters if part.startswith("charset=")), "utf-8")
+            try:
+                return BodyKind.TEXT, data.decode(charset)
+            except (LookupError, UnicodeDecodeError):
+                return BodyKind.BYTES, data
+    return BodyKind.BYTES, data
+
+
+def _plain(value: Any, depth: int = 40) -> Any:
+    """A decoded value without AMQP's own types, so that it can travel in an envelope."""
+    if isinstance(value, (Symbol, Timestamp)):
+        return str(value) if isinstance(value, str) else int(value)
+    if isinstance(value, Described):
+        return _plain(value.value, depth - 1)
+    if isinstance(value, list):
+        return [_plain(item, depth - 1) for item in value]
+    if isinstance(value, dict):
+        return {_plain(key, depth - 1): _plain(item, depth - 1) for key, item in value.items()}
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _field(fields: list[Any], index: int) -> Any:
+    return fields[index] if index < len(fields) else None
+
+
+def _string(value: Any) -> str | None:
+    if value is None or type(value) is str:
+        return value
+    if isinstance(value, str):
+        return str(value)
+    raise MessageFormatException(f"{value!r} is not a string")
+
+
+def _integer(value: Any, name: str) -> int | None:
+    if value is None or type(value) is int:
+        if value is not None and not -_MAX_LONG <= value <= _MAX_LONG:
+            raise MessageFormatException(f"{name} {value!r} is out of range")
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and value == value and abs(value) < 2.0**62:
+        return int(value)
+    raise MessageFormatException(f"{name} {value!r} is not a number")
+
+
+def _clamped(priority: int | None) -> int:
+    return 4 if priority is None else max(0, min(9, priority))
+
+
+def _delivery_time(annotations: Mapping[Any, Any], now_ms: int | None) -> int | None:
+    time_ms = _integer(annotations.get(DELIVERY_TIME), str(DELIVERY_TIME))
+    if time_ms is not None:
+        return time_ms
+    delay_ms = _integer(annotations.get(DELIVERY_DELAY), str(DELIVERY_DELAY))
+    return None if delay_ms is None or now_ms is None or delay_ms <= 0 else now_ms + delay_ms
+
+
+def _identity(annotations: Mapping[Any, Any]) -> Identity | None:
+    fields = annotations.get(IDENTITY)
+    if fields is None:
+        return None
+    if not isinstance(fields, list) or len(fields) != 3:
+        raise MessageFormatException(f"{IDENTITY} {fields!r} is not a producer, a thread and a sequence")
+    return _checked_identity(Identity._make(fields))
+
+
+def _checked_identity(identity: Identity | None) -> Identity | None:
+    if identity is None:
+        return None
+    producer, thread, sequence = identity
+    if not isinstance(producer, str) or type(thread) is not int or type(sequence) is not int:
+        raise MessageFormatException(f"identity {tuple(identity)!r} is not a producer, a thread and a sequence")
+    return identity
+
+
+_DESTINATION_KEYS: Final = (DESTINATION_TYPE, _LEGACY_DESTINATION_TYPE)
+_REPLY_TO_KEYS: Final = (REPLY_TO_TYPE, _LEGACY_REPLY_TO_TYPE)
+_DESTINATION_KINDS: Final = {int(kind): kind for kind in DestinationKind}
+
+
+def _kind(
+    annotations: Mapping[Any, Any], keys: tuple[Symbol, Symbol], default: DestinationKind | None
+) -> DestinationKind:
+    """What kind of destination an address names, by the annotation or its older, textual form."""
+    number = annotations.get(keys[0])
+    if type(number) is int and number in _DESTINATION_KINDS:
+        return _DESTINATION_KINDS[number]
+    legacy = annotations.get(keys[1])
+    if isinstance(legacy, str):
+        words = {word.strip() for word in legacy.split(",")}
+        return DestinationKind(("topic" in words) + 2 * ("temporary" in words))
+    return DestinationKind.QUEUE if default is None else default
+
+
+def _message_id(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        text = str(value)
+        if not text.startswith("ID:"):
+            return f"ID:AMQP_NO_PREFIX:{text}"
+        return _escaped(text)
+    return _typed_id(value)
+
+
+def _correlation_id(value: Any) -> str | bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _escaped(str(value))
+    return _typed_id(value)
+
+
+def _escaped(text: str) -> str:
+    """The text, marked as text where it looks like one of the escaped forms."""
+    return f"ID:AMQP_STRING:{text}" if any(text.startswith(prefix) for prefix, _ in _ID_FORMS) else text
+
+
+def _typed_id(value: Any) -> str:
+    if isinstance(value, UUID):
+        return f"ID:AMQP_UUID:{value}"
+    if isinstance(value, bytes):
+        return f"ID:AMQP_BINARY:{value.hex().upper()}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"ID:AMQP_ULONG:{int(value)}"
+    raise MessageFormatException(f"id {value!r} is none of the types that an id can have")
+
+
+# Requests to our own server.
+
+#: Largest request or answer, in bytes.
+MAX_MANAGEMENT_BYTES: Final = 8 * 1024 * 1024
+
+
+class Request(NamedTuple):
+    """Something that our own server is asked beyond messaging."""
+
+    number: int
+    operation: str
+    arguments: dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """The answer to the request of this number: an error, or a result."""
+
+    number: int
+    error: tuple[str, str, str | None] | None  #: the exception's class, its reason and its code
+    result: Any
+
+
+def pack_request(request: Request) -> bytes:
+    """A request as bytes; raises MessageFormatException for what cannot be packed or is too large."""
+    return _packed_management(request)
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """An answer as bytes; raises MessageFormatException for what cannot be packed or is too large."""
+    return _packed_management(answer)
+
+
+def unpack_request(payload: bytes) -> Request:
+    """The request in these bytes; raises MessageFormatException where there is none."""
+    number, operation, arguments = _unpacked_management(payload)
+    if not isinstance(operation, str) or not isinstance(arguments, dict):
+        raise MessageFormatException("a request is a number, an operation and a map of arguments")
+    return Request(number, operation, arguments)
+
+
+def unpack_answer(payload: bytes) -> Answer:
+    """The answer in these bytes; raises MessageFormatException where there is none."""
+    number, error, result = _unpacked_management(payload)
+    if error is not None:
+        if not isinstance(error, list) or len(error) != 3 or not all(isinstance(part, str | None) for part in error):
+            raise MessageFormatException("the error of an answer is a class, a reason and a code")
+        error = (str(error[0]), str(error[1]), error[2])
+    return Answer(number, error, result)
+
+
+def error_fields(error: JMSException) -> tuple[str, str, str | None]:
+    """An exception as an answer carries it."""
+    return type(error).__name__, error.reason, error.error_code
+
+
+def error_from_fields(fields: tuple[str, str, str | None]) -> JMSException:
+    """The exception that an answer carries; of an unknown class: a JMSException that names it."""
+    name, reason, code = fields
+    cls = _exception_classes().get(name)
+    return JMSException(f"{name}: {reason}", error_code=code) if cls is None else cls(reason, error_code=code)
+
+
+def _exception_classes() -> dict[str, type[JMSException]]:
+    classes: dict[str, type[JMSException]] = {"JMSException": JMSException}
+    waiting = [JMSException]
+    while waiting:
+        for cls in waiting.pop().__subclasses__():
+            classes[cls.__name__] = cls
+            waiting.append(cls)
+    return classes
+
+
+def _packed_management(fields: Request | Answer) -> bytes:
+    try:
+        payload: bytes = msgpack.packb(fields)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MessageFormatException(f"the request or answer cannot be packed: {error}") from error
+    if len(payload) > MAX_MANAGEMENT_BYTES:
+        raise MessageFormatException(
+            f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
+        )
+    return payload
+
+
+def _unpacked_management(payload: bytes) -> tuple[int, Any, Any]:
+    if len(payload) > MAX_MANAGEMENT_BYTES:
+        raise MessageFormatException(
+            f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
+        )
+    try:
+        fields = msgpack.unpackb(payload, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MessageFormatException(f"not a request or answer: {error}") from error
+    if not isinstance(fields, list) or len(fields) != 3 or type(fields[0]) is not int:
+        raise MessageFormatException("not a request or answer: it is no array of a number and two values")
+    return fields[0], fields[1], fields[2]
