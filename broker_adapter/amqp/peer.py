@@ -1014,6 +1014,11 @@ class Peer:
         if found.closed and found.remote_closed:
             self._forget_link(found)
 
+    def is_unsettled(self, link: int, number: int) -> bool:
+        """Whether an incoming delivery is known and not settled."""
+        found = self._links.get(link)
+        return found is not None and number in found.incoming
+
     def unsettled(self, link: int) -> Sequence[int]:
         """The numbers of a link's deliveries that are not settled, in order."""
         found = self._links.get(link)

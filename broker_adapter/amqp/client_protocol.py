@@ -1,0 +1,1196 @@
+"""The client's side of an AMQP connection as the transport port needs it: no sockets, threads or clock.
+
+Theory of operation
+    ``receive(data)`` takes bytes, ``pending_output()`` returns bytes; in between, the methods below ask for something
+    and call back when it is there.  All calls must come from one thread.  A *done* callback is called exactly once,
+    with a result or with an error, and answers whether anybody still waits: what came too late is undone.
+
+    Each session number of the port has an AMQP session of its own, so that transactions and windows of one do not
+    touch the others; one more carries temporary destinations, ``unsubscribe`` and requests.
+
+    Sends wait in their link's queue for credit.  Their answers may come in any order; they are passed on in the order
+    of the sends.
+
+    A commit is declare, transfers and settlements in the transaction, discharge.  The declare for the next commit is
+    written together with the discharge, so that a commit costs one round trip.  Our own server may be told to
+    discharge before it has answered the transfers, since it refuses the discharge where it refused a transfer; with
+    other brokers the discharge waits for the answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+
+import attrs
+
+from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter.amqp.codec import (
+    ENVELOPE_CAPABILITY,
+    Request,
+    decode_received,
+    error_from_fields,
+    pack_request,
+    received,
+    unpack_answer,
+)
+from broker_adapter.amqp.conditions import AmqpError, exception_for
+from broker_adapter.amqp.peer import (
+    ACCEPTED,
+    ACCEPTED_STATE,
+    DECLARED,
+    FAILED_STATE,
+    REJECTED,
+    RELEASED_STATE,
+    TRANSACTIONAL,
+    Dispositions,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    Peer,
+    PeerLimits,
+    RemoteClose,
+    RemoteOpen,
+    SessionRemoteClose,
+    SessionRemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+    TransportFailed,
+)
+from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    JMSSecurityException,
+    MessageFormatException,
+    ProtocolException,
+    ResourceAllocationException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from broker_adapter.transport import (
+    Delivery,
+    Failed,
+    LinkLost,
+    OnSettled,
+    ReceiverSpec,
+    SenderSpec,
+    Sink,
+    TransportEvent,
+)
+from broker_adapter.transport import Peer as PeerInfo
+
+#: What a broker calls itself in ``open`` where it is ours.
+PRODUCT: Final = "Holdfast"
+#: Address of our server's request and answer nodes.
+MANAGEMENT_ADDRESS: Final = "$holdfast"
+#: Message annotation of a discharge that names the commit for our own server: [session, number].
+COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
+#: Most requests that may wait for their answer at once.
+MAX_REQUESTS: Final = 1000
+
+SELECTOR_CODE: Final = 0x0000_468C_0000_0004
+NO_LOCAL_CODE: Final = 0x0000_468C_0000_0003
+DELETE_ON_CLOSE_CODE: Final = 0x2B
+DECLARE_CODE: Final = 0x31
+DISCHARGE_CODE: Final = 0x32
+
+Done = Callable[[Any, JMSException | None], bool]
+
+_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
+_CAPABILITIES: Final = {
+    DestinationKind.QUEUE: "queue",
+    DestinationKind.TOPIC: "topic",
+    DestinationKind.TEMPORARY_QUEUE: "temporary-queue",
+    DestinationKind.TEMPORARY_TOPIC: "temporary-topic",
+}
+_STATES: Final = {
+    Outcome.ACCEPTED: ACCEPTED_STATE,
+    Outcome.REJECTED: State(REJECTED),
+    Outcome.RELEASED: RELEASED_STATE,
+    Outcome.MODIFIED: FAILED_STATE,
+}
+_UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
+
+
+class Login(Protocol):
+    """The SASL exchange ahead of AMQP, sans I/O."""
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the server."""
+
+    def pending_output(self) -> bytes:
+        """The bytes to send now."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the login succeeded; AMQP begins with ``leftover()``."""
+
+    @property
+    def error(self) -> JMSException | None:
+        """Why the login failed, where it did."""
+
+    def leftover(self) -> bytes:
+        """Bytes that came after the exchange."""
+
+
+class Phase(Enum):
+    """Where a connection stands."""
+
+    NEW = "new"
+    LOGIN = "login"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@attrs.frozen(kw_only=True)
+class ClientOptions:
+    """How a client opens its connection."""
+
+    container_id: str
+    hostname: str | None
+    version: str
+    has_client_id: bool  #: whether the application chose the container id
+    commit_prefix: str  #: unique for ever; with a session number it names the session in commit ids
+    envelope: bool = True  #: whether our own format is used where the peer offers it
+    epoch: int = 0
+    limits: PeerLimits = attrs.field(factory=PeerLimits)
+
+
+@attrs.define(eq=False)
+class _Send:
+    """A message on its way, until it is on the wire."""
+
+    payload: bytes
+    done: OnSettled
+    commit: _Commit | None
+
+
+@attrs.define(eq=False)
+class _Sender:
+    """A link that we send on."""
+
+    link: int
+    session: int  #: of the port
+    spec: SenderSpec | None
+    attached: Done | None
+    queue: deque[_Send] = attrs.field(factory=deque)
+    credit: int = 0
+    waiting: deque[tuple[int, OnSettled]] = attrs.field(factory=deque)
+    results: dict[int, JMSException | None] = attrs.field(factory=dict)
+    max_message_bytes: int | None = None
+    temporary: DestinationKind | None = None
+    detached: Done | None = None
+    error: JMSException | None = None  #: why it was refused, once known to be
+
+
+@attrs.define(eq=False)
+class _Receiver:
+    """A link that we receive on."""
+
+    link: int
+    session: int
+    spec: ReceiverSpec
+    sink: Sink
+    attached: Done | None
+    filters: dict[Any, Any]
+    decode: Any = None
+    drains: list[Done] = attrs.field(factory=list)
+    detached: Done | None = None
+    error: JMSException | None = None
+
+
+@attrs.define(eq=False)
+class _Commit:
+    """A commit under way."""
+
+    number: int
+    sends: Sequence[tuple[int, bytes]]
+    settlements: Sequence[Settlement]
+    done: Done
+    untransmitted: int = 0
+    unanswered: int = 0
+    refusal: JMSException | None = None
+    started: bool = False
+    discharged: bool = False
+
+
+@attrs.define(eq=False)
+class _Coordinator:
+    """The link to a session's transaction coordinator, and the transaction that is open on it."""
+
+    link: int
+    session: int
+    credit: int = 0
+    out: deque[tuple[bytes, Callable[[State], None]]] = attrs.field(factory=deque)
+    waiting: dict[int, Callable[[State], None]] = attrs.field(factory=dict)
+    txn_id: bytes | None = None
+    commits: deque[_Commit] = attrs.field(factory=deque)
+    error: JMSException | None = None
+
+
+@attrs.define(eq=False)
+class _Management:
+    """The links to our own server's request and answer nodes."""
+
+    sender: int
+    receiver: int
+    credit: int = 0
+    queue: deque[bytes] = attrs.field(factory=deque)
+    waiting: dict[int, Done] = attrs.field(factory=dict)
+    next_number: int = 1
+
+
+class ClientProtocol:
+    """One connection to a broker.  See the module's theory of operation."""
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        login: Login | None,
+        listener: Callable[[TransportEvent], None],
+        on_sends_done: Callable[[int], None],
+        *,
+        public_classes: bool = False,
+    ) -> None:
+        """A protocol that has sent nothing yet.
+
+        Args:
+            options: how to open.
+            login: the SASL exchange to go through first, if any.
+            listener: told of LinkLost and Failed.
+            on_sends_done: told how many sends got their answer, after their callbacks.
+            public_classes: whether the peer uses proton's public classes only.
+        """
+        self._options = options
+        self._login = login
+        self._listener = listener
+        self._on_sends_done = on_sends_done
+        self._peer = Peer(options.limits, public_classes=public_classes)
+        self._phase = Phase.NEW
+        self._opened: Done | None = None
+        self._closed: Done | None = None
+        self._failure: JMSException | None = None
+        self._info: PeerInfo | None = None
+        self._sessions: dict[int, int] = {}  # the port's number → the peer's; -1 is our own
+        self._ended: dict[int, Done] = {}
+        self._senders: dict[int, _Sender] = {}
+        self._receivers: dict[int, _Receiver] = {}
+        self._coordinators: dict[int, _Coordinator] = {}  # by session of the port
+        self._coordinators_by_link: dict[int, _Coordinator] = {}
+        self._management: _Management | None = None
+        self._unsubscribing: dict[int, Done] = {}
+        self._closing_links: dict[int, tuple[Done, JMSException | None]] = {}
+        self._temporary: dict[str, _Sender] = {}
+        self._subscribers: dict[str, list[int]] = {}  # subscription name → numbers in use for its link names
+        self._next_name = 1
+        self._sends_done = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<ClientProtocol {self._phase.name} senders={len(self._senders)} receivers={len(self._receivers)} "
+            f"failure={self._failure!r}>"
+        )
+
+    @property
+    def phase(self) -> Phase:
+        """Where the connection stands."""
+        return self._phase
+
+    @property
+    def uses_envelope(self) -> bool:
+        """Whether sends are in our own format; meaningful once open."""
+        info = self._info
+        return self._options.envelope and info is not None and ENVELOPE_CAPABILITY in info.capabilities
+
+    # Bytes.
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the network; callbacks tell what they meant."""
+        login = self._login
+        if login is not None:
+            login.receive(data)
+            if login.error is not None:
+                self.fail(login.error)
+                return
+            if not login.done:
+                return
+            self._login = None
+            data = login.leftover()
+            self._begin_amqp()
+        if data:
+            self._peer.receive(data)
+            self._process()
+
+    def receive_end(self) -> None:
+        """The network will bring no more bytes."""
+        if self._phase is Phase.CLOSING:
+            self._finish(None)
+        elif self._login is not None:
+            self.fail(ConnectionLostException("the peer closed the connection during the login"))
+        else:
+            self._peer.receive_end()
+            self._process()
+            self.fail(ConnectionLostException("the peer closed the network connection"))
+
+    def pending_output(self, limit_bytes: int | None = None) -> bytes:
+        """The bytes to send now."""
+        if self._login is not None:
+            return self._login.pending_output()
+        if self._phase is Phase.NEW:
+            return b""
+        return self._peer.pending_output(limit_bytes)
+
+    @property
+    def output_closed(self) -> bool:
+        """Whether nothing more will be sent."""
+        return self._phase is Phase.CLOSED or self._peer.output_closed
+
+    def tick(self, now_ms: int) -> int | None:
+        """Let time pass; see :meth:`Peer.tick`."""
+        if self._login is not None or self._phase in (Phase.NEW, Phase.CLOSED):
+            return None
+        deadline = self._peer.tick(now_ms)
+        self._process()
+        return deadline
+
+    def _process(self) -> None:
+        for event in self._peer.events():
+            if self._phase is Phase.CLOSED:
+                return
+            self._HANDLERS[type(event)](self, event)
+        if self._sends_done:
+            count = self._sends_done
+            self._sends_done = 0
+            self._on_sends_done(count)
+
+    # The connection.
+
+    def open(self, done: Done) -> None:
+        """Log in and open; done with what is known of the broker."""
+        assert self._phase is Phase.NEW
+        self._opened = done
+        self._phase = Phase.LOGIN
+        if self._login is None:
+            self._begin_amqp()
+
+    def _begin_amqp(self) -> None:
+        self._phase = Phase.OPENING
+        desired = ["ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"]
+        if self._options.has_client_id:
+            desired.insert(0, "sole-connection-for-container")
+        if self._options.envelope:
+            desired.append(ENVELOPE_CAPABILITY)
+        self._peer.open(
+            self._options.container_id,
+            hostname=self._options.hostname,
+            desired_capabilities=desired,
+            properties={"product": PRODUCT, "version": self._options.version},
+        )
+        self._session(-1)
+
+    def _on_open(self, event: RemoteOpen) -> None:
+        if event.properties.get("amqp:connection-establishment-failed") is True:
+            return  # a close with the reason follows
+        product = str(event.properties.get("product", "unknown"))
+        self._info = PeerInfo(
+            product=product,
+            version=str(event.properties.get("version", "unknown")),
+            client_id=self._options.container_id,
+            is_holdfast=product == PRODUCT and ENVELOPE_CAPABILITY in event.offered_capabilities,
+            capabilities=event.offered_capabilities,
+        )
+        self._phase = Phase.OPEN
+        opened, self._opened = self._opened, None
+        if opened is not None and not opened(self._info, None):
+            self.close(lambda _result, _error: True)
+
+    def close(self, done: Done) -> None:
+        """Close the connection; done when the broker has answered, or the network is gone."""
+        if self._phase in (Phase.CLOSED, Phase.NEW):
+            self._phase = Phase.CLOSED
+            done(None, None)
+            return
+        if self._phase is Phase.LOGIN:
+            self._closed = done
+            self._finish(None)
+            return
+        self._closed = done
+        if self._phase is not Phase.CLOSING:
+            self._phase = Phase.CLOSING
+            self._peer.close()
+
+    def _on_close(self, event: RemoteClose) -> None:
+        if self._phase is Phase.CLOSING:
+            self._finish(None)
+            return
+        self._peer.close()
+        reason = "the broker closed the connection"
+        self.fail(exception_for(event.error, reason, ConnectionLostException))
+
+    def _on_failed(self, event: TransportFailed) -> None:
+        if self._phase is Phase.CLOSING:
+            self._finish(None)
+            return
+        condition, description, _ = event.error
+        if condition == "amqp:resource-limit-exceeded" and description == "local-idle-timeout expired":
+            limit = self._options.limits.idle_timeout_ms / 1000
+            self.fail(ConnectionLostException(f"the broker was silent for {limit:g} s", error_code=condition))
+        elif "connection aborted" in (description or ""):
+            self.fail(ConnectionLostException("the peer closed the network connection"))
+        else:
+            self.fail(ProtocolException(f"the connection broke: {description}", error_code=condition))
+
+    def fail(self, error: JMSException) -> None:
+        """The connection is gone: every waiting call gets ``error``, and so does the listener."""
+        if self._phase is Phase.CLOSED:
+            return
+        self._finish(error)
+
+    def _finish(self, error: JMSException | None) -> None:
+        was_open = self._phase is Phase.OPEN
+        self._phase = Phase.CLOSED
+        reason = error or IllegalStateException("the connection is closed")
+        self._failure = reason
+        opened, self._opened = self._opened, None
+        calls: list[Done] = [] if opened is None else [opened]
+        calls.extend(self._ended.values())
+        calls.extend(self._unsubscribing.values())
+        calls.extend(done for done, _ in self._closing_links.values())
+        for sender in self._senders.values():
+            calls.extend(call for call in (sender.attached, sender.detached) if call is not None)
+            self._fail_sends(sender, reason)
+        for receiver in self._receivers.values():
+            calls.extend(call for call in (receiver.attached, receiver.detached, *receiver.drains) if call is not None)
+        for coordinator in self._coordinators.values():
+            for commit in coordinator.commits:
+                commit.done(None, _commit_failure(commit, reason))
+        if self._management is not None:
+            calls.extend(self._management.waiting.values())
+        for table in (
+            self._ended,
+            self._unsubscribing,
+            self._closing_links,
+            self._senders,
+            self._receivers,
+            self._coordinators,
+            self._coordinators_by_link,
+            self._temporary,
+            self._sessions,
+        ):
+            table.clear()
+        self._management = None
+        for call in calls:
+            call(None, reason)
+        if self._sends_done:
+            count, self._sends_done = self._sends_done, 0
+            self._on_sends_done(count)
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed(None, None)
+        if error is not None and was_open:
+            self._listener(Failed(error))
+
+    # Sessions.
+
+    def _session(self, number: int) -> int:
+        session = self._sessions.get(number)
+        if session is None:
+            session = self._sessions[number] = self._peer.begin_session()
+        return session
+
+    def end_session(self, number: int, done: Done) -> None:
+        """End a session with its links; done when the broker has answered."""
+        session = self._sessions.pop(number, None)
+        if session is None:
+            done(None, None)
+            return
+        self._ended[session] = done
+        closed = IllegalStateException("the session is closed")
+        for sender in [each for each in self._senders.values() if each.session == number]:
+            self._forget_sender(sender, closed)
+        for receiver in [each for each in self._receivers.values() if each.session == number]:
+            self._forget_receiver(receiver, closed)
+        self._drop_coordinator(number, closed)
+        self._peer.end_session(session)
+
+    def _on_session_open(self, event: SessionRemoteOpen) -> None:
+        if event.by_peer:
+            self._peer.end_session(event.session, AmqpError("amqp:not-allowed", "a broker begins no session here"))
+
+    def _on_session_close(self, event: SessionRemoteClose) -> None:
+        done = self._ended.pop(event.session, None)
+        if done is not None:
+            done(None, None)
+            return
+        number = next((each for each, session in self._sessions.items() if session == event.session), None)
+        if number is None:
+            return
+        del self._sessions[number]
+        error = exception_for(event.error, "the broker ended the session")
+        if number == -1:
+            for waiting in self._unsubscribing.values():
+                waiting(None, error)
+            self._unsubscribing.clear()
+            self._drop_management(error)
+        lost = []
+        for sender in [each for each in self._senders.values() if each.session == number]:
+            lost.append(sender.link)
+            self._forget_sender(sender, error)
+        for receiver in [each for each in self._receivers.values() if each.session == number]:
+            lost.append(receiver.link)
+            self._forget_receiver(receiver, error)
+        self._drop_coordinator(number, error)
+        for link in lost:
+            self._listener(LinkLost(link, error))
+
+    # Links.
+
+    def attach_sender(self, spec: SenderSpec, done: Done) -> None:
+        """Attach a producer's link; done with (link, greatest message in bytes or None)."""
+        name = self._name("sender", spec.destination)
+        target = Terminus()
+        if spec.destination is not None:
+            target = Terminus(spec.destination.name, capabilities=(_CAPABILITIES[spec.destination.kind],))
+        link = self._peer.attach_sender(self._session(spec.session), name, Terminus(name, outcomes=_OUTCOMES), target)
+        self._senders[link] = _Sender(link, spec.session, spec, done)
+
+    def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
+        """Attach a consumer's or browser's link; done with its number."""
+        kind = spec.destination.kind
+        capabilities = [_CAPABILITIES[kind]]
+        name = self._name("receiver", spec.destination)
+        subscription = spec.subscription
+        durable = subscription is not None and subscription.durable
+        if subscription is not None:
+            if "|" in subscription.name:
+                done(None, InvalidDestinationException(f"subscription name {subscription.name!r} has a '|'"))
+                return
+            if subscription.shared:
+                capabilities.append("shared")
+                if not self._options.has_client_id:
+                    capabilities.append("global")
+            name = self._subscription_link(subscription.name, durable=durable, shared=subscription.shared)
+        filters: dict[Any, Any] = {}
+        if spec.selector is not None:
+            filters[Symbol("jms-selector")] = Described(ULong(SELECTOR_CODE), spec.selector)
+        if spec.no_local:
+            filters[Symbol("no-local")] = Described(ULong(NO_LOCAL_CODE), "NoLocalFilter{}")
+        source = Terminus(
+            spec.destination.name,
+            durable=2 if durable else 0,
+            expiry="never" if durable else "link-detach",
+            copies=durable or spec.browse,
+            filters=filters or None,
+            outcomes=_OUTCOMES,
+            capabilities=tuple(capabilities),
+        )
+        link = self._peer.attach_receiver(
+            self._session(spec.session), name, source, Terminus(), presettled=spec.presettled or spec.browse
+        )
+        receiver = _Receiver(link, spec.session, spec, sink, done, filters)
+        receiver.decode = partial(decode_received, destination=spec.destination)
+        self._receivers[link] = receiver
+        if subscription is not None:
+            self._subscribers.setdefault(subscription.name, []).append(link)
+
+    def _name(self, role: str, destination: Destination | None) -> str:
+        number = self._next_name
+        self._next_name += 1
+        address = None if destination is None else destination.name
+        return f"holdfast:{role}:{self._options.container_id}:{number}:{address}"
+
+    def _subscription_link(self, name: str, *, durable: bool, shared: bool) -> str:
+        """The link's name, by which brokers know a subscription (the convention of the reference client)."""
+        if not shared:
+            return name
+        number = len(self._subscribers.get(name, ())) + 1
+        suffix = "" if self._options.has_client_id else "global"
+        if not durable:
+            suffix = f"{suffix}-volatile{number}" if suffix else f"volatile{number}"
+        elif number > 1:
+            suffix = f"{suffix}{number}"
+        return f"{name}|{suffix}" if suffix else name
+
+    def _on_link_open(self, event: LinkRemoteOpen) -> None:
+        link = event.link
+        if event.by_peer:
+            self._peer.refuse_link(link, AmqpError("amqp:not-allowed", "a broker attaches no link here"))
+        elif link in self._senders:
+            self._on_sender_open(self._senders[link], event)
+        elif link in self._receivers:
+            self._on_receiver_open(self._receivers[link], event)
+        elif link in self._unsubscribing and event.source is not None:
+            self._closing_links[link] = (self._unsubscribing.pop(link), None)
+            self._peer.close_link(link)
+
+    def _on_sender_open(self, sender: _Sender, event: LinkRemoteOpen) -> None:
+        if event.target is None or sender.attached is None:
+            return  # refused: a detach with the reason follows
+        sender.max_message_bytes = event.max_message_bytes
+        attached, sender.attached = sender.attached, None
+        if sender.temporary is None:
+            wanted = attached((sender.link, event.max_message_bytes), None)
+        elif not event.target.address:
+            sender.attached = attached
+            sender.error = JMSException("the broker gave the temporary destination no address")
+            self._peer.close_link(sender.link)
+            return
+        else:
+            destination = Destination(event.target.address, sender.temporary)
+            self._temporary[destination.name] = sender
+            wanted = attached(destination, None)
+        if not wanted:
+            self.detach(sender.link, lambda _result, _error: True)
+
+    def _on_receiver_open(self, receiver: _Receiver, event: LinkRemoteOpen) -> None:
+        if event.source is None or receiver.attached is None:
+            return
+        offered = event.source.filters or {}
+        for key, filter_ in receiver.filters.items():
+            echoed = offered.get(key)
+            if not isinstance(echoed, Described) or echoed.value != filter_.value:
+                # Never consume unfiltered what was to be filtered.
+                what = f"selector {receiver.spec.selector!r}" if key == "jms-selector" else "no-local filter"
+                receiver.error = InvalidSelectorException(f"the broker does not apply the {what}")
+                self._peer.close_link(receiver.link)
+                return
+        attached, receiver.attached = receiver.attached, None
+        if not attached(receiver.link, None):
+            self.detach(receiver.link, lambda _result, _error: True)
+
+    def detach(self, link: int, done: Done) -> None:
+        """Detach a link; done when the broker has answered.  A durable subscription stays."""
+        sender, receiver = self._senders.get(link), self._receivers.get(link)
+        if sender is not None:
+            self._forget_sender(sender, IllegalStateException("the producer is closed"))
+            self._close_link(link, done)
+        elif receiver is not None:
+            subscription = receiver.spec.subscription
+            self._forget_receiver(receiver, IllegalStateException("the consumer is closed"))
+            self._close_link(link, done, closed=subscription is None or not subscription.durable)
+        else:
+            done(None, None)
+
+    def _close_link(self, link: int, done: Done, *, closed: bool = True) -> None:
+        self._closing_links[link] = (done, None)
+        self._peer.close_link(link, closed=closed)
+
+    def _on_link_close(self, event: LinkRemoteClose) -> None:
+        link = event.link
+        closing = self._closing_links.pop(link, None)
+        if closing is not None:
+            done, error = closing
+            if error is None and event.error is not None:
+                error = exception_for(event.error, "the broker closed the link")
+            done(None, error)
+            return
+        self._peer.close_link(link, closed=event.closed)
+        sender, receiver = self._senders.get(link), self._receivers.get(link)
+        coordinator = self._coordinators_by_link.get(link)
+        if sender is not None:
+            error = sender.error or _refusal(event.error, sender.attached is not None)
+            attached, sender.attached = sender.attached, None
+            self._forget_sender(sender, error)
+            self._tell_lost(link, attached, error)
+        elif receiver is not None:
+            error = receiver.error or _refusal(event.error, receiver.attached is not None)
+            attached, receiver.attached = receiver.attached, None
+            self._forget_receiver(receiver, error)
+            self._tell_lost(link, attached, error)
+        elif coordinator is not None:
+            self._drop_coordinator(coordinator.session, _refusal(event.error, refused=False))
+        elif link in self._unsubscribing:
+            self._unsubscribing.pop(link)(None, _refusal(event.error, refused=True))
+        elif self._management is not None and link in (self._management.sender, self._management.receiver):
+            self._drop_management(_refusal(event.error, refused=False))
+
+    def _tell_lost(self, link: int, attached: Done | None, error: JMSException) -> None:
+        if attached is not None:
+            attached(None, error)
+        else:
+            self._listener(LinkLost(link, error))
+
+    def _forget_sender(self, sender: _Sender, error: JMSException) -> None:
+        del self._senders[sender.link]
+        for name, each in list(self._temporary.items()):
+            if each is sender:
+                del self._temporary[name]
+        if sender.attached is not None:
+            sender.attached(None, error)
+        self._fail_sends(sender, error)
+
+    def _fail_sends(self, sender: _Sender, error: JMSException) -> None:
+        for number, done in sender.waiting:
+            done(sender.results.get(number, error))
+        for send in sender.queue:
+            if send.commit is not None:
+                send.commit.untransmitted -= 1
+            send.done(error)
+        self._sends_done += len(sender.waiting) + len(sender.queue)
+        sender.waiting.clear()
+        sender.queue.clear()
+
+    def _forget_receiver(self, receiver: _Receiver, error: JMSException) -> None:
+        del self._receivers[receiver.link]
+        subscription = receiver.spec.subscription
+        if subscription is not None:
+            links = self._subscribers.get(subscription.name, [])
+            if receiver.link in links:
+                links.remove(receiver.link)
+            if not links:
+                self._subscribers.pop(subscription.name, None)
+        for call in (receiver.attached, *receiver.drains):
+            if call is not None:
+                call(None, error)
+        receiver.drains.clear()
+
+    def unsubscribe(self, name: str, done: Done) -> None:
+        """Delete a durable subscription: an attach that finds it by its link's name, then a detach for good."""
+        if name in self._subscribers:
+            done(None, IllegalStateException(f"subscription {name!r} is in use by a consumer of this connection"))
+            return
+        link_name = name if self._options.has_client_id else f"{name}|global"
+        link = self._peer.attach_receiver(self._session(-1), link_name, None, Terminus())
+        self._unsubscribing[link] = done
+
+    def declare_temporary(self, kind: DestinationKind, done: Done) -> None:
+        """Make a temporary destination that lives as long as the link made here; done with the destination."""
+        name = self._name("temporary", None)
+        target = Terminus(
+            dynamic=True,
+            expiry="link-detach",
+            dynamic_properties={"lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), [])},
+            capabilities=(_CAPABILITIES[kind],),
+        )
+        link = self._peer.attach_sender(self._session(-1), name, Terminus(name, outcomes=_OUTCOMES), target)
+        self._senders[link] = _Sender(link, -1, None, done, temporary=kind)
+
+    def delete_temporary(self, destination: Destination, done: Done) -> None:
+        """Delete a temporary destination of this connection."""
+        sender = self._temporary.get(destination.name)
+        if sender is None:
+            done(
+                None,
+                InvalidDestinationException(f"{destination.name!r} is no temporary destination of this connection"),
+            )
+            return
+        if any(each.spec.destination == destination for each in self._receivers.values()):
+            done(None, IllegalStateException(f"temporary destination {destination.name!r} has a consumer"))
+            return
+        self.detach(sender.link, done)
+
+    # Messages that come in.
+
+    def credit(self, link: int, messages: int) -> None:
+        """Let the broker send this many more messages."""
+        if link in self._receivers:
+            self._peer.credit(link, messages)
+
+    def drain(self, link: int, done: Done) -> None:
+        """Done when the broker has sent what it can and the credit is gone."""
+        receiver = self._receivers.get(link)
+        if receiver is None:
+            done(None, IllegalStateException(f"link {link} is closed"))
+        elif receiver.drains or self._peer.drain(link):
+            receiver.drains.append(done)
+        else:
+            done(None, None)
+
+    def _on_flow(self, event: LinkFlow) -> None:
+        link = event.link
+        sender = self._senders.get(link)
+        if sender is not None:
+            sender.credit = event.credit
+            if sender.queue:
+                self._flush(sender)
+            if event.drain:
+                self._peer.drained(link)
+                sender.credit = self._peer.remaining_credit(link)
+            return
+        receiver = self._receivers.get(link)
+        if receiver is not None:
+            if receiver.drains and event.credit <= 0:
+                drains, receiver.drains = receiver.drains, []
+                for done in drains:
+                    done(None, None)
+            return
+        coordinator = self._coordinators_by_link.get(link)
+        if coordinator is not None:
+            coordinator.credit = event.credit
+            self._flush_coordinator(coordinator)
+        elif self._management is not None and link == self._management.sender:
+            self._management.credit = event.credit
+            self._flush_management(self._management)
+
+    def _on_transfers(self, event: Transfers) -> None:
+        link = event.link
+        receiver = self._receivers.get(link)
+        if receiver is None:
+            if self._management is not None and link == self._management.receiver:
+                self._on_answers(self._management, event)
+            else:
+                # A link on its way out: nobody will look at these.
+                self._peer.settle(link, [each.number for each in event.deliveries], RELEASED_STATE)
+            return
+        epoch, decode = self._options.epoch, receiver.decode
+        deliveries = []
+        for number, payload, _ in event.deliveries:
+            try:
+                position, count = received(payload)
+            except MessageFormatException:
+                self._peer.settle(link, (number,), _UNDECODABLE)
+                self._peer.credit(link, 1)
+                continue
+            deliveries.append(Delivery(DeliveryTag(epoch, link, number), payload, decode, count, position))
+        if deliveries:
+            receiver.sink(deliveries)
+        if receiver.drains and self._peer.remaining_credit(link) <= 0:
+            drains, receiver.drains = receiver.drains, []
+            for done in drains:
+                done(None, None)
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Settle deliveries, in order; those of another epoch are ignored."""
+        epoch, settle = self._options.epoch, self._peer.settle
+        link = -1
+        outcome: Outcome | None = None
+        numbers: list[int] = []
+        for tag, ending in settlements:
+            if tag.link != link or ending is not outcome:
+                if numbers and outcome is not None:
+                    settle(link, numbers, _STATES[outcome])
+                link, outcome, numbers = tag.link, ending, []
+            if tag.epoch == epoch:
+                numbers.append(tag.number)
+        if numbers and outcome is not None:
+            settle(link, numbers, _STATES[outcome])
+
+    # Messages that go out.
+
+    def send(self, link: int, payload: bytes, done: OnSettled) -> None:
+        """Send when there is credit; done when the broker has answered, in the order of the sends on the link."""
+        sender = self._senders.get(link)
+        if sender is None:
+            done(self._failure or IllegalStateException(f"link {link} is closed"))
+            self._on_sends_done(1)
+            return
+        if sender.credit > 0 and not sender.queue:
+            sender.credit -= 1
+            sender.waiting.append((self._peer.send(link, payload), done))
+        else:
+            sender.queue.append(_Send(payload, done, None))
+
+    def _flush(self, sender: _Sender) -> None:
+        queue, peer, link = sender.queue, self._peer, sender.link
+        while queue and sender.credit > 0:
+            send = queue.popleft()
+            sender.credit -= 1
+            commit = send.commit
+            if commit is None:
+                sender.waiting.append((peer.send(link, send.payload), send.done))
+                continue
+            coordinator = self._coordinators[sender.session]
+            state = State(TRANSACTIONAL, txn_id=coordinator.txn_id)
+            sender.waiting.append((peer.send(link, send.payload, state=state), send.done))
+            commit.untransmitted -= 1
+            if commit.untransmitted == 0:
+                self._maybe_discharge(coordinator, commit)
+
+    def _on_dispositions(self, event: Dispositions) -> None:
+        link = event.link
+        sender = self._senders.get(link)
+        if sender is not None:
+            state = event.state
+            error = None if state.code == ACCEPTED else _send_failure(state)
+            waiting, results = sender.waiting, sender.results
+            ended = 0
+            for number in event.numbers:
+                if waiting and waiting[0][0] == number:
+                    waiting.popleft()[1](error)
+                    ended += 1
+                else:
+                    results[number] = error
+            while results and waiting and waiting[0][0] in results:
+                number, done = waiting.popleft()
+                done(results.pop(number))
+                ended += 1
+            self._sends_done += ended
+            return
+        coordinator = self._coordinators_by_link.get(link)
+        if coordinator is not None:
+            for number in event.numbers:
+                answered = coordinator.waiting.pop(number, None)
+                if answered is not None:
+                    answered(event.state)
+
+    # Transactions.
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, bytes]],
+        settlements: Sequence[Settlement],
+        done: Done,
+    ) -> None:
+        """Do all of it or nothing; ``sends`` are (link, payload)."""
+        commit = _Commit(commit_number, sends, settlements, done)
+        refusal = self._commit_refusal(commit)
+        if refusal is not None:
+            done(None, refusal)
+            return
+        coordinator = self._coordinators.get(session)
+        if coordinator is None:
+            coordinator = self._attach_coordinator(session)
+        coordinator.commits.append(commit)
+        self._start_commit(coordinator)
+
+    def _commit_refusal(self, commit: _Commit) -> JMSException | None:
+        """Why nothing of a commit can be done, where that is clear before anything is sent."""
+        for link, _ in commit.sends:
+            if link not in self._senders:
+                return TransactionRolledBackException(f"nothing was committed: link {link} is closed")
+        for tag, _ in commit.settlements:
+            if tag.epoch != self._options.epoch or not self._peer.is_unsettled(tag.link, tag.number):
+                return TransactionRolledBackException(f"nothing was committed: delivery {tuple(tag)} is stale")
+        return None
+
+    def _attach_coordinator(self, session: int) -> _Coordinator:
+        name = self._name("coordinator", None)
+        target = Terminus(capabilities=("amqp:local-transactions",), coordinator=True)
+        link = self._peer.attach_sender(self._session(session), name, Terminus(name, outcomes=_OUTCOMES), target)
+        coordinator = _Coordinator(link, session)
+        self._coordinators[session] = coordinator
+        self._coordinators_by_link[link] = coordinator
+        self._declare(coordinator)
+        return coordinator
+
+    def _declare(self, coordinator: _Coordinator) -> None:
+        coordinator.out.append((_DECLARE, partial(self._on_declared, coordinator)))
+        self._flush_coordinator(coordinator)
+
+    def _on_declared(self, coordinator: _Coordinator, state: State) -> None:
+        if state.code != DECLARED or state.txn_id is None:
+            error = exception_for(state.error, "the broker refused to begin a transaction")
+            self._peer.close_link(coordinator.link)
+            self._drop_coordinator(coordinator.session, error)
+            return
+        coordinator.txn_id = state.txn_id
+        self._start_commit(coordinator)
+
+    def _start_commit(self, coordinator: _Coordinator) -> None:
+        """Start the first commit that waits, once the one before has its answer and a transaction is open."""
+        if not coordinator.commits or coordinator.commits[0].started or coordinator.txn_id is None:
+            return
+        commit = coordinator.commits[0]
+        commit.started = True
+        refusal = self._commit_refusal(commit)
+        if refusal is not None:  # it became stale while it waited
+            coordinator.commits.popleft()
+            commit.done(None, refusal)
+            self._start_commit(coordinator)
+            return
+        states = {
+            outcome: State(TRANSACTIONAL, txn_id=coordinator.txn_id, outcome=state)
+            for outcome, state in _STATES.items()
+        }
+        link = -1
+        outcome: Outcome | None = None
+        numbers: list[int] = []
+        for tag, ending in commit.settlements:
+            if tag.link != link or ending is not outcome:
+                if numbers and outcome is not None:
+                    self._peer.settle(link, numbers, states[outcome])
+                link, outcome, numbers = tag.link, ending, []
+            numbers.append(tag.number)
+        if numbers and outcome is not None:
+            self._peer.settle(link, numbers, states[outcome])
+        commit.untransmitted = commit.unanswered = len(commit.sends)
+        answered = partial(self._on_commit_send, coordinator, commit)
+        for link, payload in commit.sends:
+            sender = self._senders[link]
+            sender.queue.append(_Send(payload, answered, commit))
+            self._flush(sender)
+        if not commit.sends:
+            self._maybe_discharge(coordinator, commit)
+
+    def _on_commit_send(self, coordinator: _Coordinator, commit: _Commit, error: JMSException | None) -> None:
+        self._sends_done -= 1  # a commit's sends do not count for the send window
+        commit.unanswered -= 1
+        if error is not None and commit.refusal is None:
+            commit.refusal = error
+        if self._phase is not Phase.CLOSED and commit.untransmitted == 0:
+            self._maybe_discharge(coordinator, commit)
+
+    def _maybe_discharge(self, coordinator: _Coordinator, commit: _Commit) -> None:
+        info = self._info
+        if commit.discharged or coordinator.txn_id is None:
+            return
+        if commit.unanswered and not (info is not None and info.is_holdfast):
+            return
+        commit.discharged = True
+        body = encode(Described(ULong(DISCHARGE_CODE), [coordinator.txn_id, commit.refusal is not None]))
+        session = f"{self._options.commit_prefix}:{coordinator.session}"
+        annotations = encode({COMMIT_ID: [session, commit.number]})
+        payload = b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
+        coordinator.txn_id = None
+        coordinator.out.append((payload, partial(self._on_discharged, coordinator, commit)))
+        self._declare(coordinator)
+
+    def _on_discharged(self, coordinator: _Coordinator, commit: _Commit, state: State) -> None:
+        coordinator.commits.remove(commit)
+        if commit.refusal is not None:
+            refusal = TransactionRolledBackException(f"the broker refused a message of it: {commit.refusal}")
+            refusal.__cause__ = commit.refusal
+            commit.done(None, refusal)
+        elif state.code == ACCEPTED:
+            commit.done(None, None)
+        else:
+            reason = state.error.description if state.error is not None else None
+            code = state.error.condition if state.error is not None else None
+            text = reason or "the broker refused to commit the transaction"
+            commit.done(None, TransactionRolledBackException(text, error_code=code))
+        self._start_commit(coordinator)
+
+    def _flush_coordinator(self, coordinator: _Coordinator) -> None:
+        while coordinator.out and coordinator.credit > 0:
+            payload, answered = coordinator.out.popleft()
+            coordinator.credit -= 1
+            coordinator.waiting[self._peer.send(coordinator.link, payload)] = answered
+
+    def _drop_coordinator(self, session: int, error: JMSException) -> None:
+        coordinator = self._coordinators.pop(session, None)
+        if coordinator is None:
+            return
+        self._coordinators_by_link.pop(coordinator.link, None)
+        commits, coordinator.commits = coordinator.commits, deque()
+        for commit in commits:
+            reason = f"the transaction coordinator went away: {error}"
+            commit.done(None, TransactionRolledBackException(reason, error_code=error.error_code))
+
+    # Requests to our own server.
+
+    def request(self, operation: str, arguments: dict[str, Any], done: Done) -> None:
+        """Ask our own server something; done with its answer."""
+        info = self._info
+        if info is None or not info.is_holdfast:
+            product = "unknown" if info is None else info.product
+            done(None, JMSException(f"{operation!r} needs a Holdfast server; this broker is {product!r}"))
+            return
+        management = self._management
+        if management is None:
+            management = self._management = self._attach_management()
+        if len(management.waiting) >= MAX_REQUESTS:
+            done(
+                None, ResourceAllocationException(f"{MAX_REQUESTS} requests wait for their answers; that is the limit")
+            )
+            return
+        number = management.next_number
+        management.next_number = number + 1
+        try:
+            payload = pack_request(Request(number, operation, arguments))
+        except MessageFormatException as error:
+            done(None, error)
+            return
+        management.waiting[number] = done
+        management.queue.append(payload)
+        self._flush_management(management)
+
+    def _attach_management(self) -> _Management:
+        session = self._session(-1)
+        name = self._name("management", None)
+        node = Terminus(MANAGEMENT_ADDRESS)
+        sender = self._peer.attach_sender(session, f"{name}:requests", Terminus(name), node)
+        receiver = self._peer.attach_receiver(session, f"{name}:answers", node, Terminus(name))
+        self._peer.credit(receiver, MAX_REQUESTS)
+        return _Management(sender, receiver)
+
+    def _flush_management(self, management: _Management) -> None:
+        while management.queue and management.credit > 0:
+            management.credit -= 1
+            self._peer.send(management.sender, management.queue.popleft(), settled=True)
+
+    def _on_answers(self, management: _Management, event: Transfers) -> None:
+        self._peer.settle(event.link, [each.number for each in event.deliveries], ACCEPTED_STATE)
+        self._peer.credit(event.link, len(event.deliveries))
+        for each in event.deliveries:
+            try:
+                answer = unpack_answer(each.payload)
+            except MessageFormatException as error:
+                self.fail(ProtocolException(f"the broker's answer cannot be decoded: {error}"))
+                return
+            done = management.waiting.pop(answer.number, None)
+            if done is None:
+                continue
+            if answer.error is not None:
+                done(None, error_from_fields(answer.error))
+            else:
+                done(answer.result, None)
+
+    def _drop_management(self, error: JMSException) -> None:
+        management, self._management = self._management, None
+        if management is None:
+            return
+        for link in (management.sender, management.receiver):
+            self._peer.close_link(link)
+        for done in management.waiting.values():
+            done(None, error)
+
+    _HANDLERS: Final[dict[type, Any]] = {
+        RemoteOpen: _on_open,
+        RemoteClose: _on_close,
+        SessionRemoteOpen: _on_session_open,
+        SessionRemoteClose: _on_session_close,
+        LinkRemoteOpen: _on_link_open,
+        LinkRemoteClose: _on_link_close,
+        LinkFlow: _on_flow,
+        Transfers: _on_transfers,
+        Dispositions: _on_dispositions,
+        TransportFailed: _on_failed,
+    }
+
+
+_DECLARE: Final = b"\x00\x53\x77" + encode(Described(ULong(DECLARE_CODE), [None]))
+
+
+def _refusal(error: AmqpError | None, refused: bool) -> JMSException:
+    if refused:
+        return exception_for(error, "the broker refused the link", InvalidDestinationException)
+    return exception_for(error, "the broker closed the link")
+
+
+def _send_failure(state: State) -> JMSException | None:
+    """Why a send failed, by how the broker ended it; None where it did not."""
+    if state.code == TRANSACTIONAL:
+        outcome = state.outcome
+        return None if outcome is None or outcome.code == ACCEPTED else _send_failure(outcome)
+    if state.code == ACCEPTED:
+        return None
+    if state.code == REJECTED:
+        return exception_for(state.error, "the broker rejected the message")
+    if state.code == 0:
+        return JMSException("the broker settled the message without saying how")
+    return JMSException("the broker gave the message back")
+
+
+def _commit_failure(commit: _Commit, error: JMSException) -> JMSException:
+    """What a commit gets when the connection is lost under it."""
+    if commit.discharged and commit.refusal is None:
+        return TransactionInDoubtException(f"the connection was lost during the commit: {error}")
+    return error
+
+
+def login_refused(reason: str) -> JMSSecurityException:
+    """The error of a login that the broker refused."""
+    return JMSSecurityException(reason, error_code="amqp:unauthorized-access")

@@ -1,0 +1,479 @@
+"""The transport port over AMQP 1.0: threads, deadlines and waiting around the client protocol.
+
+Theory of operation
+    Messages are packed in the thread that sends them and decoded in the thread that looks at them; in between, all
+    work is done by the loop's thread (:mod:`broker_adapter.amqp.io_loop`).  A call that waits blocks its own thread on
+    a lock of its own, for as long as its deadline allows.  What is answered after the deadline is undone: a link that
+    nobody waits for any more is detached.
+
+    The connection is not restored here: once it is lost, every waiting and every later call raises, the callbacks of
+    the sends under way get the error, and the listener gets ``Failed``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from ack_modes import Settlement
+from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase
+from broker_adapter.amqp.codec import encode_amqp
+from broker_adapter.amqp.io_loop import SocketConnection, Work
+from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.envelope import Envelope, pack
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidURLException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+    ProtocolException,
+)
+from broker_adapter.transport import (
+    Credentials,
+    Failed,
+    OnSettled,
+    Peer,
+    ReceiverSpec,
+    SenderSpec,
+    Sink,
+    TransportEvent,
+)
+from broker_adapter.url import AmqpURL
+
+
+class Io(Protocol):
+    """What carries the bytes of one connection, and runs its protocol in one thread."""
+
+    def submit(self, work: Work) -> None:
+        """Hand work to that thread."""
+
+    def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
+        """Start to connect."""
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+
+    def in_loop_thread(self) -> bool:
+        """Whether the caller is that thread, which must not wait."""
+
+
+class _Call:
+    """Something that a thread waits for: completed once, by the loop's thread."""
+
+    __slots__ = ("_abandoned", "_arrived", "_error", "_guard", "_result")
+
+    def __init__(self) -> None:
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
+        self._guard = threading.Lock()
+        self._abandoned = False
+        self._result: Any = None
+        self._error: JMSException | None = None
+
+    def __call__(self, result: Any, error: JMSException | None) -> bool:
+        """Complete; returns whether somebody waits."""
+        with self._guard:
+            if self._abandoned:
+                return False
+            self._result, self._error = result, error
+            if self._arrived.locked():
+                self._arrived.release()
+            return True
+
+    def settled(self, error: JMSException | None) -> None:
+        """Complete a send."""
+        self(None, error)
+
+    def wait(self, seconds: float | None, what: str) -> Any:
+        """The result; raises its error, or OperationTimedOutException where it does not come in time."""
+        if not self._arrived.acquire(timeout=-1 if seconds is None else max(0.0, min(seconds, threading.TIMEOUT_MAX))):
+            with self._guard:
+                if self._arrived.locked():
+                    self._abandoned = True
+                    raise OperationTimedOutException(f"{what} had no answer within {seconds:g} s")
+        if self._error is not None:
+            # A new traceback for each thread that waits; the error itself may be shared.
+            raise _copied(self._error)
+        return self._result
+
+
+def _copied(error: JMSException) -> JMSException:
+    """The same error for another thread."""
+    copy = type(error)(error.reason, error_code=error.error_code)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+class _SendWindow:
+    """How many sends of a connection may wait for their answer; the sender of one more waits."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._waiters = 0
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._error: JMSException | None = None
+
+    def enter(self, seconds: float | None, *, waits: bool = True) -> None:
+        """Take a place, waiting for one at most this long; a callback, which must not wait, takes one in any case."""
+        with self._lock:
+            if waits and self._used >= self._size:
+                self._wait(seconds)
+            if self._error is not None:
+                raise _copied(self._error)
+            self._used += 1
+
+    def _wait(self, seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self._waiters += 1
+        try:
+            while self._used >= self._size and self._error is None:
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    raise OperationTimedOutException(
+                        f"no place in the send window of {self._size} messages within {seconds:g} s"
+                    )
+                self._room.wait(remaining)
+        finally:
+            self._waiters -= 1
+
+    def leave(self, count: int) -> None:
+        """Give places back."""
+        with self._lock:
+            self._used -= count
+            if self._waiters:
+                self._room.notify_all()
+
+    def close(self, error: JMSException) -> None:
+        """Wake everybody with this error."""
+        with self._lock:
+            self._error = error
+            self._room.notify_all()
+
+
+class AmqpTransport:
+    """One connection to an AMQP 1.0 broker, ours or another.  See the module's theory of operation."""
+
+    def __init__(
+        self,
+        url: AmqpURL,
+        *,
+        epoch: int = 0,
+        commit_prefix: str | None = None,
+        make_io: Callable[[ClientProtocol], Io] = SocketConnection,
+    ) -> None:
+        """A transport that is not open yet.
+
+        Args:
+            url: where to connect, and with which settings.
+            epoch: what this connection's deliveries carry, for a transport that restores connections.
+            commit_prefix: names the client in commit ids; the same for a connection that takes another's place.
+            make_io: what carries the bytes; sockets by default.
+        """
+        self._url = url
+        self._epoch = epoch
+        self._commit_prefix = commit_prefix or str(uuid4())
+        self._make_io = make_io
+        self._window = _SendWindow(url.client.send_window_messages)
+        self._io: Io | None = None
+        self._protocol: ClientProtocol | None = None
+        self._listener: Callable[[TransportEvent], None] | None = None
+        self._error: JMSException | None = IllegalStateException("the connection is not open yet")
+        self._encode: Callable[[Envelope], bytes] = encode_amqp
+        self._max_message_bytes: dict[int, int] = {}
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<AmqpTransport {self._url.host}:{self._url.port} {self._protocol!r}>"
+
+    # The connection.
+
+    def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        """See :meth:`broker_adapter.transport.Transport.open`."""
+        if self._protocol is not None or self._closed:
+            raise IllegalStateException("the connection was opened before")
+        url = self._url
+        login = self._login(credentials)
+        context = _tls_context(url) if url.tls else None
+        options = ClientOptions(
+            container_id=credentials.client_id or f"holdfast-{uuid4()}",
+            hostname=url.amqp.vhost if url.amqp.vhost is not None else url.host,
+            version=_version(),
+            has_client_id=credentials.client_id is not None,
+            commit_prefix=self._commit_prefix,
+            envelope=url.amqp.envelope,
+            epoch=self._epoch,
+            limits=PeerLimits(
+                max_frame_bytes=url.amqp.max_frame_bytes, idle_timeout_ms=int(url.amqp.idle_timeout_seconds * 1000)
+            ),
+        )
+        self._listener = listener
+        self._protocol = protocol = ClientProtocol(options, login, self._on_event, self._window.leave)
+        self._io = io = self._make_io(protocol)
+        call = _Call()
+        io.submit(lambda: protocol.open(call))
+        own = url.client.connect_timeout_seconds
+        limit = own if timeout is None else min(own, timeout)
+        io.connect(url.host, url.port, context, limit)
+        where = f"{url.host}:{url.port}"
+        try:
+            peer: Peer = call.wait(limit, f"opening the connection to {where}")
+        except OperationTimedOutException:
+            self._give_up()
+            if timeout is not None and timeout <= own:
+                raise
+            raise ConnectionLostException(f"{where} gave no answer within {own:g} s") from None
+        except ProtocolException as error:
+            self._give_up()
+            raise ConnectionLostException(f"{where} does not answer in AMQP 1.0: {error.reason}") from error
+        except JMSException:
+            self._give_up()
+            raise
+        self._encode = pack if protocol.uses_envelope else encode_amqp
+        self._error = None
+        if protocol.phase is Phase.CLOSED:  # lost between its opening and this line
+            self._lost(ConnectionLostException("the peer closed the network connection"))
+        return peer
+
+    def _login(self, credentials: Credentials) -> Login | None:
+        raise NotImplementedError
+
+    def _give_up(self) -> None:
+        self._closed = True
+        self._error = IllegalStateException("the connection could not be opened")
+        if self._io is not None:
+            self._io.abort()
+
+    def _on_event(self, event: TransportEvent) -> None:
+        if isinstance(event, Failed):
+            self._lost(event.error)
+        if self._listener is not None and not self._closed:
+            self._listener(event)
+
+    def _lost(self, error: JMSException) -> None:
+        self._error = error
+        self._window.close(error)
+
+    def close(self, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.close`."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        closed = IllegalStateException("the connection is closed")
+        lost = self._error is not None
+        self._error = closed
+        self._window.close(closed)
+        io, protocol = self._io, self._protocol
+        if io is None or protocol is None:
+            return
+        own = self._url.client.close_timeout_seconds
+        call = _Call()
+        try:
+            if not lost:
+                io.submit(lambda: protocol.close(call))
+                if not io.in_loop_thread():
+                    call.wait(own if timeout is None else min(own, timeout), "closing the connection")
+        except JMSException:
+            pass  # a network that is away takes nothing from a close
+        finally:
+            io.abort()
+
+    # What waits for an answer.
+
+    def _ask(self, what: str, start: Callable[[ClientProtocol, Done], None], timeout: float | None) -> Any:
+        own = self._url.client.request_timeout_seconds
+        limit = own if timeout is None else timeout
+        if self._error is not None:
+            raise _copied(self._error)
+        io, protocol = self._io, self._protocol
+        assert io is not None
+        assert protocol is not None
+        if io.in_loop_thread():
+            raise IllegalStateException(f"{what} cannot be called from a callback of the transport")
+        call = _Call()
+
+        def run() -> None:
+            if protocol.phase is not Phase.OPEN:
+                call(None, self._error or ConnectionLostException("the connection is lost"))
+                return
+            try:
+                start(protocol, call)
+            except JMSException as error:
+                call(None, error)
+
+        io.submit(run)
+        return call.wait(limit, what)
+
+    def end_session(self, session: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.end_session`."""
+        self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+        """See :meth:`broker_adapter.transport.Transport.attach`."""
+        if isinstance(spec, SenderSpec):
+            link: int
+            link, limit = self._ask(
+                f"attaching a producer to {_named(spec.destination)}",
+                lambda protocol, done: protocol.attach_sender(spec, done),
+                timeout,
+            )
+            if limit is not None:
+                self._max_message_bytes[link] = limit
+            return link
+        if sink is None:
+            raise IllegalStateException("a receiver's link needs a sink")
+        link = self._ask(
+            f"attaching a consumer to {_named(spec.destination)}",
+            lambda protocol, done: protocol.attach_receiver(spec, sink, done),
+            timeout,
+        )
+        return link
+
+    def detach(self, link: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.detach`."""
+        self._max_message_bytes.pop(link, None)
+        self._ask("detaching the link", lambda protocol, done: protocol.detach(link, done), timeout)
+
+    def unsubscribe(self, name: str, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
+        self._ask(f"unsubscribing {name!r}", lambda protocol, done: protocol.unsubscribe(name, done), timeout)
+
+    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+        """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
+        destination: Destination = self._ask(
+            "declaring a temporary destination", lambda protocol, done: protocol.declare_temporary(kind, done), timeout
+        )
+        return destination
+
+    def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.delete_temporary`."""
+        self._ask(
+            f"deleting {destination.name!r}",
+            lambda protocol, done: protocol.delete_temporary(destination, done),
+            timeout,
+        )
+
+    def drain(self, link: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.drain`."""
+        self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout)
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        """See :meth:`broker_adapter.transport.Transport.request`."""
+        return self._ask(
+            f"request {operation!r}",
+            lambda protocol, done: protocol.request(operation, dict(arguments), done),
+            timeout,
+        )
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        timeout: float | None,
+    ) -> None:
+        """See :meth:`broker_adapter.transport.Transport.commit`."""
+        packed = [(link, self._packed(link, envelope)) for link, envelope in sends]
+        self._ask(
+            "the commit",
+            lambda protocol, done: protocol.commit(session, commit_number, packed, settlements, done),
+            timeout,
+        )
+
+    # What does not wait.
+
+    def credit(self, link: int, messages: int) -> None:
+        """See :meth:`broker_adapter.transport.Transport.credit`."""
+        io, protocol = self._usable()
+        io.submit(lambda: protocol.credit(link, messages))
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """See :meth:`broker_adapter.transport.Transport.settle`."""
+        io, protocol = self._usable()
+        io.submit(lambda: protocol.settle(settlements))
+
+    def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.send`."""
+        if self._error is not None:
+            raise _copied(self._error)
+        io = self._io
+        assert io is not None
+        payload = self._packed(link, envelope)
+        limit = self._url.client.send_timeout_seconds if timeout is None else timeout
+        if on_settled is not None:
+            self._window.enter(limit, waits=not io.in_loop_thread())
+            io.submit((link, payload, on_settled))
+            return
+        if io.in_loop_thread():
+            raise IllegalStateException("a send that waits cannot be called from a callback of the transport")
+        start = time.monotonic()
+        self._window.enter(limit)
+        call = _Call()
+        io.submit((link, payload, call.settled))
+        call.wait(max(0.0, limit - (time.monotonic() - start)), "the send")
+
+    def _packed(self, link: int, envelope: Envelope) -> bytes:
+        payload = self._encode(envelope)
+        limit = self._max_message_bytes.get(link)
+        if limit is not None and len(payload) > limit:
+            raise MessageFormatException(
+                f"message of {len(payload)} bytes is larger than the broker's limit of {limit} bytes"
+            )
+        return payload
+
+    def _usable(self) -> tuple[Io, ClientProtocol]:
+        if self._error is not None:
+            raise _copied(self._error)
+        io, protocol = self._io, self._protocol
+        assert io is not None
+        assert protocol is not None
+        return io, protocol
+
+
+def _named(destination: Destination | None) -> str:
+    return "no destination" if destination is None else repr(destination.name)
+
+
+def _version() -> str:
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine, as far as its spelling tells."""
+    if host.lower() in _LOCAL_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls_context(url: AmqpURL) -> ssl.SSLContext:
+    settings = url.amqp
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca_file)
+        if settings.tls_certificate_file is not None:
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidURLException(f"the TLS files of the URL cannot be used: {error}") from error
+    context.check_hostname = settings.tls_verify_host
+    return context

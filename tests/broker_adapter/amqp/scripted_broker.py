@@ -1,0 +1,237 @@
+"""A broker that does what a test tells it, over proton: the far end of a client protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
+from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.peer import (
+    ACCEPTED_STATE,
+    DECLARED,
+    Dispositions,
+    Event,
+    Incoming,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    Peer,
+    PeerLimits,
+    RemoteClose,
+    RemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+)
+from broker_adapter.amqp.values import Described, Reader
+from broker_adapter.errors import JMSException
+from broker_adapter.transport import TransportEvent
+
+
+class ScriptedBroker:
+    """Accepts links and messages; tests replace what it does by changing its attributes.
+
+    Attributes:
+        log: everything that the client did.
+        refusals: address → the error by which a link to it is refused.
+        echo_filters: whether filters are confirmed.
+        accepts: whether messages are accepted as they come; otherwise they wait in ``held``.
+        credit: what each producer's link gets.
+    """
+
+    def __init__(self, *, holdfast: bool = True, properties: dict[str, Any] | None = None) -> None:
+        self.peer = Peer(PeerLimits(), server=True)
+        self.log: list[Event] = []
+        self.refusals: dict[str | None, AmqpError] = {}
+        self.echo_filters = True
+        self.accepts = True
+        self.answers_drain = True
+        self.closes_links = True
+        self.credit = 100
+        self.max_message_bytes: int | None = None
+        self.held: list[tuple[int, Incoming]] = []
+        self.links: dict[str, int] = {}
+        self.by_address: dict[str | None, int] = {}
+        self.coordinators: set[int] = set()
+        self.discharges: list[tuple[bool, Any]] = []
+        self.discharge_outcome = ACCEPTED_STATE
+        self.next_txn = 1
+        self.open_error: AmqpError | None = None
+        self._holdfast = holdfast
+        self._properties = properties
+        self._next_temporary = 1
+
+    def handle(self) -> bool:
+        """React to what has come in; returns whether anything had."""
+        events = self.peer.events()
+        for event in events:
+            self.log.append(event)
+            self._react(event)
+        return bool(events)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """What the client did of this kind."""
+        return [event for event in self.log if isinstance(event, kind)]
+
+    def _react(self, event: Event) -> None:
+        if isinstance(event, RemoteOpen):
+            properties: dict[str, Any] = {"product": "Holdfast" if self._holdfast else "other", "version": "9"}
+            if self.open_error is not None:
+                properties["amqp:connection-establishment-failed"] = True
+            offered = ["ANONYMOUS-RELAY", "SHARED-SUBS", *([ENVELOPE_CAPABILITY] if self._holdfast else [])]
+            self.peer.open(
+                "broker", offered_capabilities=offered, properties={**properties, **(self._properties or {})}
+            )
+            if self.open_error is not None:
+                self.peer.close(self.open_error)
+        elif isinstance(event, LinkRemoteOpen):
+            self._attach(event)
+        elif isinstance(event, Transfers):
+            self._transfers(event)
+        elif isinstance(event, LinkRemoteClose):
+            if self.closes_links:
+                self.peer.close_link(event.link, closed=event.closed)
+        elif isinstance(event, LinkFlow) and event.drain and self.answers_drain:
+            self.peer.drained(event.link)
+        elif isinstance(event, RemoteClose):
+            self.peer.close()
+
+    def _attach(self, event: LinkRemoteOpen) -> None:
+        node = event.source if event.is_sender else event.target
+        address = None if node is None else node.address
+        if address in self.refusals:
+            self.peer.refuse_link(event.link, self.refusals[address])
+            return
+        source, target = event.source, event.target
+        if event.is_sender and source is None:  # an unsubscribe
+            source = Terminus(event.name)
+        if event.is_sender and not self.echo_filters and source is not None:
+            source = source._replace(filters=None)
+        if not event.is_sender and target is not None and target.dynamic:
+            target = target._replace(address=f"temporary-{self._next_temporary}")
+            self._next_temporary += 1
+        self.links[event.name] = event.link
+        self.by_address[address] = event.link
+        if target is not None and target.coordinator:
+            self.coordinators.add(event.link)
+        self.peer.accept_link(event.link, source, target, max_message_bytes=self.max_message_bytes)
+        if not event.is_sender:
+            self.peer.credit(event.link, self.credit)
+
+    def _transfers(self, event: Transfers) -> None:
+        for delivery in event.deliveries:
+            if event.link in self.coordinators:
+                self._coordinate(event.link, delivery)
+            elif self.accepts and delivery.number:
+                self.settle(event.link, delivery)
+            else:
+                self.held.append((event.link, delivery))
+
+    def settle(self, link: int, delivery: Incoming, state: State = ACCEPTED_STATE) -> None:
+        """Answer a message, in its transaction where it has one."""
+        if delivery.state is not None:
+            state = State(delivery.state.code, txn_id=delivery.state.txn_id, outcome=state)
+        self.peer.settle(link, [delivery.number], state)
+
+    def _coordinate(self, link: int, delivery: Incoming) -> None:
+        sections = []
+        reader = Reader(delivery.payload)
+        while reader.position < len(delivery.payload):
+            sections.append(reader.value())
+        command = sections[-1].value
+        assert isinstance(command, Described)
+        if command.descriptor == 0x31:
+            txn_id = b"txn-%d" % self.next_txn
+            self.next_txn += 1
+            self.peer.settle(link, [delivery.number], State(DECLARED, txn_id=txn_id))
+        else:
+            self.discharges.append((command.value[1], sections[0].value if len(sections) > 1 else None))
+            self.peer.settle(link, [delivery.number], self.discharge_outcome)
+
+
+class Result:
+    """A done callback that remembers."""
+
+    def __init__(self, *, waits: bool = True) -> None:
+        self.calls: list[tuple[Any, JMSException | None]] = []
+        self._waits = waits
+
+    def __call__(self, result: Any, error: JMSException | None) -> bool:
+        self.calls.append((result, error))
+        return self._waits
+
+    @property
+    def value(self) -> Any:
+        """The result; raises the error."""
+        assert len(self.calls) == 1
+        result, error = self.calls[0]
+        if error is not None:
+            raise error
+        return result
+
+    @property
+    def pending(self) -> bool:
+        """Whether nothing has come yet."""
+        return not self.calls
+
+
+class Wired:
+    """A client protocol and a scripted broker joined by a pretend wire."""
+
+    def __init__(
+        self,
+        broker: ScriptedBroker | None = None,
+        *,
+        has_client_id: bool = True,
+        envelope: bool = True,
+        limits: PeerLimits | None = None,
+    ) -> None:
+        self.broker = broker or ScriptedBroker()
+        self.events: list[TransportEvent] = []
+        self.sends_done = 0
+        self.client = ClientProtocol(
+            ClientOptions(
+                container_id="client-1",
+                hostname="host",
+                version="1",
+                has_client_id=has_client_id,
+                commit_prefix="prefix",
+                envelope=envelope,
+                limits=limits or PeerLimits(),
+            ),
+            None,
+            self.events.append,
+            self._count,
+        )
+
+    def _count(self, count: int) -> None:
+        self.sends_done += count
+
+    def pump(self) -> None:
+        """Carry bytes until nothing moves."""
+        moved = True
+        while moved:
+            data = self.client.pending_output()
+            self.broker.peer.receive(data) if data else None
+            handled = self.broker.handle()
+            answer = self.broker.peer.pending_output()
+            if answer:
+                self.client.receive(answer)
+            moved = bool(data or handled or answer)
+
+    def opened(self) -> Wired:
+        """Open the connection."""
+        result = Result()
+        self.client.open(result)
+        self.pump()
+        assert result.value is not None
+        return self
+
+    def ask(self, call: Callable[..., None], *arguments: Any) -> Any:
+        """Call with a result, carry bytes, return the result."""
+        result = Result()
+        call(*arguments, result)
+        self.pump()
+        return result.value
