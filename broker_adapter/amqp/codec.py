@@ -565,9 +565,9 @@ def _body(bodies: list[tuple[int, Any]], kind: int | None, content_type: str | N
     if code == _SEQUENCE:
         items = [item for each, part in bodies if each == _SEQUENCE for item in part]
         return (BodyKind.OBJECT if kind == BodyKind.OBJECT else BodyKind.STREAM), _plain(items)
+    if kind == BodyKind.OBJECT or isinstance(value, UUID):
+        return BodyKind.OBJECT, _plain(value)
     value = _plain(value)
-    if kind == BodyKind.OBJECT:
-        return BodyKind.OBJECT, value
     if value is None:
         return (BodyKind(kind), None) if kind in (BodyKind.NONE, BodyKind.TEXT) else (BodyKind.TEXT, None)
     if isinstance(value, str):
@@ -597,16 +597,16 @@ def _data_body(data: bytes, kind: int | None, content_type: str | None) -> tuple
     return BodyKind.BYTES, data
 
 
-def _plain(value: Any, depth: int = 40) -> Any:
+def _plain(value: Any) -> Any:
     """A decoded value without AMQP's own types, so that it can travel in an envelope."""
     if isinstance(value, (Symbol, Timestamp)):
         return str(value) if isinstance(value, str) else int(value)
     if isinstance(value, Described):
-        return _plain(value.value, depth - 1)
+        return _plain(value.value)
     if isinstance(value, list):
-        return [_plain(item, depth - 1) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {_plain(key, depth - 1): _plain(item, depth - 1) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, UUID) else value
 
 

@@ -358,48 +358,56 @@ class Peer:
             data = b"".join(self._held)
             self._held.clear()
             self._held_bytes = 0
-        try:
-            whole = self._whole_frames(data)
-        except ValueError as error:
-            self._fail(AmqpError("amqp:decode-error", str(error)))
-            return
+        whole, objection = self._whole_frames(data)
         size = len(data)
-        if whole < size:
-            self._held.append(data[whole:])
-            self._held_bytes = size - whole
         if whole:
             self._push(data, whole)
+        if objection is not None:
+            self._fail(objection)
+        elif whole < size:
+            self._held.append(data[whole:])
+            self._held_bytes = size - whole
 
-    def _whole_frames(self, data: bytes) -> int:
-        """How many of these bytes are whole frames fit for proton; raises ValueError for one that is not."""
+    def _whole_frames(self, data: bytes) -> tuple[int, AmqpError | None]:
+        """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything."""
         end = len(data)
         position = 0
         if not self._header_seen:
-            if end < 8 and _HEADER.startswith(data):
+            if not data.startswith(_HEADER[:end]):
+                # proton, too, must see bytes that are no header, to answer them; not a SASL one, which it knows.
+                self._push(bytes(8), 8)
+                reason = f"expected the header of AMQP 1.0, got {data[:8]!r}"
+                return 0, AmqpError("amqp:connection:framing-error", reason)
+            if end < 8:
                 self._wanted_bytes = 8
-                return 0
+                return 0, None
             self._header_seen = True
-            if not data.startswith(_HEADER):
-                return end  # proton knows how to refuse it
             position = 8
         limit = self._limits.max_frame_bytes
         while end - position >= 8:
             size = int.from_bytes(data[position : position + 4])
             if size > limit:
-                raise ValueError(f"frame of {size} bytes is larger than the limit of {limit} bytes")
+                reason = f"frame of {size} bytes is larger than the limit of {limit} bytes"
+                return position, AmqpError("amqp:connection:framing-error", reason)
             after = position + size
             if after > end:
                 self._wanted_bytes = size
-                return position
+                return position, None
             start = position + 4 * data[position + 4]
             # A transfer without a state, in the short form that everybody sends, has nothing that nests.
-            if not (data.startswith(_TRANSFER, start) and data[start + 5] <= 7) and start < after:
-                self._admit(data, start, after)
+            if start + 5 < after and data.startswith(_TRANSFER, start) and data[start + 5] <= 7:
+                position = after
+                continue
+            if start < after:
+                try:
+                    self._admit(data, start, after)
+                except ValueError as error:
+                    return position, AmqpError("amqp:decode-error", str(error))
             if size < 8:
-                return end  # proton knows how to refuse it
+                return end, None  # proton knows how to refuse it
             position = after
         self._wanted_bytes = 8
-        return position
+        return position, None
 
     def _admit(self, data: bytes, start: int, end: int) -> None:
         """Raise ValueError for a performative that proton should not see."""
@@ -613,14 +621,14 @@ class Peer:
             state = self._read_state(delivery, code)
         del link.outgoing[delivery]
         engine.pn_delivery_settle(delivery)
+        if link.remote_closed and link.closed and not link.outgoing:
+            self._forget_link(link)
         if happened:
             last = happened[-1]
             if type(last) is Dispositions and last.link == link.number and last.state == state:
                 last.numbers.append(number)
                 return
         happened.append(Dispositions(link.number, [number], state))
-        if link.closed and link.remote_closed:
-            self._forget_link(link)
 
     def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:
         engine = self._engine

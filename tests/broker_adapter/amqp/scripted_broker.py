@@ -11,7 +11,6 @@ from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.peer import (
     ACCEPTED_STATE,
     DECLARED,
-    Dispositions,
     Event,
     Incoming,
     LinkFlow,

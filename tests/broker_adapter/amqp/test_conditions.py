@@ -1,0 +1,58 @@
+"""Error conditions: one table, both directions."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.amqp.conditions import CONDITIONS, AmqpError, error_for, exception_for
+from broker_adapter.errors import (
+    ConnectionLostException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    JMSException,
+    ProtocolException,
+    ResourceAllocationException,
+    StoreCorruptException,
+    StoreException,
+)
+
+
+@pytest.mark.parametrize(("condition", "cls"), CONDITIONS)
+def test_each_condition_has_its_exception_and_keeps_its_name(condition: str, cls: type[JMSException]) -> None:
+    exception = exception_for(AmqpError(condition, "because"), "otherwise")
+
+    assert type(exception) is cls
+    assert exception.error_code == condition
+    assert str(exception) == f"because [{condition}]"
+
+
+@pytest.mark.parametrize("cls", sorted({cls for _, cls in CONDITIONS}, key=lambda cls: cls.__name__))
+def test_each_exception_comes_back_as_itself(cls: type[JMSException]) -> None:
+    back = exception_for(error_for(cls("why")), "otherwise")
+
+    assert type(back) is cls
+    assert back.reason == "why"
+
+
+def test_an_exception_outside_the_table_is_told_as_the_nearest_one_above() -> None:
+    assert type(exception_for(error_for(StoreCorruptException("why")), "otherwise")) is StoreException
+
+
+def test_the_condition_that_an_exception_carries_is_kept() -> None:
+    error = error_for(ResourceAllocationException("too long", error_code="amqp:link:message-size-exceeded"))
+
+    assert error.condition == "amqp:link:message-size-exceeded"
+
+
+def test_a_client_id_in_use_is_told_by_the_invalid_field() -> None:
+    taken = AmqpError("amqp:invalid-field", "in use", {"invalid-field": "container-id"})
+
+    assert type(exception_for(taken, "otherwise")) is InvalidClientIDException
+    assert type(exception_for(AmqpError("amqp:invalid-field"), "otherwise")) is ProtocolException
+    assert error_for(InvalidClientIDException("in use")) == taken
+
+
+def test_silence_and_unknown_conditions_give_the_default() -> None:
+    assert type(exception_for(None, "otherwise", InvalidDestinationException)) is InvalidDestinationException
+    assert exception_for(None, "otherwise").reason == "otherwise"
+    assert type(exception_for(AmqpError("vendor:odd"), "otherwise", ConnectionLostException)) is ConnectionLostException

@@ -1,0 +1,644 @@
+"""The peer: two of them on a pretend wire, by the C functions and by proton's public classes, and hostile bytes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.peer import (
+    ACCEPTED_STATE,
+    DECLARED,
+    FAILED_STATE,
+    MODIFIED,
+    REJECTED,
+    RELEASED_STATE,
+    TRANSACTIONAL,
+    Dispositions,
+    Incoming,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    Peer,
+    PeerLimits,
+    RemoteClose,
+    RemoteOpen,
+    SessionRemoteClose,
+    SessionRemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+    TransportFailed,
+    check_engine,
+)
+from broker_adapter.amqp.values import Described, Symbol, ULong
+from broker_adapter.errors import IllegalStateException
+from tests.broker_adapter.amqp.pair import Pair, every, last
+
+
+@pytest.fixture(params=[False, True], ids=["c", "public"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """An open pair, once by each engine."""
+    return Pair(public_classes=request.param).opened()
+
+
+def arrived(pair: Pair) -> list[Incoming]:
+    """All messages that the server has got."""
+    return [delivery for event in every(pair.server_events, Transfers) for delivery in event.deliveries]
+
+
+def test_open_carries_names_capabilities_and_properties() -> None:
+    pair = Pair()
+    pair.client.open("me", hostname="host", desired_capabilities=["A", "B"], properties={"product": "x", "n": 1})
+    pair.server.open("you", offered_capabilities=["A"])
+    pair.pump()
+
+    assert pair.server_events == [
+        RemoteOpen("me", "host", frozenset(), frozenset({"A", "B"}), {"product": "x", "n": 1})
+    ]
+    assert pair.client_events == [RemoteOpen("you", None, frozenset({"A"}), frozenset(), {})]
+
+
+def test_attach_carries_source_and_target(pair: Pair) -> None:
+    source = Terminus(
+        "topic",
+        durable=2,
+        expiry="never",
+        timeout=9,
+        copies=True,
+        filters={Symbol("jms-selector"): Described(ULong(0x468C00000004), "a = 1")},
+        outcomes=("amqp:accepted:list", "amqp:released:list"),
+        capabilities=("topic", "shared"),
+    )
+    target = Terminus(dynamic=True, dynamic_properties={Symbol("lifetime-policy"): Described(ULong(0x2B), [])})
+    session = pair.client.begin_session()
+    link = pair.client.attach_receiver(session, "name|2", source, target, presettled=True, properties={"p": 5})
+    pair.pump()
+
+    opened = last(pair.server_events, LinkRemoteOpen)
+    assert opened.source == source
+    assert opened.target == target._replace(expiry="session-end")
+    assert (opened.name, opened.by_peer, opened.is_sender, opened.presettled) == ("name|2", True, True, True)
+    assert opened.properties == {"p": 5}
+
+    pair.server.accept_link(opened.link, opened.source, opened.target, max_message_bytes=1234)
+    pair.pump()
+    answer = last(pair.client_events, LinkRemoteOpen)
+    assert (answer.link, answer.by_peer, answer.max_message_bytes, answer.source) == (link, False, 1234, source)
+
+
+def test_a_coordinator_is_known_by_its_target(pair: Pair) -> None:
+    target = Terminus(capabilities=("amqp:local-transactions",), coordinator=True)
+    pair.client.attach_sender(pair.client.begin_session(), "c", Terminus(), target)
+    pair.pump()
+
+    assert last(pair.server_events, LinkRemoteOpen).target == target
+
+
+def test_a_refused_link_has_no_terminus_and_then_an_error(pair: Pair) -> None:
+    link = pair.client.attach_sender(pair.client.begin_session(), "s", Terminus(), Terminus("nowhere"))
+    pair.pump()
+    error = AmqpError("amqp:not-found", "no such queue", {"k": "v"})
+    pair.server.refuse_link(last(pair.server_events, LinkRemoteOpen).link, error)
+    pair.pump()
+
+    assert last(pair.client_events, LinkRemoteOpen).target is None
+    assert last(pair.client_events, LinkRemoteClose) == LinkRemoteClose(link, True, error)
+    pair.client.close_link(link)
+    pair.pump()
+    assert "links=0" in repr(pair.client)
+    assert "links=0" in repr(pair.server)
+
+
+def test_messages_arrive_in_order_in_one_batch_and_are_settled_in_one_frame(pair: Pair) -> None:
+    client, server = pair.sender()
+    numbers = [pair.client.send(client, b"m%d" % index) for index in range(50)]
+    pair.pump()
+
+    (batch,) = every(pair.server_events, Transfers)
+    assert [delivery.payload for delivery in batch.deliveries] == [b"m%d" % index for index in range(50)]
+    pair.server.settle(server, [delivery.number for delivery in batch.deliveries], ACCEPTED_STATE)
+    answer = pair.server.pending_output()
+    assert answer.count(b"\x00\x53\x15") == 1
+    pair.client.receive(answer)
+    assert pair.client.events() == [Dispositions(client, numbers, ACCEPTED_STATE)]
+    assert pair.client.unsettled(client) == []
+    assert pair.server.unsettled(server) == []
+
+
+def test_settled_messages_need_no_answer(pair: Pair) -> None:
+    client, server = pair.sender()
+
+    assert pair.client.send(client, b"x", settled=True) == 0
+    pair.pump()
+
+    assert arrived(pair) == [Incoming(0, b"x", None)]
+    pair.server.settle(server, [0], ACCEPTED_STATE)
+    assert pair.server.pending_output() == b""
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ACCEPTED_STATE,
+        RELEASED_STATE,
+        FAILED_STATE,
+        State(MODIFIED, failed=True, undeliverable=True, annotations={Symbol("why"): "x"}),
+        State(REJECTED, error=AmqpError("amqp:not-found", "gone", {})),
+        State(REJECTED),
+        State(DECLARED, txn_id=b"t1"),
+        State(TRANSACTIONAL, txn_id=b"t1", outcome=ACCEPTED_STATE),
+        State(TRANSACTIONAL, txn_id=b"t1", outcome=FAILED_STATE),
+        State(TRANSACTIONAL, txn_id=b"t1", outcome=State(REJECTED, error=AmqpError("a:b", "c"))),
+        State(TRANSACTIONAL, txn_id=b"t1"),
+    ],
+)
+def test_every_outcome_reaches_the_sender(pair: Pair, state: State) -> None:
+    client, server = pair.sender()
+    number = pair.client.send(client, b"x")
+    pair.pump()
+    pair.server.settle(server, [arrived(pair)[0].number], state)
+    pair.pump()
+
+    assert last(pair.client_events, Dispositions) == Dispositions(client, [number], state)
+
+
+def test_a_message_sent_in_a_transaction_says_so(pair: Pair) -> None:
+    client, _ = pair.sender()
+    pair.client.send(client, b"x", state=State(TRANSACTIONAL, txn_id=b"t1"))
+    pair.client.send(client, b"y")
+    pair.pump()
+
+    assert [delivery.state for delivery in arrived(pair)] == [State(TRANSACTIONAL, txn_id=b"t1"), None]
+
+
+@pytest.mark.parametrize("public_classes", [False, True])
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 7, 1000])
+def test_messages_of_many_frames_and_chunks_are_put_together(public_classes: bool, chunk_bytes: int | None) -> None:
+    limits = PeerLimits(max_frame_bytes=512)
+    pair = Pair(limits, limits, public_classes=public_classes, chunk_bytes=chunk_bytes).opened()
+    client, _ = pair.sender()
+    payloads = [bytes([index]) * size for index, size in enumerate((0, 1, 400, 512, 5_000, 20_000, 0))]
+    for payload in payloads:
+        pair.client.send(client, payload)
+    pair.pump()
+
+    assert [delivery.payload for delivery in arrived(pair)] == payloads
+
+
+def test_messages_larger_than_the_read_buffer_arrive_whole(pair: Pair) -> None:
+    client, _ = pair.sender()
+    pair.client.send(client, b"z" * 3_000_000)
+    pair.pump()
+
+    assert len(arrived(pair)[0].payload) == 3_000_000
+
+
+def test_an_aborted_message_is_dropped_and_the_next_one_arrives() -> None:
+    limits = PeerLimits(max_frame_bytes=512)
+    pair = Pair(limits, limits).opened()
+    client, server = pair.sender()
+    # The first frames of a long message, then the abort, as another client could send them.
+    channel, handle = 0, 0
+    pair.server.receive(transfer(channel, handle, 0, b"t", b"part one", more=True))
+    pair.server.receive(transfer(channel, handle, None, None, b"part two", more=True))
+    assert pair.server.events() == []
+    pair.server.receive(transfer(channel, handle, None, None, b"", aborted=True))
+    pair.server.receive(transfer(channel, handle, 1, b"u", b"whole"))
+
+    (batch,) = pair.server.events()
+    assert isinstance(batch, Transfers)
+    assert [delivery.payload for delivery in batch.deliveries] == [b"whole"]
+    assert client
+    assert len(pair.server.unsettled(server)) == 1
+
+
+def transfer(
+    channel: int,
+    handle: int,
+    number: int | None,
+    tag: bytes | None,
+    payload: bytes,
+    *,
+    more: bool = False,
+    aborted: bool = False,
+) -> bytes:
+    """A transfer frame made by hand."""
+    fields = [
+        bytes((0x52, handle)),
+        b"\x40" if number is None else bytes((0x52, number)),
+        b"\x40" if tag is None else b"\xa0" + bytes((len(tag),)) + tag,
+        b"\x43",
+        b"\x42",
+        b"\x41" if more else b"\x42",
+        b"\x40",
+        b"\x40",
+        b"\x40",
+        b"\x41" if aborted else b"\x42",
+    ]
+    body = b"".join(fields)
+    frame = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, len(fields))) + body + payload
+    return (8 + len(frame)).to_bytes(4) + b"\x02\x00" + channel.to_bytes(2) + frame
+
+
+def test_a_message_beyond_the_limit_closes_its_link_and_the_session_goes_on() -> None:
+    small = PeerLimits(max_frame_bytes=512, max_message_bytes=1_000)
+    pair = Pair(server=small).opened()
+    client, server = pair.sender()
+    other, _ = pair.sender()
+
+    pair.client.send(client, b"x" * 1_000)
+    pair.client.send(client, b"x" * 1_001)
+    pair.client.send(client, b"x")
+    pair.client.send(other, b"y")
+    pair.pump()
+
+    assert [len(delivery.payload) for delivery in arrived(pair)] == [1_000, 1]
+    closed = last(pair.client_events, LinkRemoteClose)
+    assert closed.link == client
+    assert closed.error is not None
+    assert closed.error.condition == "amqp:link:message-size-exceeded"
+    assert server
+
+
+def test_more_messages_than_credit_close_the_link() -> None:
+    pair = Pair().opened()
+    client, _ = pair.sender(credit=2)
+    pair.pump()
+    for number in range(4):
+        pair.server.receive(transfer(0, 0, number, b"t", b"x"))
+    pair.server.events()
+    pair.server.receive(transfer(0, 0, 4, b"t", b"x"))
+    pair.server.events()
+    pair.pump()
+
+    closed = last(pair.client_events, LinkRemoteClose)
+    assert closed.link == client
+    assert closed.error is not None
+    assert closed.error.condition == "amqp:link:transfer-limit-exceeded"
+
+
+def test_one_slow_consumer_does_not_stall_the_others_of_its_session(pair: Pair) -> None:
+    slow, slow_server = pair.receiver()
+    session = last(pair.server_events, LinkRemoteOpen).session
+    quick = pair.client.attach_receiver(session_of(pair, slow), "quick", Terminus("q"), Terminus())
+    pair.pump()
+    opened = last(pair.server_events, LinkRemoteOpen)
+    pair.server.accept_link(opened.link, opened.source, opened.target)
+    pair.client.credit(slow, 5_000)
+    pair.client.credit(quick, 5_000)
+    pair.pump()
+    for _ in range(5_000):
+        pair.server.send(slow_server, b"x" * 100)
+    pair.pump()
+    for _ in range(100):
+        pair.server.send(opened.link, b"y")
+    pair.pump()
+
+    got = {slow: 0, quick: 0}
+    for event in every(pair.client_events, Transfers):
+        got[event.link] += len(event.deliveries)
+    assert got == {slow: 5_000, quick: 100}
+    assert session
+
+
+def session_of(pair: Pair, link: int) -> int:
+    """The client's number of a link's session."""
+    return next(event for event in every(pair.client_events, LinkRemoteOpen) if event.link == link).session
+
+
+def test_drain_returns_the_credit(pair: Pair) -> None:
+    client, server = pair.receiver()
+    assert pair.client.drain(client) is False
+    pair.client.credit(client, 10)
+    pair.pump()
+    pair.server.send(server, b"x")
+    assert pair.client.drain(client) is True
+    pair.pump()
+    assert last(pair.server_events, LinkFlow).drain is True
+    pair.server.drained(server)
+    pair.pump()
+
+    assert last(pair.client_events, LinkFlow).credit == 0
+    assert pair.client.remaining_credit(client) == 0
+    pair.client.credit(client, 3)
+    pair.pump()
+    assert last(pair.server_events, LinkFlow) == LinkFlow(server, 3, False)
+
+
+def test_deliveries_may_be_settled_after_their_link_is_closed(pair: Pair) -> None:
+    client, server = pair.receiver()
+    pair.client.credit(client, 10)
+    pair.pump()
+    numbers = [pair.server.send(server, b"x") for _ in range(3)]
+    pair.pump()
+    got = [delivery.number for event in every(pair.client_events, Transfers) for delivery in event.deliveries]
+
+    pair.client.close_link(client)
+    pair.pump()
+    pair.server.close_link(server)
+    pair.pump()
+    assert pair.client.is_unsettled(client, got[0])
+    pair.client.settle(client, got, ACCEPTED_STATE)
+    pair.pump()
+
+    assert every(pair.server_events, Dispositions) == [Dispositions(server, numbers, ACCEPTED_STATE)]
+    assert "links=0" in repr(pair.client)
+    assert "links=0" in repr(pair.server)
+
+
+def test_a_detach_that_keeps_the_subscription_says_so(pair: Pair) -> None:
+    client, server = pair.receiver()
+    pair.client.close_link(client, closed=False)
+    pair.pump()
+
+    assert last(pair.server_events, LinkRemoteClose) == LinkRemoteClose(server, False, None)
+
+
+def test_the_end_of_a_session_ends_its_links(pair: Pair) -> None:
+    client, server = pair.sender()
+    pair.client.send(client, b"x")
+    pair.pump()
+    number = arrived(pair)[0].number
+    session = session_of(pair, client)
+
+    pair.client.end_session(session, AmqpError("a:b", "c"))
+    pair.pump()
+
+    assert last(pair.server_events, SessionRemoteClose).error == AmqpError("a:b", "c", {})
+    assert last(pair.client_events, SessionRemoteClose).session == session
+    assert "sessions=0 links=0" in repr(pair.client)
+    assert "sessions=0 links=0" in repr(pair.server)
+    pair.server.settle(server, [number], ACCEPTED_STATE)
+    pair.server.close_link(server)
+    with pytest.raises(IllegalStateException):
+        pair.client.send(client, b"y")
+    with pytest.raises(IllegalStateException):
+        pair.client.attach_sender(session, "late", Terminus(), Terminus("q"))
+    gc.collect()
+    pair.pump()
+    assert every(pair.server_events, TransportFailed) == []
+
+
+def test_close_carries_an_error_and_ends_the_output(pair: Pair) -> None:
+    pair.client.close(AmqpError("amqp:connection:forced", "bye", {}))
+    pair.pump()
+    pair.server.close()
+    pair.pump()
+
+    assert last(pair.server_events, RemoteClose) == RemoteClose(AmqpError("amqp:connection:forced", "bye", {}))
+    assert last(pair.client_events, RemoteClose) == RemoteClose(None)
+    assert pair.client.output_closed
+    assert pair.server.output_closed
+
+
+def test_links_and_sessions_have_a_limit() -> None:
+    pair = Pair(PeerLimits(max_sessions=3), PeerLimits(max_links=2, max_sessions=3)).opened()
+    sessions = [pair.client.begin_session() for _ in range(3)]
+    with pytest.raises(IllegalStateException, match="3 sessions are the limit"):
+        pair.client.begin_session()
+    for name in "ab":
+        pair.client.attach_sender(sessions[0], name, Terminus(), Terminus("q"))
+    pair.pump()
+    assert every(pair.server_events, TransportFailed) == []
+    pair.client.attach_sender(sessions[1], "c", Terminus(), Terminus("q"))
+    pair.pump()
+
+    assert last(pair.server_events, TransportFailed).error.condition == "amqp:resource-limit-exceeded"
+    assert last(pair.client_events, RemoteClose).error is not None
+
+
+def test_sessions_and_links_that_end_make_room_for_others() -> None:
+    pair = Pair(PeerLimits(max_sessions=2), PeerLimits(max_links=2, max_sessions=2)).opened()
+    for _ in range(20):
+        client, _ = pair.sender()
+        pair.client.send(client, b"x")
+        pair.pump()
+        pair.client.end_session(session_of(pair, client))
+        pair.pump()
+
+    assert every(pair.server_events, TransportFailed) == []
+    assert len(every(pair.server_events, SessionRemoteOpen)) == 20
+
+
+def test_a_silent_peer_is_noticed_and_a_quiet_one_sends_keep_alives() -> None:
+    limits = PeerLimits(idle_timeout_ms=1_000)
+    pair = Pair(limits, limits).opened()
+    assert pair.client.tick(1_000) == 1_250  # half of what the peer advertised, which is half of its time-out
+    pair.server.tick(1_000)
+    pair.client.tick(1_250)
+    assert pair.client.pending_output() == bytes.fromhex("0000000802000000")
+
+    pair.server.tick(2_001)
+    assert last(pair.server.events(), TransportFailed).error.description == "local-idle-timeout expired"
+
+
+@pytest.mark.parametrize(
+    ("data", "condition"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "amqp:connection:framing-error"),
+        (b"AMQP\x03\x01\x00\x00", "amqp:connection:framing-error"),
+        (b"AMQP\x00\x00\x09\x01", "amqp:connection:framing-error"),
+        (b"AMQP\x00\x01\x00\x00" + bytes.fromhex("00000004"), None),
+        (b"AMQP\x00\x01\x00\x00" + bytes.fromhex("0000000402000000"), "amqp:connection:framing-error"),
+        (b"AMQP\x00\x01\x00\x00" + bytes.fromhex("7fffffff02000000"), "amqp:connection:framing-error"),
+        (b"AMQP\x00\x01\x00\x00" + bytes.fromhex("0000000cff000000") + b"abcd", "amqp:connection:framing-error"),
+        (b"AMQP\x00\x01\x00\x00" + bytes.fromhex("0000000c02000000005314c0"), "amqp:decode-error"),
+        (b"AMQP\x00\x01\x00\x00" + bytes.fromhex("0000000e02000000") + b"\x00" * 6, "amqp:decode-error"),
+    ],
+)
+def test_what_is_no_amqp_fails_the_connection_with_a_reason(data: bytes, condition: str | None) -> None:
+    server = Peer(PeerLimits(), server=True)
+    for start in range(len(data)):
+        server.receive(data[start : start + 1])
+    events = server.events()
+
+    if condition is None:
+        assert events == []
+        return
+    assert last(events, TransportFailed).error.condition == condition
+    assert server.pending_output().startswith(b"AMQP\x00\x01\x00\x00")
+    assert server.output_closed
+    server.receive(b"more")
+    assert server.events() == []
+
+
+def test_a_frame_at_the_limit_is_taken_and_one_beyond_it_refused() -> None:
+    for size, failed in ((512, False), (513, True)):
+        server = Peer(PeerLimits(max_frame_bytes=512), server=True)
+        server.receive(b"AMQP\x00\x01\x00\x00" + size.to_bytes(4) + b"\x02\x00\x00\x00" + b"x" * 100)
+        assert bool(server.events()) is failed
+
+
+def test_nesting_and_empty_arrays_in_frames_never_reach_proton() -> None:
+    nested = b"\x45"
+    for _ in range(20_000):
+        nested = b"\xd0" + (len(nested) + 4).to_bytes(4) + (1).to_bytes(4) + nested
+    for value in (nested, bytes.fromhex("f000000005ffffffff40"), b"\x00" * 10_000):
+        fields = b"\xa1\x01a" + b"\x40" * 6 + value
+        performative = b"\x00\x53\x10\xd0" + (len(fields) + 4).to_bytes(4) + (8).to_bytes(4) + fields
+        server = Peer(PeerLimits(), server=True)
+        server.receive(
+            b"AMQP\x00\x01\x00\x00" + (8 + len(performative)).to_bytes(4) + b"\x02\x00\x00\x00" + performative
+        )
+
+        assert last(server.events(), TransportFailed).error.condition == "amqp:decode-error"
+
+
+def test_the_end_of_the_network_is_told_once() -> None:
+    pair = Pair().opened()
+    pair.server.receive_end()
+    pair.server.receive_end()
+
+    assert "connection aborted" in (last(pair.server.events(), TransportFailed).error.description or "")
+    assert pair.server.events() == []
+
+
+def test_a_link_is_answered_once_and_unknown_numbers_are_ignored(pair: Pair) -> None:
+    _, server = pair.sender()
+    with pytest.raises(IllegalStateException, match="attached already"):
+        pair.server.accept_link(server, Terminus(), Terminus())
+    with pytest.raises(IllegalStateException, match="closed"):
+        pair.server.accept_link(12_345, Terminus(), Terminus())
+    pair.server.close_link(12_345)
+    pair.server.credit(12_345, 1)
+    pair.server.drained(12_345)
+    pair.server.settle(12_345, [1], ACCEPTED_STATE)
+    pair.server.settle(server, [99], ACCEPTED_STATE)
+    pair.server.end_session(12_345)
+    assert pair.server.unsettled(12_345) == ()
+    assert pair.server.outgoing_bytes(12_345) == 0
+
+
+def test_output_can_be_taken_in_portions() -> None:
+    pair = Pair().opened()
+    client, _ = pair.sender()
+    for _ in range(50):
+        pair.client.send(client, b"x" * 10_000)
+    first = pair.client.pending_output(50_000)
+    rest = pair.client.pending_output()
+    pair.server.receive(first + rest)
+
+    assert 50_000 <= len(first) < 400_000
+    (batch,) = pair.server.events()
+    assert isinstance(batch, Transfers)
+    assert len(batch.deliveries) == 50
+
+
+def test_a_proton_without_the_functions_of_the_hot_path_is_refused_by_name() -> None:
+    check_engine()
+    with pytest.raises(ImportError, match=r"lacks .*pn_link_recv.*; install python-qpid-proton==0\.40\.0"):
+        check_engine(SimpleNamespace())
+
+
+# Hostile bytes: events, or one failure; never another error, never a crash.
+
+
+@functools.cache
+def recorded() -> tuple[bytes, ...]:
+    """The frames of a client that does everything once."""
+    pair = Pair().opened()
+    client, _ = pair.sender()
+    receiver, receiver_server = pair.receiver()
+    pair.client.credit(receiver, 10)
+    pair.pump()
+    for index in range(4):
+        pair.client.send(client, b"\xdcm%d" % index)
+        pair.server.send(receiver_server, b"\xdcd%d" % index)
+    pair.client.send(client, b"tx", state=State(TRANSACTIONAL, txn_id=b"abc"))
+    pair.client.send(client, b"y" * 40_000)
+    pair.pump()
+    got = [delivery.number for event in every(pair.client_events, Transfers) for delivery in event.deliveries]
+    for number, state in zip(
+        got,
+        (State(REJECTED, error=AmqpError("a:b", "d", {"k": 1})), FAILED_STATE, ACCEPTED_STATE, RELEASED_STATE),
+        strict=True,
+    ):
+        pair.client.settle(receiver, [number], state)
+    pair.client.drain(receiver)
+    pair.pump()
+    pair.client.close_link(client)
+    pair.pump()
+    pair.client.close()
+    pair.pump()
+    frames = []
+    position = 8
+    while position < len(pair.client_sent):
+        size = int.from_bytes(pair.client_sent[position : position + 4])
+        frames.append(pair.client_sent[position : position + size])
+        position += size
+    return tuple(frames)
+
+
+def serve(data: bytes, chunk: int) -> None:
+    """A server that accepts everything."""
+    server = Peer(PeerLimits(max_message_bytes=30_000, max_links=8), server=True)
+    server.open("server")
+    failures = 0
+    for start in range(0, len(data), chunk):
+        server.receive(data[start : start + chunk])
+        for event in server.events():
+            failures += isinstance(event, TransportFailed)
+            try:
+                answer(server, event)
+            except IllegalStateException:
+                pass
+        server.pending_output()
+    server.receive_end()
+    failures += len(every(server.events(), TransportFailed))
+    server.pending_output()
+    assert failures <= 1
+
+
+def answer(server: Peer, event: Any) -> None:
+    """What a friendly server does."""
+    if isinstance(event, LinkRemoteOpen):
+        server.accept_link(event.link, event.source, event.target)
+        if event.is_sender:
+            for _ in range(3):
+                server.send(event.link, b"\xdcx")
+        else:
+            server.credit(event.link, 10)
+    elif isinstance(event, Transfers):
+        server.settle(event.link, [delivery.number for delivery in event.deliveries], ACCEPTED_STATE)
+    elif isinstance(event, LinkRemoteClose):
+        server.close_link(event.link)
+    elif isinstance(event, LinkFlow) and event.drain:
+        server.drained(event.link)
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_give_events_or_one_failure(data: bytes, with_header: bool) -> None:
+    serve(b"AMQP\x00\x01\x00\x00" + data if with_header else data, 1 + len(data) // 3)
+
+
+CODES = [0x00, 0x40, 0x41, 0x43, 0x45, 0x53, 0xA0, 0xA1, 0xA3, 0xB0, 0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0, 0xFF]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_frames_give_events_or_one_failure(data: st.DataObject) -> None:
+    frames = [bytearray(frame) for frame in recorded()]
+    pick = st.integers(0, len(frames) - 1)
+    for _ in range(data.draw(st.integers(0, 2))):
+        frames.insert(data.draw(pick), bytearray(frames[data.draw(pick)]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame = frames[data.draw(pick)]
+        where = data.draw(st.integers(4, max(4, min(len(frame), 120) - 1)))
+        change = data.draw(st.sampled_from(["set", "insert", "delete"]))
+        if where >= len(frame):
+            continue
+        if change == "set":
+            frame[where] = data.draw(st.sampled_from(CODES) | st.integers(0, 255))
+        elif change == "insert":
+            frame[where:where] = data.draw(st.binary(min_size=1, max_size=9))
+        else:
+            del frame[where]
+        frame[:4] = len(frame).to_bytes(4)
+    serve(b"AMQP\x00\x01\x00\x00" + b"".join(frames), data.draw(st.sampled_from([10**6, 1_000, 4_096])))
