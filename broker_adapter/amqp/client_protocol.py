@@ -467,14 +467,15 @@ class ClientProtocol:
         calls.extend(self._ended.values())
         calls.extend(self._unsubscribing.values())
         calls.extend(done for done, _ in self._closing_links.values())
+        # Before its sends fail: that would look like a refusal by the broker.
+        for coordinator in self._coordinators.values():
+            for commit in coordinator.commits:
+                commit.done(None, _commit_failure(commit, reason))
         for sender in self._senders.values():
             calls.extend(call for call in (sender.attached, sender.detached) if call is not None)
             self._fail_sends(sender, reason)
         for receiver in self._receivers.values():
             calls.extend(call for call in (receiver.attached, receiver.detached, *receiver.drains) if call is not None)
-        for coordinator in self._coordinators.values():
-            for commit in coordinator.commits:
-                commit.done(None, _commit_failure(commit, reason))
         if self._management is not None:
             calls.extend(self._management.waiting.values())
         for table in (

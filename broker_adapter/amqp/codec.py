@@ -129,6 +129,7 @@ def received(payload: bytes) -> Received:
             return Received(None, 0)
         header = next(_sections(payload, (_HEADER,)), None)
         return Received(None, _integer(_field(header, 4), "delivery-count") or 0 if header else 0)
+    format_of(payload)
     return Received(None, 0)
 
 

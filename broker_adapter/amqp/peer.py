@@ -280,6 +280,7 @@ class _Link:
     remote_closed: bool = False
     incoming: dict[int, Any] = attrs.field(factory=dict)  #: number → the C delivery, unsettled
     outgoing: dict[Any, int] = attrs.field(factory=dict)  #: the C delivery → number, unsettled
+    dropping: bool = False  #: the peer broke a limit on it: what still comes is not handed out
     partial: list[bytes] | None = None
     partial_bytes: int = 0
 
@@ -547,7 +548,7 @@ class Peer:
         if size > self._scratch_bytes:
             self._grow_scratch(size)
         partial = engine.pn_delivery_partial(delivery)
-        if partial or link.partial is not None or size > self._limits.max_message_bytes or link.closed:
+        if partial or link.partial is not None or size > self._limits.max_message_bytes or link.dropping:
             if not self._on_fragment(link, delivery, size, partial):
                 return
             payload = b"".join(link.partial or ())
@@ -578,6 +579,7 @@ class Peer:
                 return
         # Once a batch is enough: within one the excess is bounded by what was read from the network.
         if engine.pn_link_credit(pointer) < 0:
+            link.dropping = True
             self.close_link(link.number, AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit"))
         happened.append(Transfers(link.number, [incoming]))
 
@@ -590,10 +592,11 @@ class Peer:
             engine.pn_delivery_settle(delivery)
             return False
         limit = self._limits.max_message_bytes
-        if link.partial_bytes + size > limit and not link.closed:
+        if link.partial_bytes + size > limit and not link.dropping:
+            link.dropping = True
             reason = f"message of more than {limit} bytes is larger than the limit"
             self.close_link(link.number, AmqpError("amqp:link:message-size-exceeded", reason))
-        if link.closed:
+        if link.dropping:
             # Settling drops what is there, and what is still to come of this message.
             link.partial = None
             link.partial_bytes = 0

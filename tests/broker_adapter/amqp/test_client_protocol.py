@@ -1,0 +1,801 @@
+"""The client's protocol against a scripted broker, without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.client_protocol import COMMIT_ID, MANAGEMENT_ADDRESS, MAX_REQUESTS, Phase
+from broker_adapter.amqp.codec import (
+    ENVELOPE_CAPABILITY,
+    Answer,
+    encode_amqp,
+    pack_answer,
+    unpack_request,
+    with_place,
+)
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.peer import (
+    ACCEPTED_STATE,
+    FAILED_STATE,
+    REJECTED,
+    RELEASED_STATE,
+    TRANSACTIONAL,
+    Dispositions,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    PeerLimits,
+    RemoteOpen,
+    SessionRemoteClose,
+    State,
+    Terminus,
+    Transfers,
+)
+from broker_adapter.amqp.values import Described, Symbol
+from broker_adapter.destination import DestinationKind, queue, topic
+from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    JMSSecurityException,
+    ProtocolException,
+    ResourceAllocationException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from broker_adapter.transport import Delivery, Failed, LinkLost, ReceiverSpec, SenderSpec, Subscription
+from tests.broker_adapter.amqp.scripted_broker import Result, ScriptedBroker, Wired
+
+QUEUE = queue("q")
+BODY = b"\xdcpayload"
+MESSAGE = pack(Envelope(QUEUE, BodyKind.TEXT, "hello"))
+
+
+@pytest.fixture
+def wired() -> Wired:
+    """An open connection to a broker that says it is ours."""
+    return Wired().opened()
+
+
+def sender(wired: Wired, session: int = 1, destination: Any = QUEUE) -> int:
+    """A producer's link."""
+    link: int
+    link, _ = wired.ask(wired.client.attach_sender, SenderSpec(session, destination))
+    return link
+
+
+def receiver(wired: Wired, sink: Any = None, session: int = 1, **spec: Any) -> int:
+    """A consumer's link."""
+    spec = {"destination": QUEUE, **spec}
+    link: int = wired.ask(
+        wired.client.attach_receiver, ReceiverSpec(session, **spec), sink or (lambda _deliveries: None)
+    )
+    return link
+
+
+def attached(wired: Wired) -> LinkRemoteOpen:
+    """The last link that the client attached."""
+    opened: LinkRemoteOpen = wired.broker.of(LinkRemoteOpen)[-1]
+    return opened
+
+
+# The connection.
+
+
+def test_open_says_who_we_are_and_what_we_want(wired: Wired) -> None:
+    (opened,) = wired.broker.of(RemoteOpen)
+
+    assert (opened.container_id, opened.hostname) == ("client-1", "host")
+    assert opened.properties == {"product": "Holdfast", "version": "1"}
+    assert "jms" not in opened.properties["product"].lower()
+    assert opened.desired_capabilities == {
+        "sole-connection-for-container",
+        "ANONYMOUS-RELAY",
+        "DELAYED_DELIVERY",
+        "SHARED-SUBS",
+        ENVELOPE_CAPABILITY,
+    }
+
+
+def test_open_tells_what_the_broker_is() -> None:
+    result = Result()
+    wired = Wired(ScriptedBroker(holdfast=False))
+    wired.client.open(result)
+    wired.pump()
+
+    assert (result.value.product, result.value.is_holdfast, result.value.client_id) == ("other", False, "client-1")
+    assert not wired.client.uses_envelope
+    assert Wired().opened().client.uses_envelope
+    assert not Wired(envelope=False).opened().client.uses_envelope
+
+
+@pytest.mark.parametrize(
+    ("error", "cls"),
+    [
+        (AmqpError("amqp:invalid-field", "in use", {"invalid-field": "container-id"}), InvalidClientIDException),
+        (AmqpError("amqp:unauthorized-access", "no"), JMSSecurityException),
+        (AmqpError("amqp:resource-limit-exceeded", "full"), ResourceAllocationException),
+    ],
+)
+def test_a_refused_open_raises_the_reason(error: AmqpError, cls: type[JMSException]) -> None:
+    broker = ScriptedBroker()
+    broker.open_error = error
+    wired = Wired(broker)
+    result = Result()
+    wired.client.open(result)
+    wired.pump()
+
+    with pytest.raises(cls):
+        _ = result.value
+    assert wired.events == []
+    assert wired.client.phase is Phase.CLOSED
+
+
+def test_close_is_answered_and_legal_twice(wired: Wired) -> None:
+    assert wired.ask(wired.client.close) is None
+    assert wired.ask(wired.client.close) is None
+    assert wired.events == []
+    assert wired.client.output_closed
+
+
+def test_a_lost_connection_fails_everything_that_waits_once(wired: Wired) -> None:
+    wired.broker.accepts = False
+    wired.broker.answers_drain = False
+    wired.broker.credit = 1
+    link, consumer = sender(wired), receiver(wired)
+    sends: list[Any] = []
+    results = [Result() for _ in range(5)]
+    wired.client.send(link, BODY, sends.append)
+    wired.client.send(link, BODY, sends.append)
+    wired.client.credit(consumer, 5)
+    wired.pump()
+    wired.client.drain(consumer, results[0])
+    wired.client.request("x", {}, results[1])
+    wired.client.attach_sender(SenderSpec(1, queue("other")), results[2])
+    wired.client.unsubscribe("sub", results[3])
+    wired.client.end_session(9, results[4])
+    wired.client.receive_end()
+
+    assert results[4].value is None
+    for result in results[:4]:
+        with pytest.raises(ConnectionLostException):
+            _ = result.value
+    assert [type(error) for error in sends] == [ConnectionLostException] * 2
+    assert wired.sends_done == 2
+    assert [type(event) for event in wired.events] == [Failed]
+    late: list[Any] = []
+    wired.client.send(link, BODY, late.append)
+    assert [type(error) for error in late] == [ConnectionLostException]
+    assert wired.sends_done == 3
+
+
+def test_a_connection_closed_by_the_broker_tells_the_reason(wired: Wired) -> None:
+    wired.broker.peer.close(AmqpError("amqp:connection:forced", "maintenance"))
+    wired.pump()
+
+    (event,) = wired.events
+    assert isinstance(event, Failed)
+    assert str(event.error) == "maintenance [amqp:connection:forced]"
+    assert isinstance(event.error, ConnectionLostException)
+
+
+def test_garbage_from_the_broker_fails_the_connection(wired: Wired) -> None:
+    wired.client.receive(b"\xff" * 100)
+
+    (event,) = wired.events
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, ProtocolException)
+
+
+def test_a_silent_broker_is_taken_for_lost() -> None:
+    wired = Wired(limits=PeerLimits(idle_timeout_ms=1_000)).opened()
+    wired.client.tick(1)
+    wired.client.tick(1_002)
+
+    (event,) = wired.events
+    assert isinstance(event, Failed)
+    assert event.error.reason == "the broker was silent for 1 s"
+
+
+# Links.
+
+
+@pytest.mark.parametrize(
+    ("destination", "capability"),
+    [
+        (queue("n"), "queue"),
+        (topic("n"), "topic"),
+        (queue("n")._replace(kind=DestinationKind.TEMPORARY_QUEUE), "temporary-queue"),
+    ],
+)
+def test_a_producers_target_has_address_and_capability(wired: Wired, destination: Any, capability: str) -> None:
+    sender(wired, destination=destination)
+
+    target = attached(wired).target
+    assert target is not None
+    assert (target.address, target.capabilities) == ("n", (capability,))
+
+
+def test_an_anonymous_producer_has_a_target_without_address(wired: Wired) -> None:
+    sender(wired, destination=None)
+
+    target = attached(wired).target
+    assert target is not None
+    assert (target.address, target.capabilities) == (None, ())
+
+
+def test_a_consumers_source_carries_selector_and_no_local(wired: Wired) -> None:
+    receiver(wired, selector="a = 1", no_local=True)
+
+    opened = attached(wired)
+    assert opened.source is not None
+    assert opened.source.filters == {
+        Symbol("jms-selector"): Described(0x0000468C00000004, "a = 1"),
+        Symbol("no-local"): Described(0x0000468C00000003, "NoLocalFilter{}"),
+    }
+    assert (opened.source.expiry, opened.source.durable, opened.presettled) == ("link-detach", 0, False)
+
+
+def test_a_selector_that_the_broker_does_not_confirm_raises() -> None:
+    broker = ScriptedBroker()
+    broker.echo_filters = False
+    wired = Wired(broker).opened()
+
+    with pytest.raises(InvalidSelectorException, match="does not apply the selector 'a = 1'"):
+        receiver(wired, selector="a = 1")
+    assert len(wired.broker.of(LinkRemoteClose)) == 1
+
+
+def test_a_browser_copies_and_is_settled_by_the_sender(wired: Wired) -> None:
+    receiver(wired, browse=True)
+
+    opened = attached(wired)
+    assert opened.presettled
+    assert opened.source is not None
+    assert opened.source.copies
+
+
+@pytest.mark.parametrize(
+    ("has_client_id", "durable", "shared", "names", "capabilities"),
+    [
+        (True, True, False, ["sub"], ("topic",)),
+        (True, True, True, ["sub", "sub|2", "sub|3"], ("topic", "shared")),
+        (False, True, True, ["sub|global", "sub|global2"], ("topic", "shared", "global")),
+        (True, False, True, ["sub|volatile1", "sub|volatile2"], ("topic", "shared")),
+        (False, False, True, ["sub|global-volatile1", "sub|global-volatile2"], ("topic", "shared", "global")),
+    ],
+)
+def test_subscriptions_have_the_link_names_that_brokers_know(
+    has_client_id: bool, durable: bool, shared: bool, names: list[str], capabilities: tuple[str, ...]
+) -> None:
+    wired = Wired(has_client_id=has_client_id).opened()
+    for name in names:
+        receiver(wired, destination=topic("t"), subscription=Subscription("sub", durable, shared))
+        opened = attached(wired)
+        assert opened.name == name
+        assert opened.source is not None
+        assert opened.source.capabilities == capabilities
+        assert (opened.source.durable, opened.source.expiry) == ((2, "never") if durable else (0, "link-detach"))
+
+
+def test_a_subscription_name_with_a_bar_is_refused(wired: Wired) -> None:
+    with pytest.raises(InvalidDestinationException, match=r"has a '\|'"):
+        receiver(wired, destination=topic("t"), subscription=Subscription("a|b", True, False))
+
+
+def test_detaching_a_durable_consumer_keeps_its_subscription(wired: Wired) -> None:
+    durable = receiver(wired, destination=topic("t"), subscription=Subscription("sub", True, False))
+    plain = receiver(wired)
+    wired.ask(wired.client.detach, durable)
+    wired.ask(wired.client.detach, plain)
+    wired.ask(wired.client.detach, 12_345)
+
+    assert [event.closed for event in wired.broker.of(LinkRemoteClose)] == [False, True]
+
+
+def test_unsubscribe_finds_the_subscription_by_its_name_and_closes_it(wired: Wired) -> None:
+    wired.ask(wired.client.unsubscribe, "sub")
+
+    assert (attached(wired).name, attached(wired).source) == ("sub", None)
+    assert wired.broker.of(LinkRemoteClose)[-1].closed
+    wired = Wired(has_client_id=False).opened()
+    wired.ask(wired.client.unsubscribe, "sub")
+    assert attached(wired).name == "sub|global"
+
+
+def test_unsubscribe_refuses_what_is_unknown_or_in_use(wired: Wired) -> None:
+    wired.broker.refusals[None] = AmqpError("amqp:not-found", "no subscription")
+    with pytest.raises(InvalidDestinationException, match="no subscription"):
+        wired.ask(wired.client.unsubscribe, "sub")
+    link = receiver(wired, destination=topic("t"), subscription=Subscription("sub", True, False))
+    with pytest.raises(IllegalStateException, match="in use"):
+        wired.ask(wired.client.unsubscribe, "sub")
+    wired.ask(wired.client.detach, link)
+    wired.broker.refusals.clear()
+    wired.ask(wired.client.unsubscribe, "sub")
+
+
+@pytest.mark.parametrize(
+    ("condition", "cls"),
+    [
+        ("amqp:not-found", InvalidDestinationException),
+        ("amqp:unauthorized-access", JMSSecurityException),
+        ("vendor:odd", InvalidDestinationException),
+    ],
+)
+def test_refused_links_raise_the_reason(wired: Wired, condition: str, cls: type[JMSException]) -> None:
+    wired.broker.refusals["q"] = AmqpError(condition, "because")
+
+    for attach in (sender, receiver):
+        with pytest.raises(cls, match="because"):
+            attach(wired)
+    assert wired.events == []
+
+
+def test_a_link_that_nobody_waits_for_any_more_is_detached(wired: Wired) -> None:
+    for call, spec in (
+        (wired.client.attach_sender, (SenderSpec(1, QUEUE),)),
+        (wired.client.attach_receiver, (ReceiverSpec(1, QUEUE), lambda _deliveries: None)),
+        (wired.client.declare_temporary, (DestinationKind.TEMPORARY_QUEUE,)),
+    ):
+        before = len(wired.broker.of(LinkRemoteClose))
+        call(*spec, Result(waits=False))  # type: ignore[operator]
+        wired.pump()
+        assert len(wired.broker.of(LinkRemoteClose)) == before + 1
+
+
+def test_a_link_closed_by_the_broker_is_told_and_its_sends_fail(wired: Wired) -> None:
+    wired.broker.accepts = False
+    link, consumer = sender(wired), receiver(wired)
+    sends: list[Any] = []
+    wired.client.send(link, BODY, sends.append)
+    wired.pump()
+    for far in (wired.broker.by_address["q"], wired.broker.held[0][0]):
+        wired.broker.peer.close_link(far, AmqpError("amqp:resource-deleted", "the queue is gone"))
+    wired.pump()
+
+    assert [(event.link, type(event.error)) for event in wired.events if isinstance(event, LinkLost)] == [
+        (consumer, InvalidDestinationException),
+        (link, InvalidDestinationException),
+    ]
+    assert [str(error) for error in sends] == ["the queue is gone [amqp:resource-deleted]"]
+
+
+def test_a_session_ended_by_the_broker_loses_its_links_and_is_begun_anew(wired: Wired) -> None:
+    link = sender(wired)
+    wired.broker.peer.end_session(attached(wired).session, AmqpError("amqp:resource-limit-exceeded", "too much"))
+    wired.pump()
+
+    (lost,) = wired.events
+    assert isinstance(lost, LinkLost)
+    assert (lost.link, type(lost.error)) == (link, ResourceAllocationException)
+    assert sender(wired) != link
+
+
+def test_sessions_of_the_port_have_sessions_of_their_own(wired: Wired) -> None:
+    sender(wired, session=1)
+    first = attached(wired).session
+    sender(wired, session=2)
+    second = attached(wired).session
+    sender(wired, session=1)
+
+    assert attached(wired).session == first != second
+    wired.ask(wired.client.end_session, 1)
+    assert wired.broker.of(SessionRemoteClose)[-1].session == first
+    wired.ask(wired.client.end_session, 1)
+
+
+def test_temporary_destinations_are_named_by_the_broker_and_deleted_with_their_link(wired: Wired) -> None:
+    destination = wired.ask(wired.client.declare_temporary, DestinationKind.TEMPORARY_TOPIC)
+    opened = attached(wired)
+
+    assert (destination.name, destination.kind) == ("temporary-1", DestinationKind.TEMPORARY_TOPIC)
+    assert opened.target is not None
+    assert opened.target.dynamic
+    assert opened.target.dynamic_properties == {Symbol("lifetime-policy"): Described(0x2B, [])}
+    consumer = receiver(wired, destination=destination)
+    with pytest.raises(IllegalStateException, match="has a consumer"):
+        wired.ask(wired.client.delete_temporary, destination)
+    wired.ask(wired.client.detach, consumer)
+    wired.ask(wired.client.delete_temporary, destination)
+    with pytest.raises(InvalidDestinationException):
+        wired.ask(wired.client.delete_temporary, destination)
+
+
+# Messages that come in.
+
+
+def deliver(wired: Wired, *payloads: bytes) -> None:
+    """The broker sends on its last consumer's link."""
+    for payload in payloads:
+        wired.broker.peer.send(wired.broker.by_address["q"], payload)
+    wired.pump()
+
+
+def test_deliveries_come_in_one_list_with_place_and_count(wired: Wired) -> None:
+    got: list[list[Delivery]] = []
+    link = receiver(wired, lambda deliveries: got.append(list(deliveries)))
+    wired.client.credit(link, 10)
+    wired.pump()
+    deliver(wired, with_place(5, 0, None, MESSAGE), with_place(6, 2, {"why": "x"}, MESSAGE))
+
+    ((first, second),) = got
+    assert (first.position, first.delivery_count, second.position, second.delivery_count) == (5, 0, 6, 2)
+    assert first.tag[:2] == (0, link)
+    assert first.envelope.body == "hello"
+    assert second.envelope.properties == {"why": "x"}
+
+
+def test_messages_of_other_brokers_are_standard_amqp(wired: Wired) -> None:
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 10)
+    wired.pump()
+    deliver(wired, b"\x00\x53\x70\xc0\x06\x05\x40\x40\x40\x40\x43\x00\x53\x77\xa1\x02hi", encode_amqp(Envelope(QUEUE)))
+
+    assert [(each.position, each.delivery_count) for each in got] == [(None, 0), (None, 0)]
+    assert got[0].envelope.body == "hi"
+    assert got[0].envelope.destination == QUEUE
+
+
+def test_what_is_no_message_is_rejected_and_its_credit_given_again(wired: Wired) -> None:
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 1)
+    wired.pump()
+    deliver(wired, b"junk")
+
+    assert got == []
+    assert wired.broker.of(Dispositions)[-1].state.code == REJECTED
+    assert wired.broker.of(LinkFlow)[-1].credit == 1
+
+
+def test_settlements_reach_the_broker_in_order_and_ranges(wired: Wired) -> None:
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 10)
+    wired.pump()
+    deliver(wired, *[MESSAGE] * 5)
+    outcomes = [Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.MODIFIED, Outcome.RELEASED, Outcome.REJECTED]
+    wired.client.settle([Settlement(each.tag, outcome) for each, outcome in zip(got, outcomes, strict=True)])
+    wired.client.settle([Settlement(got[0].tag, Outcome.ACCEPTED)])
+    wired.client.settle([Settlement(got[0].tag._replace(epoch=7, number=1), Outcome.ACCEPTED)])
+    wired.pump()
+
+    states = {number: event.state for event in wired.broker.of(Dispositions) for number in event.numbers}
+    numbers = sorted(states)
+    assert [states[number] for number in numbers] == [
+        ACCEPTED_STATE,
+        ACCEPTED_STATE,
+        FAILED_STATE,
+        RELEASED_STATE,
+        State(REJECTED),
+    ]
+
+
+def test_drain_ends_with_the_credit(wired: Wired) -> None:
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.ask(wired.client.drain, link)  # there is no credit: nothing to wait for
+    wired.client.credit(link, 5)
+    wired.ask(wired.client.drain, link)
+    with pytest.raises(IllegalStateException):
+        wired.ask(wired.client.drain, 12_345)
+
+
+def test_drain_ends_too_when_the_broker_uses_up_the_credit(wired: Wired) -> None:
+    wired.broker.answers_drain = False
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 2)
+    drained = Result()
+    wired.client.drain(link, drained)
+    wired.pump()
+    assert drained.pending
+    deliver(wired, MESSAGE)
+    assert drained.pending
+    deliver(wired, MESSAGE)
+
+    assert drained.value is None
+    assert len(got) == 2
+
+
+def test_messages_for_a_consumer_on_its_way_out_are_released(wired: Wired) -> None:
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 2)
+    wired.pump()
+    far = wired.broker.by_address["q"]
+    wired.broker.peer.send(far, MESSAGE)
+    done = Result()
+    wired.client.detach(link, done)
+    wired.pump()
+
+    assert got == []
+    assert done.value is None
+    assert wired.broker.of(Dispositions)[-1].state == RELEASED_STATE
+
+
+# Messages that go out.
+
+
+def test_sends_are_answered_in_their_order_whatever_the_brokers(wired: Wired) -> None:
+    wired.broker.accepts = False
+    link = sender(wired)
+    answered: list[tuple[int, Any]] = []
+    for index in range(4):
+        wired.client.send(link, BODY, lambda error, index=index: answered.append((index, error)))  # type: ignore[misc]
+    wired.pump()
+    held = wired.broker.held
+    wired.broker.settle(*held[2])
+    wired.broker.settle(*held[1], State(REJECTED, error=AmqpError("amqp:resource-limit-exceeded", "full")))
+    wired.pump()
+    assert answered == []
+    wired.broker.settle(*held[0])
+    wired.pump()
+    assert [index for index, _ in answered] == [0, 1, 2]
+    wired.broker.settle(*held[3], RELEASED_STATE)
+    wired.pump()
+
+    assert [type(error) for _, error in answered] == [type(None), ResourceAllocationException, type(None), JMSException]
+    assert wired.sends_done == 4
+
+
+def test_sends_wait_for_credit(wired: Wired) -> None:
+    wired.broker.credit = 2
+    link = sender(wired)
+    answered: list[Any] = []
+    for _ in range(5):
+        wired.client.send(link, BODY, answered.append)
+    wired.pump()
+    assert answered == [None, None]
+    wired.broker.peer.credit(attached(wired).link, 10)
+    wired.pump()
+
+    assert answered == [None] * 5
+
+
+def test_the_brokers_greatest_message_is_told_with_the_link() -> None:
+    broker = ScriptedBroker()
+    broker.max_message_bytes = 4_000
+    wired = Wired(broker).opened()
+
+    assert wired.ask(wired.client.attach_sender, SenderSpec(1, QUEUE))[1] == 4_000
+
+
+# Transactions.
+
+
+def held_delivery(wired: Wired) -> Delivery:
+    """A delivery that is not settled."""
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 1)
+    wired.pump()
+    deliver(wired, MESSAGE)
+    return got[0]
+
+
+@pytest.mark.parametrize("holdfast", [True, False])
+def test_a_commit_does_sends_and_settlements_in_one_transaction(holdfast: bool) -> None:
+    wired = Wired(ScriptedBroker(holdfast=holdfast)).opened()
+    delivery, link = held_delivery(wired), sender(wired)
+    settlements = [Settlement(delivery.tag, Outcome.ACCEPTED)]
+    wired.ask(wired.client.commit, 1, 7, [(link, BODY)] * 3, settlements)
+
+    transaction = State(TRANSACTIONAL, txn_id=b"txn-1")
+    sent = [each for event in wired.broker.of(Transfers) for each in event.deliveries if each.payload == BODY]
+    assert [each.state for each in sent] == [transaction] * 3
+    assert wired.broker.of(Dispositions)[-1].state == transaction._replace(outcome=ACCEPTED_STATE)
+    assert wired.broker.discharges == [(False, {COMMIT_ID: ["prefix:1", 7]})]
+    assert wired.broker.next_txn == 3  # the next transaction is declared already
+    assert wired.sends_done == 0
+
+
+def test_commits_follow_each_other_also_when_handed_over_together(wired: Wired) -> None:
+    link = sender(wired)
+    results = [Result() for _ in range(3)]
+    for number, result in enumerate(results):
+        wired.client.commit(1, number, [(link, BODY)], [], result)
+    wired.pump()
+
+    assert [result.value for result in results] == [None] * 3
+    assert [annotations[COMMIT_ID][1] for _, annotations in wired.broker.discharges] == [0, 1, 2]
+
+
+def test_a_commit_larger_than_the_credit_waits_for_more(wired: Wired) -> None:
+    wired.broker.credit = 10
+    link = sender(wired)
+    far = attached(wired).link
+    result = Result()
+    wired.client.commit(1, 1, [(link, BODY)] * 25, [], result)
+    wired.pump()
+    assert result.pending
+    assert wired.broker.discharges == []
+    for _ in range(2):
+        wired.broker.peer.credit(far, 10)
+        wired.pump()
+
+    assert result.value is None
+
+
+@pytest.mark.parametrize("holdfast", [True, False])
+def test_a_refused_commit_is_rolled_back(holdfast: bool) -> None:
+    broker = ScriptedBroker(holdfast=holdfast)
+    broker.discharge_outcome = State(REJECTED, error=AmqpError("amqp:transaction:rollback", "a message was refused"))
+    wired = Wired(broker).opened()
+
+    with pytest.raises(TransactionRolledBackException, match="a message was refused"):
+        wired.ask(wired.client.commit, 1, 1, [(sender(wired), BODY)], [])
+
+
+def test_a_message_refused_in_a_transaction_rolls_it_back() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False)).opened()
+    wired.broker.accepts = False
+    link = sender(wired)
+    result = Result()
+    wired.client.commit(1, 1, [(link, BODY)], [], result)
+    wired.pump()
+    assert result.pending
+    wired.broker.settle(*wired.broker.held[0], State(REJECTED, error=AmqpError("amqp:resource-limit-exceeded", "full")))
+    wired.pump()
+
+    with pytest.raises(TransactionRolledBackException, match="full") as caught:
+        _ = result.value
+    assert isinstance(caught.value.__cause__, ResourceAllocationException)
+    assert wired.broker.discharges[0][0] is True
+    wired.broker.accepts = True
+    wired.ask(wired.client.commit, 1, 2, [(link, BODY)], [])
+
+
+def test_a_commit_with_a_stale_delivery_or_a_closed_link_sends_nothing(wired: Wired) -> None:
+    delivery, link = held_delivery(wired), sender(wired)
+    stale = [
+        ([], [Settlement(delivery.tag._replace(epoch=3), Outcome.ACCEPTED)]),
+        ([], [Settlement(delivery.tag._replace(number=99), Outcome.ACCEPTED)]),
+        ([(12_345, BODY)], []),
+    ]
+    for sends, settlements in stale:
+        with pytest.raises(TransactionRolledBackException, match="nothing was committed"):
+            wired.ask(wired.client.commit, 1, 1, [*sends, (link, BODY)], settlements)
+    assert wired.broker.discharges == []
+
+
+def test_a_commit_whose_discharge_was_on_its_way_is_in_doubt(wired: Wired) -> None:
+    link = sender(wired)
+    wired.ask(wired.client.commit, 1, 1, [], [])
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY)], [], result)
+    wired.client.pending_output()
+    wired.client.receive_end()
+
+    with pytest.raises(TransactionInDoubtException):
+        _ = result.value
+
+
+def test_a_commit_that_had_not_come_to_its_discharge_was_not_done(wired: Wired) -> None:
+    wired.broker.credit = 1
+    link = sender(wired)
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY)] * 5, [], result)
+    wired.pump()
+    wired.client.receive_end()
+
+    with pytest.raises(ConnectionLostException):
+        _ = result.value
+
+
+def test_a_link_lost_during_a_commit_rolls_it_back(wired: Wired) -> None:
+    wired.broker.credit = 1
+    link = sender(wired)
+    far = attached(wired).link
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY)] * 5, [], result)
+    wired.pump()
+    wired.broker.peer.close_link(far, AmqpError("amqp:resource-deleted", "gone"))
+    wired.pump()
+    wired.broker.peer.credit(wired.broker.links["holdfast:coordinator:client-1:2:None"], 10)
+    wired.pump()
+
+    with pytest.raises(TransactionRolledBackException, match="gone"):
+        _ = result.value
+
+
+def test_a_coordinator_closed_by_the_broker_rolls_back_and_is_attached_anew(wired: Wired) -> None:
+    wired.broker.credit = 1
+    link = sender(wired)
+    wired.broker.credit = 100
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY)] * 5, [], result)
+    wired.pump()
+    (coordinator,) = wired.broker.coordinators
+    wired.broker.peer.close_link(coordinator, AmqpError("amqp:transaction:timeout", "too slow"))
+    wired.pump()
+    with pytest.raises(TransactionRolledBackException, match="too slow"):
+        _ = result.value
+
+    other = sender(wired)
+    wired.ask(wired.client.commit, 1, 3, [(other, BODY)], [])
+    assert len(wired.broker.coordinators) == 2
+
+
+def test_a_broker_without_transactions_says_so() -> None:
+    broker = ScriptedBroker(holdfast=False)
+    broker.refusals[None] = AmqpError("amqp:not-implemented", "no transactions here")
+    wired = Wired(broker).opened()
+
+    with pytest.raises(TransactionRolledBackException, match="no transactions here"):
+        wired.ask(wired.client.commit, 1, 1, [], [])
+
+
+# Requests.
+
+
+class Manager:
+    """Answers requests at the broker's management node."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    def requests(self) -> list[Any]:
+        """All requests so far."""
+        return [unpack_request(each.payload) for _, each in self._wired.broker.held]
+
+    def answer(self, answer: Answer) -> None:
+        """Send an answer."""
+        peer = self._wired.broker.peer
+        (link,) = [
+            event.link
+            for event in self._wired.broker.of(LinkRemoteOpen)
+            if event.is_sender and event.source == Terminus(MANAGEMENT_ADDRESS, expiry="session-end")
+        ]
+        peer.send(link, pack_answer(answer))
+        self._wired.pump()
+
+
+def test_requests_are_answered_by_number(wired: Wired) -> None:
+    wired.broker.accepts = False
+    manager = Manager(wired)
+    first, second = Result(), Result()
+    wired.client.request("one", {"a": 1}, first)
+    wired.client.request("two", {}, second)
+    wired.pump()
+
+    assert [(each.operation, each.arguments) for each in manager.requests()] == [("one", {"a": 1}), ("two", {})]
+    manager.answer(Answer(2, ("InvalidDestinationException", "no such queue", "amqp:not-found"), None))
+    manager.answer(Answer(1, None, {"depth": 3}))
+    manager.answer(Answer(77, None, None))
+    assert first.value == {"depth": 3}
+    with pytest.raises(InvalidDestinationException, match="no such queue"):
+        _ = second.value
+
+
+def test_requests_need_our_own_server() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False)).opened()
+
+    with pytest.raises(JMSException, match="needs a Holdfast server; this broker is 'other'"):
+        wired.ask(wired.client.request, "one", {})
+
+
+def test_requests_that_wait_have_a_limit(wired: Wired) -> None:
+    wired.broker.accepts = False
+    waiting = [Result() for _ in range(MAX_REQUESTS)]
+    for each in waiting:
+        wired.client.request("x", {}, each)
+    with pytest.raises(ResourceAllocationException, match="that is the limit"):
+        wired.ask(wired.client.request, "x", {})
+    assert all(each.pending for each in waiting)
+
+
+def test_a_lost_management_link_fails_the_requests_that_wait(wired: Wired) -> None:
+    wired.broker.refusals[MANAGEMENT_ADDRESS] = AmqpError("amqp:unauthorized-access", "not for you")
+
+    with pytest.raises(JMSSecurityException, match="not for you"):
+        wired.ask(wired.client.request, "x", {})
