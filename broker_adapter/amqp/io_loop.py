@@ -72,12 +72,19 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread_id = -1
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+    def stop(self) -> None:
+        """End the thread and free the loop; what is still under way is dropped."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
     def owns_current_thread(self) -> bool:
         """Whether the caller runs in the loop's thread, which must not wait."""
@@ -86,7 +93,7 @@ class LoopThread:
 
 _lock = threading.Lock()
 _shared: LoopThread | None = None
-_connections: weakref.WeakSet[SocketConnection]
+_connections: weakref.WeakSet[Connection]
 
 
 def shared_loop() -> LoopThread:
@@ -107,8 +114,8 @@ def _after_fork() -> None:
         connection.disown()
 
 
-class SocketConnection(asyncio.Protocol):
-    """A TCP or TLS connection under a protocol."""
+class Connection:
+    """The hand-over between application threads and a protocol in the loop's thread; below it a carrier of bytes."""
 
     def __init__(self, protocol: ByteProtocol) -> None:
         self._protocol = protocol
@@ -116,16 +123,14 @@ class SocketConnection(asyncio.Protocol):
         self._loop = self._thread.loop
         self._work: deque[Work] = deque()
         self._signalled = False
-        self._transport: asyncio.Transport | None = None
-        self._paused = False
         self._ended = False
         self._disowned = False
         self._ticker: asyncio.TimerHandle | None = None
         _connections.add(self)
 
     def __repr__(self) -> str:
-        state = "disowned" if self._disowned else "ended" if self._ended else "open" if self._transport else "new"
-        return f"<SocketConnection {state} work={len(self._work)} paused={self._paused}>"
+        state = "disowned" if self._disowned else "ended" if self._ended else "open"
+        return f"<{type(self).__name__} {state} work={len(self._work)}>"
 
     # From any thread.
 
@@ -135,8 +140,7 @@ class SocketConnection(asyncio.Protocol):
         Raises:
             IllegalStateException: this process was made by fork after the connection.
         """
-        if self._disowned:
-            raise IllegalStateException("the connection was made before this process was forked; make a new one")
+        self._check_owner()
         self._work.append(work)
         # Two threads may both see False and wake the loop twice, which is harmless; that none wakes it cannot be,
         # since the loop sets False before it takes the work.
@@ -146,9 +150,7 @@ class SocketConnection(asyncio.Protocol):
 
     def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
         """Start to connect; the protocol's ``fail`` is told where that does not work within this time."""
-        if self._disowned:
-            raise IllegalStateException("the connection was made before this process was forked; make a new one")
-        asyncio.run_coroutine_threadsafe(self._connect(host, port, context, seconds), self._loop)
+        raise NotImplementedError
 
     def abort(self) -> None:
         """Drop the connection at once, whatever is under way."""
@@ -163,7 +165,102 @@ class SocketConnection(asyncio.Protocol):
         """Whether the caller is a callback, which must not wait."""
         return self._thread.owns_current_thread()
 
+    def _check_owner(self) -> None:
+        if self._disowned:
+            raise IllegalStateException("the connection was made before this process was forked; make a new one")
+
     # In the loop's thread.
+
+    def _write(self) -> None:
+        """Carry what the protocol has to send."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """Let go of the carrier at once."""
+
+    def _take_work(self) -> None:
+        self._signalled = False
+        work, send = self._work, self._protocol.send
+        for _ in range(min(len(work), WORK_PER_TURN)):
+            item = work.popleft()
+            try:
+                if isinstance(item, tuple):
+                    send(*item)
+                else:
+                    item()
+            except Exception as error:
+                self._broken(error)
+        if work and not self._signalled:
+            self._signalled = True
+            self._loop.call_soon(self._take_work)
+        self._write()
+
+    def _tick(self) -> None:
+        if self._ended:
+            return
+        now_ms = time.monotonic_ns() // 1_000_000
+        deadline_ms: int | None = None
+        try:
+            deadline_ms = self._protocol.tick(now_ms)
+        except Exception as error:
+            self._broken(error)
+            return
+        self._write()
+        delay = TICK_SECONDS
+        if deadline_ms is not None:
+            delay = min(delay, max(0.001, (deadline_ms - now_ms) / 1000))
+        self._ticker = self._loop.call_later(delay, self._tick)
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._broken(error)
+
+    def _fail(self, reason: str, cause: BaseException | None) -> None:
+        error = ConnectionLostException(reason)
+        error.__cause__ = cause
+        self._guarded(self._protocol.fail, error)
+        self._end()
+
+    def _broken(self, error: Exception) -> None:
+        """A fault of ours, or of a callback: this connection ends, the others go on."""
+        _log.error("the connection ends because of an unexpected error", exc_info=error)
+        lost = ConnectionLostException(f"unexpected error in the connection: {error!r}")
+        lost.__cause__ = error
+        try:
+            self._protocol.fail(lost)
+        except Exception as another:
+            _log.error("a second unexpected error while the connection ended", exc_info=another)
+        self._abort()
+
+    def _abort(self) -> None:
+        self._drop()
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+
+class SocketConnection(Connection, asyncio.Protocol):
+    """A TCP or TLS connection under a protocol."""
+
+    def __init__(self, protocol: ByteProtocol) -> None:
+        super().__init__(protocol)
+        self._transport: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._paused = False
+
+    def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
+        """See :meth:`Connection.connect`."""
+        self._check_owner()
+        self._loop.call_soon_threadsafe(self._start, host, port, context, seconds)
+
+    def _start(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
+        self._connecting = self._loop.create_task(self._connect(host, port, context, seconds))
 
     async def _connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
         where = f"{host}:{port}"
@@ -178,12 +275,6 @@ class SocketConnection(asyncio.Protocol):
             self._fail(f"no connection to {where}: {error.strerror or error}", error)
         except UnicodeError as error:  # a host name that cannot be one
             self._fail(f"no connection to {where}: {error}", error)
-
-    def _fail(self, reason: str, cause: BaseException | None) -> None:
-        error = ConnectionLostException(reason)
-        error.__cause__ = cause
-        self._guarded(self._protocol.fail, error)
-        self._end()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -216,23 +307,6 @@ class SocketConnection(asyncio.Protocol):
         self._paused = False
         self._write()
 
-    def _take_work(self) -> None:
-        self._signalled = False
-        work, send = self._work, self._protocol.send
-        for _ in range(min(len(work), WORK_PER_TURN)):
-            item = work.popleft()
-            try:
-                if isinstance(item, tuple):
-                    send(*item)
-                else:
-                    item()
-            except Exception as error:
-                self._broken(error)
-        if work and not self._signalled:
-            self._signalled = True
-            self._loop.call_soon(self._take_work)
-        self._write()
-
     def _write(self) -> None:
         transport = self._transport
         if transport is None:
@@ -245,53 +319,65 @@ class SocketConnection(asyncio.Protocol):
         if not self._paused and self._protocol.output_closed:
             transport.close()
 
-    def _tick(self) -> None:
-        if self._ended:
-            return
-        now_ms = time.monotonic_ns() // 1_000_000
-        deadline_ms: int | None = None
-        try:
-            deadline_ms = self._protocol.tick(now_ms)
-        except Exception as error:
-            self._broken(error)
-        self._write()
-        delay = TICK_SECONDS
-        if deadline_ms is not None:
-            delay = min(delay, max(0.001, (deadline_ms - now_ms) / 1000))
-        self._ticker = self._loop.call_later(delay, self._tick)
+    def _drop(self) -> None:
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
-    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._broken(error)
 
-    def _broken(self, error: Exception) -> None:
-        """A fault of ours, or of a callback: this connection ends, the others go on."""
-        _log.error("the connection ends because of an unexpected error", exc_info=error)
-        lost = ConnectionLostException(f"unexpected error in the connection: {error!r}")
-        lost.__cause__ = error
-        try:
-            self._protocol.fail(lost)
-        except Exception as another:
-            _log.error("a second unexpected error while the connection ended", exc_info=another)
-        self._abort()
+class ByteServer(Protocol):
+    """The other end of a connection in memory, sans I/O.  All calls come from the loop's thread."""
 
-    def _abort(self) -> None:
-        transport = self._transport
-        if transport is not None:
-            transport.abort()
-        self._end()
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the client."""
 
-    def _end(self) -> None:
-        self._ended = True
-        if self._ticker is not None:
-            self._ticker.cancel()
-            self._ticker = None
-        # What was handed over and not taken is taken now: the protocol answers with its failure.
-        if self._work and not self._signalled:
-            self._signalled = True
-            self._loop.call_soon(self._take_work)
+    def receive_end(self) -> None:
+        """The client is gone."""
+
+    def pending_output(self) -> bytes:
+        """The bytes to send now."""
+
+
+class MemoryConnection(Connection):
+    """A connection without sockets: the protocol of a server at the other end of a pipe, in the same thread."""
+
+    def __init__(self, protocol: ByteProtocol, server: ByteServer) -> None:
+        super().__init__(protocol)
+        self._server = server
+        self._connected = False
+
+    def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
+        """Begin; host, port, TLS and time-out mean nothing here."""
+        self._check_owner()
+        self._loop.call_soon_threadsafe(self._start)
+
+    def wake(self) -> None:
+        """The server has something to send.  From any thread."""
+        self._loop.call_soon_threadsafe(self._write)
+
+    def _start(self) -> None:
+        self._connected = True
+        self._tick()
+
+    def _write(self) -> None:
+        while self._connected and not self._ended:
+            data = self._protocol.pending_output()
+            if data:
+                self._server.receive(data)
+            answer = self._server.pending_output()
+            if answer:
+                self._guarded(self._protocol.receive, answer)
+            if not data and not answer:
+                break
+        if self._connected and self._protocol.output_closed:
+            self._abort()
+
+    def _drop(self) -> None:
+        if self._connected:
+            self._connected = False
+            self._server.receive_end()
+            self._guarded(self._protocol.receive_end)
 
 
 _connections = weakref.WeakSet()

@@ -171,6 +171,7 @@ class AmqpTransport:
         epoch: int = 0,
         commit_prefix: str | None = None,
         make_io: Callable[[ClientProtocol], Io] = SocketConnection,
+        make_login: Callable[[AmqpURL, Credentials], Login | None] = lambda _url, _credentials: None,
     ) -> None:
         """A transport that is not open yet.
 
@@ -179,11 +180,13 @@ class AmqpTransport:
             epoch: what this connection's deliveries carry, for a transport that restores connections.
             commit_prefix: names the client in commit ids; the same for a connection that takes another's place.
             make_io: what carries the bytes; sockets by default.
+            make_login: makes the SASL exchange that goes ahead of AMQP; None where there is to be none.
         """
         self._url = url
         self._epoch = epoch
         self._commit_prefix = commit_prefix or str(uuid4())
         self._make_io = make_io
+        self._make_login = make_login
         self._window = _SendWindow(url.client.send_window_messages)
         self._io: Io | None = None
         self._protocol: ClientProtocol | None = None
@@ -204,7 +207,7 @@ class AmqpTransport:
         if self._protocol is not None or self._closed:
             raise IllegalStateException("the connection was opened before")
         url = self._url
-        login = self._login(credentials)
+        login = self._make_login(url, credentials)
         context = _tls_context(url) if url.tls else None
         options = ClientOptions(
             container_id=credentials.client_id or f"holdfast-{uuid4()}",
@@ -245,9 +248,6 @@ class AmqpTransport:
         if protocol.phase is Phase.CLOSED:  # lost between its opening and this line
             self._lost(ConnectionLostException("the peer closed the network connection"))
         return peer
-
-    def _login(self, credentials: Credentials) -> Login | None:
-        raise NotImplementedError
 
     def _give_up(self) -> None:
         self._closed = True

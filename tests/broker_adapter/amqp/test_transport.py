@@ -1,0 +1,600 @@
+"""The transport over real sockets against scripted brokers: threads, deadlines, outages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.codec import with_place
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.io_loop import MemoryConnection
+from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose
+from broker_adapter.amqp.transport import AmqpTransport, is_loopback
+from broker_adapter.destination import DestinationKind, queue
+from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    InvalidURLException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    TransactionInDoubtException,
+)
+from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, Transport
+from broker_adapter.url import AmqpURL, parse_url
+from tests.broker_adapter.amqp.broker_server import BrokerServer
+from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+
+QUEUE = queue("q")
+MESSAGE = Envelope(QUEUE, BodyKind.TEXT, "hello")
+
+
+def url_of(port: int, options: str = "", scheme: str = "amqp") -> AmqpURL:
+    """A URL of this machine."""
+    url = parse_url(f"{scheme}://127.0.0.1:{port}{options}")
+    assert isinstance(url, AmqpURL)
+    return url
+
+
+@pytest.fixture
+def server() -> Iterator[BrokerServer]:
+    """A scripted broker that listens."""
+    listening = BrokerServer()
+    yield listening
+    listening.close()
+
+
+class Opened:
+    """An open transport and what its listener heard."""
+
+    def __init__(self, port: int, options: str = "", **arguments: Any) -> None:
+        self.events: list[Any] = []
+        self.failed = threading.Event()
+        self.transport = AmqpTransport(url_of(port, options), **arguments)
+        self.peer = self.transport.open(Credentials(client_id="me"), self._heard, 5)
+
+    def _heard(self, event: Any) -> None:
+        self.events.append(event)
+        if isinstance(event, Failed):
+            self.failed.set()
+
+
+@pytest.fixture
+def opened(server: BrokerServer) -> Iterator[Opened]:
+    """A transport that is open to the scripted broker."""
+    transport = Opened(server.port)
+    yield transport
+    transport.transport.close(5)
+
+
+def in_thread(call: Any) -> tuple[threading.Thread, list[Any]]:
+    """Run a call in a thread of its own; its result or its error arrives in the list."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except JMSException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_it_implements_the_port(opened: Opened) -> None:
+    transport: Transport = opened.transport
+
+    assert transport
+    assert (opened.peer.product, opened.peer.is_holdfast, opened.peer.client_id) == ("Holdfast", True, "me")
+
+
+def test_a_send_returns_when_the_broker_has_confirmed(server: BrokerServer, opened: Opened) -> None:
+    server.brokers[0].accepts = False
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    thread, outcome = in_thread(lambda: opened.transport.send(link, MESSAGE, None, 5))
+    while not server.brokers[0].held:
+        thread.join(0.001)
+    assert outcome == []
+    server.run(lambda: server.brokers[0].settle(*server.brokers[0].held[0]))
+    thread.join(5)
+
+    assert outcome == [None]
+    assert unpack(server.brokers[0].held[0][1].payload) == MESSAGE
+
+
+def test_a_refused_send_raises_the_brokers_reason(server: BrokerServer, opened: Opened) -> None:
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    server.run(
+        lambda: server.brokers[0].peer.close_link(
+            server.brokers[0].by_address["q"], AmqpError("amqp:resource-limit-exceeded", "the queue is full")
+        )
+    )
+    with pytest.raises((ResourceAllocationException, IllegalStateException)):
+        opened.transport.send(link, MESSAGE, None, 5)
+
+
+def test_asynchronous_sends_call_back_in_order(opened: Opened) -> None:
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    seen: list[int] = []
+    finished = threading.Event()
+
+    def settled(index: int, error: JMSException | None) -> None:
+        assert error is None
+        seen.append(index)
+        if index == 99:
+            finished.set()
+
+    for index in range(100):
+        opened.transport.send(link, MESSAGE, lambda error, index=index: settled(index, error), 5)  # type: ignore[misc]
+
+    assert finished.wait(5)
+    assert seen == list(range(100))
+
+
+def test_the_send_window_holds_a_sender_back_until_its_deadline(server: BrokerServer) -> None:
+    opened = Opened(server.port, "?send_window_messages=3")
+    server.brokers[0].accepts = False
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    answers: list[Any] = []
+    for _ in range(3):
+        opened.transport.send(link, MESSAGE, answers.append, 5)
+    start = time.monotonic()
+    with pytest.raises(OperationTimedOutException, match="send window of 3 messages"):
+        opened.transport.send(link, MESSAGE, answers.append, 0.05)
+    assert 0.04 < time.monotonic() - start < 2
+
+    thread, outcome = in_thread(lambda: opened.transport.send(link, MESSAGE, answers.append, 5))
+    while len(server.brokers[0].held) < 3:
+        thread.join(0.001)
+    server.run(lambda: server.brokers[0].settle(*server.brokers[0].held[0]))
+    thread.join(5)
+    assert outcome == [None]
+    opened.transport.close(5)
+    assert len(answers) == 4
+
+
+def test_a_callback_may_send_though_the_window_is_full(server: BrokerServer) -> None:
+    opened = Opened(server.port, "?send_window_messages=1")
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    finished = threading.Event()
+    left = [20]
+
+    def again(_error: Any) -> None:
+        left[0] -= 1
+        if left[0]:
+            opened.transport.send(link, MESSAGE, again, 5)
+        else:
+            finished.set()
+
+    opened.transport.send(link, MESSAGE, again, 5)
+    assert finished.wait(5)
+    opened.transport.close(5)
+
+
+def test_calls_that_wait_are_refused_in_a_callback(opened: Opened) -> None:
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    raised: list[Any] = []
+    finished = threading.Event()
+
+    def settled(_error: Any) -> None:
+        for call in (
+            lambda: opened.transport.send(link, MESSAGE, None, 5),
+            lambda: opened.transport.attach(SenderSpec(1, QUEUE), None, 5),
+        ):
+            try:
+                call()
+            except IllegalStateException as error:
+                raised.append(error)
+        finished.set()
+
+    opened.transport.send(link, MESSAGE, settled, 5)
+    assert finished.wait(5)
+    assert len(raised) == 2
+
+
+def test_a_deadline_is_kept_and_the_late_answer_undone(server: BrokerServer, opened: Opened) -> None:
+    broker = server.brokers[0]
+    accept = broker.peer.accept_link
+    waiting: list[Any] = []
+    broker.peer.accept_link = lambda *given, **options: waiting.append((given, options))  # type: ignore[method-assign]
+    start = time.monotonic()
+    with pytest.raises(OperationTimedOutException, match=r"attaching a producer to 'q' had no answer within 0\.05 s"):
+        opened.transport.attach(SenderSpec(1, QUEUE), None, 0.05)
+    assert time.monotonic() - start < 2
+
+    broker.peer.accept_link = accept  # type: ignore[method-assign]
+    server.run(lambda: accept(*waiting[0][0], **waiting[0][1]))
+    opened.transport.attach(SenderSpec(1, queue("other")), None, 5)
+    assert len(broker.of(LinkRemoteClose)) == 1
+
+
+def test_deliveries_are_pushed_and_settled(server: BrokerServer, opened: Opened) -> None:
+    got: list[Delivery] = []
+    arrived = threading.Semaphore(0)
+
+    def sink(deliveries: Any) -> None:
+        got.extend(deliveries)
+        for _ in deliveries:
+            arrived.release()
+
+    link = opened.transport.attach(ReceiverSpec(1, QUEUE), sink, 5)
+    opened.transport.credit(link, 10)
+    broker = server.brokers[0]
+    for index in range(3):
+        server.run(
+            lambda index=index: broker.peer.send(broker.by_address["q"], with_place(index, 0, None, pack(MESSAGE)))
+        )  # type: ignore[misc]
+        assert arrived.acquire(timeout=5)
+    opened.transport.settle([Settlement(each.tag, Outcome.ACCEPTED) for each in got])
+    opened.transport.drain(link, 5)
+
+    assert [(each.position, each.envelope.body) for each in got] == [(0, "hello"), (1, "hello"), (2, "hello")]
+    settled = [number for event in broker.of(Dispositions) if event.state == ACCEPTED_STATE for number in event.numbers]
+    assert len(settled) == 3
+    opened.transport.detach(link, 5)
+    opened.transport.detach(link, 5)
+    opened.transport.end_session(1, 5)
+
+
+def test_commits_and_temporary_destinations_go_through(server: BrokerServer, opened: Opened) -> None:
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    opened.transport.commit(1, 1, [(link, MESSAGE)] * 3, [], 5)
+    assert [fail for fail, _ in server.brokers[0].discharges] == [False]
+
+    temporary = opened.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, 5)
+    opened.transport.delete_temporary(temporary, 5)
+    with pytest.raises(InvalidDestinationException):
+        opened.transport.delete_temporary(temporary, 5)
+    server.brokers[0].refusals[None] = AmqpError("amqp:not-found", "no such subscription")
+    with pytest.raises(InvalidDestinationException, match="no such subscription"):
+        opened.transport.unsubscribe("sub", 5)
+
+
+def test_a_message_larger_than_the_brokers_limit_is_refused_here(server: BrokerServer) -> None:
+    opened = Opened(server.port)
+    server.brokers[0].max_message_bytes = 2_000
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    size = 2_000 - len(pack(MESSAGE._replace(body="x" * 1_000))) + 1_000
+
+    opened.transport.send(link, MESSAGE._replace(body="x" * size), None, 5)
+    with pytest.raises(MessageFormatException, match="2001 bytes is larger than the broker's limit of 2000 bytes"):
+        opened.transport.send(link, MESSAGE._replace(body="x" * (size + 1)), None, 5)
+    opened.transport.close(5)
+
+
+# Outages.
+
+
+def test_an_outage_wakes_everybody_with_the_reason(server: BrokerServer, opened: Opened) -> None:
+    broker = server.brokers[0]
+    broker.accepts = broker.answers_drain = False
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    consumer = opened.transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5)
+    opened.transport.credit(consumer, 5)
+    answers: list[Any] = []
+    opened.transport.send(link, MESSAGE, answers.append, 5)
+    calls = [
+        in_thread(lambda: opened.transport.send(link, MESSAGE, None, 30)),
+        in_thread(lambda: opened.transport.drain(consumer, 30)),
+        in_thread(lambda: opened.transport.request("x", {}, 30)),
+    ]
+    while len(broker.held) < 3 or not any(getattr(event, "drain", False) for event in broker.log):
+        calls[0][0].join(0.001)
+    server.drop_connections()
+    for thread, _ in calls:
+        thread.join(5)
+
+    assert [type(outcome[0]) for _, outcome in calls] == [ConnectionLostException] * 3
+    assert opened.failed.wait(5)
+    assert [type(event) for event in opened.events] == [Failed]
+    assert [type(error) for error in answers] == [ConnectionLostException]
+    for call in (
+        lambda: opened.transport.send(link, MESSAGE, None, 5),
+        lambda: opened.transport.credit(consumer, 1),
+        lambda: opened.transport.settle([]),
+        lambda: opened.transport.drain(consumer, 5),
+    ):
+        with pytest.raises(ConnectionLostException):
+            call()
+    opened.transport.close(5)
+    assert len(opened.events) == 1
+
+
+def test_a_sender_held_back_by_the_window_is_woken_by_an_outage(server: BrokerServer) -> None:
+    opened = Opened(server.port, "?send_window_messages=1")
+    server.brokers[0].accepts = False
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    opened.transport.send(link, MESSAGE, lambda _error: None, 5)
+    thread, outcome = in_thread(lambda: opened.transport.send(link, MESSAGE, lambda _error: None, 30))
+    while not server.brokers[0].held:
+        thread.join(0.001)
+    server.drop_connections()
+    thread.join(5)
+
+    assert len(outcome) == 1  # the window opened with the outage, or the outage came first
+    assert opened.failed.wait(5)
+    opened.transport.close(5)
+
+
+def test_a_commit_caught_by_an_outage_is_in_doubt(server: BrokerServer, opened: Opened) -> None:
+    broker = server.brokers[0]
+    opened.transport.commit(1, 1, [], [], 5)
+    settle = broker.peer.settle
+    broker.peer.settle = lambda *given: None  # type: ignore[method-assign]
+    thread, outcome = in_thread(lambda: opened.transport.commit(1, 2, [], [], 30))
+    while len(broker.discharges) < 2:
+        thread.join(0.001)
+    broker.peer.settle = settle  # type: ignore[method-assign]
+    server.drop_connections()
+    thread.join(5)
+
+    assert [type(error) for error in outcome] == [TransactionInDoubtException]
+
+
+def test_close_is_legal_twice_and_never_hangs(server: BrokerServer) -> None:
+    opened = Opened(server.port, "?close_timeout_seconds=0.1")
+    server.brokers[0].peer.close = lambda error=None: None  # type: ignore[method-assign]
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    start = time.monotonic()
+    opened.transport.close(None)
+    opened.transport.close(None)
+
+    assert time.monotonic() - start < 2
+    assert opened.events == []
+    with pytest.raises(IllegalStateException, match="the connection is closed"):
+        opened.transport.send(link, MESSAGE, None, 5)
+    with pytest.raises(IllegalStateException):
+        opened.transport.open(Credentials(), lambda _event: None, 5)
+
+
+def test_closing_what_was_never_opened_is_legal() -> None:
+    AmqpTransport(url_of(1)).close(1)
+
+
+# Connections that do not come about.
+
+
+def refused_port() -> int:
+    """A port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLostException, match=r"no connection to 127\.0\.0\.1"):
+        Opened(refused_port())
+
+
+def test_a_port_that_speaks_no_amqp_is_a_lost_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread, outcome = in_thread(lambda: Opened(listening.getsockname()[1]))
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            thread.join(5)
+
+    assert isinstance(outcome[0], ConnectionLostException)
+    assert "does not answer in AMQP 1.0" in outcome[0].reason
+
+
+def test_a_port_that_says_nothing_keeps_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(ConnectionLostException, match=r"gave no answer within 0\.1 s"):
+            Opened(port, "?connect_timeout_seconds=0.1")
+        with pytest.raises(OperationTimedOutException):
+            AmqpTransport(url_of(port)).open(Credentials(), lambda _event: None, 0.05)
+
+
+def test_a_client_id_in_use_is_told_by_its_own_exception() -> None:
+    def make() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.open_error = AmqpError("amqp:invalid-field", "in use", {"invalid-field": "container-id"})
+        return broker
+
+    server = BrokerServer(make)
+    with pytest.raises(InvalidClientIDException, match="in use"):
+        Opened(server.port)
+    server.close()
+
+
+def test_tls_files_that_cannot_be_read_are_told_before_anything_is_sent() -> None:
+    url = url_of(1, "?tls_ca_file=/no/such/file", "amqps")
+
+    with pytest.raises(InvalidURLException, match="TLS files"):
+        AmqpTransport(url).open(Credentials(), lambda _event: None, 5)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 with its key, in one PEM file."""
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(path), "-out", f"{path}.crt"],
+        check=True,
+        capture_output=True,
+    )
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    server = BrokerServer(context=context)
+    transport = AmqpTransport(url_of(server.port, f"?tls_ca_file={certificate}.crt", "amqps"))
+    transport.open(Credentials(), lambda _event: None, 5)
+    link = transport.attach(SenderSpec(1, QUEUE), None, 5)
+    transport.send(link, MESSAGE, None, 5)
+    transport.close(5)
+
+    with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed"):
+        AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, 5)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("LocalHost", True),
+        ("10.0.0.1", False),
+        ("example", False),
+    ],
+)
+def test_loopback_is_told_by_its_spelling(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
+
+
+# Threads, processes, pipes.
+
+
+def test_many_threads_share_one_connection(opened: Opened) -> None:
+    links = [opened.transport.attach(SenderSpec(1, QUEUE), None, 5) for _ in range(4)]
+
+    def send(link: int) -> str:
+        for _ in range(100):
+            opened.transport.send(link, MESSAGE, None, 5)
+        return "sent"
+
+    threads = [in_thread(lambda link=link: send(link)) for link in links]  # type: ignore[misc]
+    for thread, _ in threads:
+        thread.join(10)
+
+    assert [outcome for _, outcome in threads] == [["sent"]] * 4
+
+
+def test_a_fault_in_a_sink_ends_the_connection_and_not_the_loop(
+    server: BrokerServer, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_deliveries: Any) -> None:
+        raise RuntimeError("a bug in the application")
+
+    other = Opened(server.port)
+    link = opened.transport.attach(ReceiverSpec(1, QUEUE), broken, 5)
+    opened.transport.credit(link, 1)
+    opened.transport.attach(SenderSpec(1, queue("other")), None, 5)  # the credit is there when this is answered
+    broker = server.brokers[0]
+    server.run(lambda: broker.peer.send(broker.by_address["q"], pack(MESSAGE)))
+    assert opened.failed.wait(5)
+
+    assert "a bug in the application" in str(opened.events[0].error)
+    assert "unexpected error" in caplog.text
+    assert other.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    other.transport.close(5)
+
+
+def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer) -> None:
+    program = textwrap.dedent(
+        """
+        import os, sys
+        from broker_adapter.amqp.transport import AmqpTransport
+        from broker_adapter.destination import queue
+        from broker_adapter.envelope import Envelope
+        from broker_adapter.errors import IllegalStateException
+        from broker_adapter.transport import Credentials, SenderSpec
+        from broker_adapter.url import parse_url
+
+        def connect():
+            transport = AmqpTransport(parse_url(sys.argv[1]))
+            transport.open(Credentials(), print, 5)
+            return transport, transport.attach(SenderSpec(1, queue("q")), None, 5)
+
+        transport, link = connect()
+        child = os.fork()
+        if child == 0:
+            try:
+                transport.send(link, Envelope(queue("q")), None, 5)
+            except IllegalStateException as error:
+                assert "forked" in str(error), error
+                own, own_link = connect()
+                own.send(own_link, Envelope(queue("q")), None, 5)
+                own.close(5)
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        transport.send(link, Envelope(queue("q")), None, 5)
+        transport.close(5)
+        """
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, f"amqp://127.0.0.1:{server.port}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stderr
+
+
+class _Pipe:
+    """A scripted broker as the far end of a connection in memory."""
+
+    def __init__(self) -> None:
+        self.broker = ScriptedBroker()
+        self.ended = threading.Event()
+
+    def receive(self, data: bytes) -> None:
+        self.broker.peer.receive(data)
+        self.broker.handle()
+
+    def receive_end(self) -> None:
+        self.ended.set()
+
+    def pending_output(self) -> bytes:
+        return self.broker.peer.pending_output()
+
+
+def test_the_transport_runs_over_a_pipe_in_memory() -> None:
+    pipe = _Pipe()
+    connections: list[MemoryConnection] = []
+
+    def make_io(protocol: Any) -> MemoryConnection:
+        connections.append(MemoryConnection(protocol, pipe))
+        return connections[0]
+
+    got: list[Delivery] = []
+    arrived = threading.Event()
+
+    def sink(deliveries: Any) -> None:
+        got.extend(deliveries)
+        arrived.set()
+
+    opened = Opened(1, make_io=make_io)
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    opened.transport.send(link, MESSAGE, None, 5)
+    consumer = opened.transport.attach(ReceiverSpec(1, QUEUE), sink, 5)
+    opened.transport.credit(consumer, 1)
+    opened.transport.send(link, MESSAGE, None, 5)  # the credit is there when this is answered
+    pipe.broker.peer.send(pipe.broker.by_address["q"], pack(MESSAGE))
+    connections[0].wake()
+    assert arrived.wait(5)
+    opened.transport.close(5)
+
+    assert got[0].envelope == MESSAGE
+    assert pipe.ended.wait(5)
+    assert opened.events == []
