@@ -35,7 +35,7 @@ from cproton_ffi import ffi, lib
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, ULong, decode, encode
-from broker_adapter.errors import IllegalStateException
+from broker_adapter.errors import IllegalStateException, MessageFormatException
 from broker_adapter.settings import GIB, MIB
 
 #: The version of python-qpid-proton whose C functions this file was written against.
@@ -748,11 +748,14 @@ class Peer:
         properties: dict[str, Any] | None = None,
     ) -> None:
         """Open the connection, or answer the peer's open."""
-        self._connection.container = container_id
-        if hostname is not None:
-            self._connection.hostname = hostname
-        self._connection.open()
         connection = self._connection._impl
+        try:
+            lib.pn_connection_set_container(connection, _c_text(container_id))
+            if hostname is not None:
+                lib.pn_connection_set_hostname(connection, _c_text(hostname))
+        except ValueError as error:
+            raise MessageFormatException(f"the connection cannot be opened: {error}") from error
+        self._connection.open()
         _write_names(lib.pn_connection_offered_capabilities(connection), offered_capabilities)
         _write_names(lib.pn_connection_desired_capabilities(connection), desired_capabilities)
         _write_mapping(lib.pn_connection_properties(connection), properties)
@@ -840,9 +843,18 @@ class Peer:
         found = self._sessions.get(session)
         if found is None or found.closed:
             raise IllegalStateException(f"session {session} has ended")
+        try:
+            _c_text(name)
+        except ValueError as error:
+            raise MessageFormatException(f"the link cannot be attached: {error}") from error
         endpoint = found.endpoint.sender(name) if is_sender else found.endpoint.receiver(name)
         link = self._add_link(found, endpoint, name, by_peer=False)
-        self._open_link(link, source, target, presettled, properties)
+        try:
+            self._open_link(link, source, target, presettled, properties)
+        except ValueError as error:
+            self._drop_link(link)
+            endpoint.free()
+            raise MessageFormatException(f"the link cannot be attached: {error}") from error
         return link.number
 
     def accept_link(
@@ -859,7 +871,11 @@ class Peer:
         if max_message_bytes is not None:
             found.endpoint.max_message_size = max_message_bytes
         presettled = found.endpoint.remote_snd_settle_mode == lib.PN_SND_SETTLED
-        self._open_link(found, source, target, presettled, properties)
+        try:
+            self._open_link(found, source, target, presettled, properties)
+        except ValueError as error:
+            # What is echoed came from the peer: a map with keys that are no symbols, for example.
+            self._fail(AmqpError("amqp:invalid-field", str(error)))
 
     def refuse_link(self, link: int, error: AmqpError) -> None:
         """Refuse the peer's attach: an attach without its terminus, then a detach with the error."""
@@ -1172,6 +1188,13 @@ def _text(pointer: Any) -> str | None:
     return None if pointer == ffi.NULL else ffi.string(pointer).decode()
 
 
+def _c_text(text: str) -> bytes:
+    """Text for a C string; raises ValueError for what would be cut off there."""
+    if "\0" in text:
+        raise ValueError(f"{text!r} has a character that AMQP names cannot have")
+    return text.encode()
+
+
 def _read_data(data: Any) -> Any:
     """The value in a ``pn_data_t``, or None where it is empty."""
     if data == ffi.NULL:
@@ -1270,7 +1293,7 @@ def _write_terminus(terminus: Any, value: Terminus | None, kind: int) -> None:
         return
     lib.pn_terminus_set_type(terminus, lib.PN_COORDINATOR if value.coordinator else kind)
     if value.address is not None:
-        lib.pn_terminus_set_address(terminus, value.address.encode())
+        lib.pn_terminus_set_address(terminus, _c_text(value.address))
     lib.pn_terminus_set_durability(terminus, value.durable)
     if value.expiry is not None:
         lib.pn_terminus_set_expiry_policy(terminus, _EXPIRY[value.expiry])

@@ -38,7 +38,7 @@ from broker_adapter.amqp.peer import (
     check_engine,
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong
-from broker_adapter.errors import IllegalStateException
+from broker_adapter.errors import IllegalStateException, MessageFormatException
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
@@ -535,6 +535,34 @@ def test_a_proton_without_the_functions_of_the_hot_path_is_refused_by_name() -> 
     check_engine()
     with pytest.raises(ImportError, match=r"lacks .*pn_link_recv.*; install python-qpid-proton==0\.40\.0"):
         check_engine(SimpleNamespace())
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_names_that_amqp_cannot_carry_are_refused_and_leave_nothing_behind(name: str) -> None:
+    pair = Pair().opened()
+    session = pair.client.begin_session()
+    for link_name, address in ((name, "q"), ("link", name)):
+        with pytest.raises(MessageFormatException, match="cannot be attached"):
+            pair.client.attach_sender(session, link_name, Terminus(), Terminus(address))
+    with pytest.raises(MessageFormatException, match="cannot be opened"):
+        Peer(PeerLimits()).open(name)
+    pair.pump()
+
+    assert "links=0" in repr(pair.client)
+    assert every(pair.server_events, LinkRemoteOpen) == []
+
+
+def test_what_a_peer_sent_and_cannot_be_echoed_fails_its_connection() -> None:
+    pair = Pair().opened()
+    _, server = pair.receiver()
+    opened = last(pair.server_events, LinkRemoteOpen)
+    pair.client.attach_receiver(session_of(pair, opened.link), "second", Terminus("q"), Terminus())
+    pair.pump()
+    second = last(pair.server_events, LinkRemoteOpen)
+    pair.server.accept_link(second.link, Terminus("q", filters={"ä": 1}), Terminus())
+
+    assert server != second.link
+    assert last(pair.server.events(), TransportFailed).error.condition == "amqp:invalid-field"
 
 
 # Hostile bytes: events, or one failure; never another error, never a crash.
