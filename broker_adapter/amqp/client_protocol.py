@@ -290,7 +290,7 @@ class ClientProtocol:
         self._coordinators_by_link: dict[int, _Coordinator] = {}
         self._management: _Management | None = None
         self._unsubscribing: dict[int, Done] = {}
-        self._closing_links: dict[int, tuple[Done, JMSException | None]] = {}
+        self._closing_links: dict[int, tuple[Done, bool]] = {}  # with whether an error in the answer counts
         self._temporary: dict[str, _Sender] = {}
         self._subscribers: dict[str, list[int]] = {}  # subscription name → numbers in use for its link names
         self._next_name = 1
@@ -632,7 +632,7 @@ class ClientProtocol:
         elif link in self._receivers:
             self._on_receiver_open(self._receivers[link], event)
         elif link in self._unsubscribing and event.source is not None:
-            self._closing_links[link] = (self._unsubscribing.pop(link), None)
+            self._closing_links[link] = (self._unsubscribing.pop(link), True)
             self._peer.close_link(link)
 
     def _on_sender_open(self, sender: _Sender, event: LinkRemoteOpen) -> None:
@@ -675,7 +675,7 @@ class ClientProtocol:
         sender, receiver = self._senders.get(link), self._receivers.get(link)
         if sender is not None:
             self._forget_sender(sender, IllegalStateException("the producer is closed"))
-            self._close_link(link, done)
+            self._close_link(link, done, heeds=sender.temporary is not None)
         elif receiver is not None:
             subscription = receiver.spec.subscription
             self._forget_receiver(receiver, IllegalStateException("the consumer is closed"))
@@ -683,18 +683,20 @@ class ClientProtocol:
         else:
             done(None, None)
 
-    def _close_link(self, link: int, done: Done, *, closed: bool = True) -> None:
-        self._closing_links[link] = (done, None)
+    def _close_link(self, link: int, done: Done, *, closed: bool = True, heeds: bool = False) -> None:
+        self._closing_links[link] = (done, heeds)
         self._peer.close_link(link, closed=closed)
 
     def _on_link_close(self, event: LinkRemoteClose) -> None:
         link = event.link
         closing = self._closing_links.pop(link, None)
         if closing is not None:
-            done, error = closing
-            if error is None and event.error is not None:
-                error = exception_for(event.error, "the broker closed the link")
-            done(None, error)
+            done, heeds = closing
+            if heeds and event.error is not None:
+                done(None, exception_for(event.error, "the broker closed the link"))
+            else:
+                # The broker closed it at the same time: it is closed, which is what was wanted.
+                done(None, None)
             return
         self._peer.close_link(link, closed=event.closed)
         sender, receiver = self._senders.get(link), self._receivers.get(link)

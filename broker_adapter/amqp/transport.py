@@ -33,6 +33,7 @@ from broker_adapter.errors import (
     IllegalStateException,
     InvalidURLException,
     JMSException,
+    JMSSecurityException,
     MessageFormatException,
     OperationTimedOutException,
     ProtocolException,
@@ -465,6 +466,47 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+#: The SASL mechanisms that a client can do, strongest first.
+MECHANISMS: Final[tuple[str, ...]] = ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "ANONYMOUS")
+
+
+def usable_mechanisms(url: AmqpURL, username: str | None, password: str | None) -> tuple[str, ...]:
+    """The mechanisms to offer a broker, strongest first.
+
+    A password is never sent as it is over a network that others can read: PLAIN needs TLS, a host that is this
+    machine, or the option ``allow_plain_without_tls``.
+
+    Raises:
+        JMSSecurityException: the URL asks for mechanisms of which none can be used.
+    """
+    named = username is not None and password is not None
+    private = url.tls or is_loopback(url.host) or url.amqp.allow_plain_without_tls
+    usable = {
+        "EXTERNAL": url.tls and url.amqp.tls_certificate_file is not None,
+        "SCRAM-SHA-256": named,
+        "PLAIN": named and private,
+        "ANONYMOUS": not named,
+    }
+    wanted = MECHANISMS
+    if url.amqp.sasl_mechanisms is not None:
+        wanted = tuple(name.strip().upper() for name in url.amqp.sasl_mechanisms.split(","))
+        unknown = [name for name in wanted if name not in MECHANISMS]
+        if unknown:
+            raise JMSSecurityException(f"unknown SASL mechanism {unknown[0]!r}; known are {', '.join(MECHANISMS)}")
+        # Who names ANONYMOUS means it, also with a user name at hand.
+        usable["ANONYMOUS"] = True
+    allowed = tuple(name for name in MECHANISMS if name in wanted and usable[name])
+    if not allowed:
+        what = f"none of the SASL mechanisms {', '.join(wanted)} can be used"
+        if "PLAIN" in wanted and named and not private:
+            raise JMSSecurityException(
+                f"{what}: PLAIN would send the password unencrypted to {url.host!r}; "
+                "use amqps://, or set allow_plain_without_tls=true"
+            )
+        raise JMSSecurityException(f"{what} {'without a user name and a password' if not named else 'here'}")
+    return allowed
 
 
 def _tls_context(url: AmqpURL) -> ssl.SSLContext:

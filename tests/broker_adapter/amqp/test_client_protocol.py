@@ -300,6 +300,31 @@ def test_detaching_a_durable_consumer_keeps_its_subscription(wired: Wired) -> No
     assert [event.closed for event in wired.broker.of(LinkRemoteClose)] == [False, True]
 
 
+def test_a_link_that_both_sides_close_at_once_is_closed(wired: Wired) -> None:
+    link = sender(wired)
+    far = attached(wired).link
+    done = Result()
+    wired.client.detach(link, done)
+    wired.broker.peer.close_link(far, AmqpError("amqp:resource-deleted", "gone"))
+    wired.pump()
+
+    assert done.value is None
+    assert wired.events == []
+
+
+def test_a_temporary_destination_that_the_broker_will_not_delete_raises(wired: Wired) -> None:
+    destination = wired.ask(wired.client.declare_temporary, DestinationKind.TEMPORARY_QUEUE)
+    wired.broker.closes_links = False
+    done = Result()
+    wired.client.delete_temporary(destination, done)
+    wired.pump()
+    wired.broker.peer.close_link(attached(wired).link, AmqpError("amqp:illegal-state", "it is consumed elsewhere"))
+    wired.pump()
+
+    with pytest.raises(IllegalStateException, match="consumed elsewhere"):
+        _ = done.value
+
+
 def test_unsubscribe_finds_the_subscription_by_its_name_and_closes_it(wired: Wired) -> None:
     wired.ask(wired.client.unsubscribe, "sub")
 

@@ -21,7 +21,7 @@ from broker_adapter.amqp.codec import with_place
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.io_loop import MemoryConnection
 from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose
-from broker_adapter.amqp.transport import AmqpTransport, is_loopback
+from broker_adapter.amqp.transport import AmqpTransport, is_loopback, usable_mechanisms
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
 from broker_adapter.errors import (
@@ -31,6 +31,7 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     InvalidURLException,
     JMSException,
+    JMSSecurityException,
     MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
@@ -212,16 +213,25 @@ def test_calls_that_wait_are_refused_in_a_callback(opened: Opened) -> None:
 def test_a_deadline_is_kept_and_the_late_answer_undone(server: BrokerServer, opened: Opened) -> None:
     broker = server.brokers[0]
     accept = broker.peer.accept_link
+    asked = threading.Event()
     waiting: list[Any] = []
-    broker.peer.accept_link = lambda *given, **options: waiting.append((given, options))  # type: ignore[method-assign]
+
+    def wait(*given: Any, **options: Any) -> None:
+        waiting.append(lambda: accept(*given, **options))
+        asked.set()
+
+    broker.peer.accept_link = wait  # type: ignore[method-assign]
     start = time.monotonic()
     with pytest.raises(OperationTimedOutException, match=r"attaching a producer to 'q' had no answer within 0\.05 s"):
         opened.transport.attach(SenderSpec(1, QUEUE), None, 0.05)
     assert time.monotonic() - start < 2
 
+    assert asked.wait(5)
     broker.peer.accept_link = accept  # type: ignore[method-assign]
-    server.run(lambda: accept(*waiting[0][0], **waiting[0][1]))
-    opened.transport.attach(SenderSpec(1, queue("other")), None, 5)
+    server.run(waiting[0])
+    # The answer to the first comes after the late one, the second is sent after what the client did about that.
+    opened.transport.attach(SenderSpec(1, queue("first")), None, 5)
+    opened.transport.attach(SenderSpec(1, queue("second")), None, 5)
     assert len(broker.of(LinkRemoteClose)) == 1
 
 
@@ -466,6 +476,44 @@ def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) ->
 )
 def test_loopback_is_told_by_its_spelling(host: str, local: bool) -> None:
     assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "mechanisms"),
+    [
+        ("amqp://127.0.0.1", True, ("SCRAM-SHA-256", "PLAIN")),
+        ("amqp://example", True, ("SCRAM-SHA-256",)),
+        ("amqps://example", True, ("SCRAM-SHA-256", "PLAIN")),
+        ("amqp://example?allow_plain_without_tls=true", True, ("SCRAM-SHA-256", "PLAIN")),
+        ("amqp://example", False, ("ANONYMOUS",)),
+        ("amqps://example?tls_certificate_file=x", False, ("EXTERNAL", "ANONYMOUS")),
+        ("amqp://127.0.0.1?sasl_mechanisms=plain", True, ("PLAIN",)),
+        ("amqp://example?sasl_mechanisms=ANONYMOUS", True, ("ANONYMOUS",)),
+    ],
+)
+def test_mechanisms_are_the_strongest_that_do_not_give_the_password_away(
+    text: str, named: bool, mechanisms: tuple[str, ...]
+) -> None:
+    url = parse_url(text)
+    assert isinstance(url, AmqpURL)
+
+    assert usable_mechanisms(url, *(("me", "secret") if named else (None, None))) == mechanisms
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "reason"),
+    [
+        ("amqp://example?sasl_mechanisms=PLAIN", True, "would send the password unencrypted to 'example'"),
+        ("amqp://example?sasl_mechanisms=PLAIN", False, "without a user name"),
+        ("amqp://example?sasl_mechanisms=CRAM-MD5", True, "unknown SASL mechanism 'CRAM-MD5'; known are EXTERNAL"),
+    ],
+)
+def test_mechanisms_that_cannot_be_used_are_refused_with_the_reason(text: str, named: bool, reason: str) -> None:
+    url = parse_url(text)
+    assert isinstance(url, AmqpURL)
+
+    with pytest.raises(JMSSecurityException, match=reason):
+        usable_mechanisms(url, *(("me", "secret") if named else (None, None)))
 
 
 # Threads, processes, pipes.
