@@ -11,10 +11,7 @@ Theory of operation
     Sends wait in their link's queue for credit.  Their answers may come in any order; they are passed on in the order
     of the sends.
 
-    A commit is declare, transfers and settlements in the transaction, discharge.  The declare for the next commit is
-    written together with the discharge, so that a commit costs one round trip.  Our own server may be told to
-    discharge before it has answered the transfers, since it refuses the discharge where it refused a transfer; with
-    other brokers the discharge waits for the answers.
+    Commits and requests have files of their own, :mod:`client_commits` and :mod:`client_requests`.
 """
 
 from __future__ import annotations
@@ -27,22 +24,13 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter.amqp.codec import (
-    ENVELOPE_CAPABILITY,
-    Request,
-    decode_received,
-    error_from_fields,
-    pack_request,
-    received,
-    unpack_answer,
-)
+from ack_modes import DeliveryTag, Settlement
+from broker_adapter.amqp.client_commits import STATES, Commit, Coordinator, settle_runs
+from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
+from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY, decode_received, received
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.peer import (
     ACCEPTED,
-    ACCEPTED_STATE,
-    DECLARED,
-    FAILED_STATE,
     REJECTED,
     RELEASED_STATE,
     TRANSACTIONAL,
@@ -61,7 +49,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
     TransportFailed,
 )
-from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -69,11 +57,8 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     InvalidSelectorException,
     JMSException,
-    JMSSecurityException,
     MessageFormatException,
     ProtocolException,
-    ResourceAllocationException,
-    TransactionInDoubtException,
     TransactionRolledBackException,
 )
 from broker_adapter.transport import (
@@ -90,18 +75,9 @@ from broker_adapter.transport import Peer as PeerInfo
 
 #: What a broker calls itself in ``open`` where it is ours.
 PRODUCT: Final = "Holdfast"
-#: Address of our server's request and answer nodes.
-MANAGEMENT_ADDRESS: Final = "$holdfast"
-#: Message annotation of a discharge that names the commit for our own server: [session, number].
-COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
-#: Most requests that may wait for their answer at once.
-MAX_REQUESTS: Final = 1000
-
 SELECTOR_CODE: Final = 0x0000_468C_0000_0004
 NO_LOCAL_CODE: Final = 0x0000_468C_0000_0003
 DELETE_ON_CLOSE_CODE: Final = 0x2B
-DECLARE_CODE: Final = 0x31
-DISCHARGE_CODE: Final = 0x32
 
 Done = Callable[[Any, JMSException | None], bool]
 
@@ -111,12 +87,6 @@ _CAPABILITIES: Final = {
     DestinationKind.TOPIC: "topic",
     DestinationKind.TEMPORARY_QUEUE: "temporary-queue",
     DestinationKind.TEMPORARY_TOPIC: "temporary-topic",
-}
-_STATES: Final = {
-    Outcome.ACCEPTED: ACCEPTED_STATE,
-    Outcome.REJECTED: State(REJECTED),
-    Outcome.RELEASED: RELEASED_STATE,
-    Outcome.MODIFIED: FAILED_STATE,
 }
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
 
@@ -173,7 +143,8 @@ class _Send:
 
     payload: bytes
     done: OnSettled
-    commit: _Commit | None
+    state: State | None = None  #: the transaction that it belongs to
+    transmitted: Callable[[], None] | None = None  #: told when it is on the wire, or never will be
 
 
 @attrs.define(eq=False)
@@ -208,47 +179,6 @@ class _Receiver:
     drains: list[Done] = attrs.field(factory=list)
     detached: Done | None = None
     error: JMSException | None = None
-
-
-@attrs.define(eq=False)
-class _Commit:
-    """A commit under way."""
-
-    number: int
-    sends: Sequence[tuple[int, bytes]]
-    settlements: Sequence[Settlement]
-    done: Done
-    untransmitted: int = 0
-    unanswered: int = 0
-    refusal: JMSException | None = None
-    started: bool = False
-    discharged: bool = False
-
-
-@attrs.define(eq=False)
-class _Coordinator:
-    """The link to a session's transaction coordinator, and the transaction that is open on it."""
-
-    link: int
-    session: int
-    credit: int = 0
-    out: deque[tuple[bytes, Callable[[State], None]]] = attrs.field(factory=deque)
-    waiting: dict[int, Callable[[State], None]] = attrs.field(factory=dict)
-    txn_id: bytes | None = None
-    commits: deque[_Commit] = attrs.field(factory=deque)
-    error: JMSException | None = None
-
-
-@attrs.define(eq=False)
-class _Management:
-    """The links to our own server's request and answer nodes."""
-
-    sender: int
-    receiver: int
-    credit: int = 0
-    queue: deque[bytes] = attrs.field(factory=deque)
-    waiting: dict[int, Done] = attrs.field(factory=dict)
-    next_number: int = 1
 
 
 class ClientProtocol:
@@ -286,9 +216,8 @@ class ClientProtocol:
         self._ended: dict[int, Done] = {}
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
-        self._coordinators: dict[int, _Coordinator] = {}  # by session of the port
-        self._coordinators_by_link: dict[int, _Coordinator] = {}
-        self._management: _Management | None = None
+        self._coordinators: dict[int, Coordinator] = {}  # by session of the port
+        self._requests: Requests | None = None
         self._unsubscribing: dict[int, Done] = {}
         self._closing_links: dict[int, tuple[Done, bool]] = {}  # with whether an error in the answer counts
         self._temporary: dict[str, _Sender] = {}
@@ -469,15 +398,14 @@ class ClientProtocol:
         calls.extend(done for done, _ in self._closing_links.values())
         # Before its sends fail: that would look like a refusal by the broker.
         for coordinator in self._coordinators.values():
-            for commit in coordinator.commits:
-                commit.done(None, _commit_failure(commit, reason))
+            coordinator.lose(reason)
         for sender in self._senders.values():
             calls.extend(call for call in (sender.attached, sender.detached) if call is not None)
             self._fail_sends(sender, reason)
         for receiver in self._receivers.values():
             calls.extend(call for call in (receiver.attached, receiver.detached, *receiver.drains) if call is not None)
-        if self._management is not None:
-            calls.extend(self._management.waiting.values())
+        if self._requests is not None:
+            self._requests.fail(reason)
         for table in (
             self._ended,
             self._unsubscribing,
@@ -485,12 +413,11 @@ class ClientProtocol:
             self._senders,
             self._receivers,
             self._coordinators,
-            self._coordinators_by_link,
             self._temporary,
             self._sessions,
         ):
             table.clear()
-        self._management = None
+        self._requests = None
         for call in calls:
             call(None, reason)
         if self._sends_done:
@@ -543,7 +470,7 @@ class ClientProtocol:
             for waiting in self._unsubscribing.values():
                 waiting(None, error)
             self._unsubscribing.clear()
-            self._drop_management(error)
+            self._drop_requests(error)
         lost = []
         for sender in [each for each in self._senders.values() if each.session == number]:
             lost.append(sender.link)
@@ -700,7 +627,6 @@ class ClientProtocol:
             return
         self._peer.close_link(link, closed=event.closed)
         sender, receiver = self._senders.get(link), self._receivers.get(link)
-        coordinator = self._coordinators_by_link.get(link)
         if sender is not None:
             error = sender.error or _refusal(event.error, sender.attached is not None)
             attached, sender.attached = sender.attached, None
@@ -711,12 +637,14 @@ class ClientProtocol:
             attached, receiver.attached = receiver.attached, None
             self._forget_receiver(receiver, error)
             self._tell_lost(link, attached, error)
-        elif coordinator is not None:
-            self._drop_coordinator(coordinator.session, _refusal(event.error, refused=False))
         elif link in self._unsubscribing:
             self._unsubscribing.pop(link)(None, _refusal(event.error, refused=True))
-        elif self._management is not None and link in (self._management.sender, self._management.receiver):
-            self._drop_management(_refusal(event.error, refused=False))
+        elif self._requests is not None and link in self._requests.links:
+            self._drop_requests(_refusal(event.error, refused=False))
+        else:
+            for session, coordinator in list(self._coordinators.items()):
+                if coordinator.link == link:
+                    self._drop_coordinator(session, _refusal(event.error, refused=False))
 
     def _tell_lost(self, link: int, attached: Done | None, error: JMSException) -> None:
         if attached is not None:
@@ -737,8 +665,8 @@ class ClientProtocol:
         for number, done in sender.waiting:
             done(sender.results.get(number, error))
         for send in sender.queue:
-            if send.commit is not None:
-                send.commit.untransmitted -= 1
+            if send.transmitted is not None:
+                send.transmitted()
             send.done(error)
         self._sends_done += len(sender.waiting) + len(sender.queue)
         sender.waiting.clear()
@@ -828,20 +756,22 @@ class ClientProtocol:
                 for done in drains:
                     done(None, None)
             return
-        coordinator = self._coordinators_by_link.get(link)
+        if self._requests is not None and link in self._requests.links:
+            self._requests.on_credit(event.credit)
+            return
+        coordinator = self._coordinator_of(link)
         if coordinator is not None:
-            coordinator.credit = event.credit
-            self._flush_coordinator(coordinator)
-        elif self._management is not None and link == self._management.sender:
-            self._management.credit = event.credit
-            self._flush_management(self._management)
+            coordinator.on_credit(event.credit)
 
     def _on_transfers(self, event: Transfers) -> None:
         link = event.link
         receiver = self._receivers.get(link)
         if receiver is None:
-            if self._management is not None and link == self._management.receiver:
-                self._on_answers(self._management, event)
+            if self._requests is not None and link in self._requests.links:
+                try:
+                    self._requests.on_answers(event)
+                except ProtocolException as error:
+                    self.fail(error)
             else:
                 # A link on its way out: nobody will look at these.
                 self._peer.settle(link, [each.number for each in event.deliveries], RELEASED_STATE)
@@ -865,19 +795,8 @@ class ClientProtocol:
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""
-        epoch, settle = self._options.epoch, self._peer.settle
-        link = -1
-        outcome: Outcome | None = None
-        numbers: list[int] = []
-        for tag, ending in settlements:
-            if tag.link != link or ending is not outcome:
-                if numbers and outcome is not None:
-                    settle(link, numbers, _STATES[outcome])
-                link, outcome, numbers = tag.link, ending, []
-            if tag.epoch == epoch:
-                numbers.append(tag.number)
-        if numbers and outcome is not None:
-            settle(link, numbers, _STATES[outcome])
+        epoch = self._options.epoch
+        settle_runs(self._peer, [each for each in settlements if each.tag.epoch == epoch], STATES)
 
     # Messages that go out.
 
@@ -892,23 +811,16 @@ class ClientProtocol:
             sender.credit -= 1
             sender.waiting.append((self._peer.send(link, payload), done))
         else:
-            sender.queue.append(_Send(payload, done, None))
+            sender.queue.append(_Send(payload, done))
 
     def _flush(self, sender: _Sender) -> None:
         queue, peer, link = sender.queue, self._peer, sender.link
         while queue and sender.credit > 0:
             send = queue.popleft()
             sender.credit -= 1
-            commit = send.commit
-            if commit is None:
-                sender.waiting.append((peer.send(link, send.payload), send.done))
-                continue
-            coordinator = self._coordinators[sender.session]
-            state = State(TRANSACTIONAL, txn_id=coordinator.txn_id)
-            sender.waiting.append((peer.send(link, send.payload, state=state), send.done))
-            commit.untransmitted -= 1
-            if commit.untransmitted == 0:
-                self._maybe_discharge(coordinator, commit)
+            sender.waiting.append((peer.send(link, send.payload, state=send.state), send.done))
+            if send.transmitted is not None:
+                send.transmitted()
 
     def _on_dispositions(self, event: Dispositions) -> None:
         link = event.link
@@ -930,12 +842,9 @@ class ClientProtocol:
                 ended += 1
             self._sends_done += ended
             return
-        coordinator = self._coordinators_by_link.get(link)
+        coordinator = self._coordinator_of(link)
         if coordinator is not None:
-            for number in event.numbers:
-                answered = coordinator.waiting.pop(number, None)
-                if answered is not None:
-                    answered(event.state)
+            coordinator.on_answers(event.numbers, event.state)
 
     # Transactions.
 
@@ -948,18 +857,17 @@ class ClientProtocol:
         done: Done,
     ) -> None:
         """Do all of it or nothing; ``sends`` are (link, payload)."""
-        commit = _Commit(commit_number, sends, settlements, done)
+        commit = Commit(commit_number, sends, settlements, done)
         refusal = self._commit_refusal(commit)
         if refusal is not None:
             done(None, refusal)
             return
         coordinator = self._coordinators.get(session)
         if coordinator is None:
-            coordinator = self._attach_coordinator(session)
-        coordinator.commits.append(commit)
-        self._start_commit(coordinator)
+            coordinator = self._coordinators[session] = self._attach_coordinator(session)
+        coordinator.commit(commit)
 
-    def _commit_refusal(self, commit: _Commit) -> JMSException | None:
+    def _commit_refusal(self, commit: Commit) -> JMSException | None:
         """Why nothing of a commit can be done, where that is clear before anything is sent."""
         for link, _ in commit.sends:
             if link not in self._senders:
@@ -969,118 +877,41 @@ class ClientProtocol:
                 return TransactionRolledBackException(f"nothing was committed: delivery {tuple(tag)} is stale")
         return None
 
-    def _attach_coordinator(self, session: int) -> _Coordinator:
+    def _attach_coordinator(self, session: int) -> Coordinator:
         name = self._name("coordinator", None)
         target = Terminus(capabilities=("amqp:local-transactions",), coordinator=True)
         link = self._peer.attach_sender(self._session(session), name, Terminus(name, outcomes=_OUTCOMES), target)
-        coordinator = _Coordinator(link, session)
-        self._coordinators[session] = coordinator
-        self._coordinators_by_link[link] = coordinator
-        self._declare(coordinator)
-        return coordinator
+        return Coordinator(
+            self._peer,
+            link,
+            f"{self._options.commit_prefix}:{session}",
+            self._send_in_transaction,
+            self._commit_refusal,
+            discharges_early=self._info is not None and self._info.is_holdfast,
+        )
 
-    def _declare(self, coordinator: _Coordinator) -> None:
-        coordinator.out.append((_DECLARE, partial(self._on_declared, coordinator)))
-        self._flush_coordinator(coordinator)
+    def _send_in_transaction(
+        self, link: int, payload: bytes, state: State, transmitted: Callable[[], None], done: OnSettled
+    ) -> None:
+        def answered(error: JMSException | None) -> None:
+            self._sends_done -= 1  # these do not count for the send window
+            done(error)
 
-    def _on_declared(self, coordinator: _Coordinator, state: State) -> None:
-        if state.code != DECLARED or state.txn_id is None:
-            error = exception_for(state.error, "the broker refused to begin a transaction")
-            self._peer.close_link(coordinator.link)
-            self._drop_coordinator(coordinator.session, error)
+        sender = self._senders.get(link)
+        if sender is None:  # lost while the messages before this one were queued
+            transmitted()
+            done(self._failure or IllegalStateException(f"link {link} is closed"))
             return
-        coordinator.txn_id = state.txn_id
-        self._start_commit(coordinator)
+        sender.queue.append(_Send(payload, answered, state, transmitted))
+        self._flush(sender)
 
-    def _start_commit(self, coordinator: _Coordinator) -> None:
-        """Start the first commit that waits, once the one before has its answer and a transaction is open."""
-        if not coordinator.commits or coordinator.commits[0].started or coordinator.txn_id is None:
-            return
-        commit = coordinator.commits[0]
-        commit.started = True
-        refusal = self._commit_refusal(commit)
-        if refusal is not None:  # it became stale while it waited
-            coordinator.commits.popleft()
-            commit.done(None, refusal)
-            self._start_commit(coordinator)
-            return
-        states = {
-            outcome: State(TRANSACTIONAL, txn_id=coordinator.txn_id, outcome=state)
-            for outcome, state in _STATES.items()
-        }
-        link = -1
-        outcome: Outcome | None = None
-        numbers: list[int] = []
-        for tag, ending in commit.settlements:
-            if tag.link != link or ending is not outcome:
-                if numbers and outcome is not None:
-                    self._peer.settle(link, numbers, states[outcome])
-                link, outcome, numbers = tag.link, ending, []
-            numbers.append(tag.number)
-        if numbers and outcome is not None:
-            self._peer.settle(link, numbers, states[outcome])
-        commit.untransmitted = commit.unanswered = len(commit.sends)
-        answered = partial(self._on_commit_send, coordinator, commit)
-        for link, payload in commit.sends:
-            sender = self._senders[link]
-            sender.queue.append(_Send(payload, answered, commit))
-            self._flush(sender)
-        if not commit.sends:
-            self._maybe_discharge(coordinator, commit)
-
-    def _on_commit_send(self, coordinator: _Coordinator, commit: _Commit, error: JMSException | None) -> None:
-        self._sends_done -= 1  # a commit's sends do not count for the send window
-        commit.unanswered -= 1
-        if error is not None and commit.refusal is None:
-            commit.refusal = error
-        if self._phase is not Phase.CLOSED and commit.untransmitted == 0:
-            self._maybe_discharge(coordinator, commit)
-
-    def _maybe_discharge(self, coordinator: _Coordinator, commit: _Commit) -> None:
-        info = self._info
-        if commit.discharged or coordinator.txn_id is None:
-            return
-        if commit.unanswered and not (info is not None and info.is_holdfast):
-            return
-        commit.discharged = True
-        body = encode(Described(ULong(DISCHARGE_CODE), [coordinator.txn_id, commit.refusal is not None]))
-        session = f"{self._options.commit_prefix}:{coordinator.session}"
-        annotations = encode({COMMIT_ID: [session, commit.number]})
-        payload = b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
-        coordinator.txn_id = None
-        coordinator.out.append((payload, partial(self._on_discharged, coordinator, commit)))
-        self._declare(coordinator)
-
-    def _on_discharged(self, coordinator: _Coordinator, commit: _Commit, state: State) -> None:
-        coordinator.commits.remove(commit)
-        if commit.refusal is not None:
-            refusal = TransactionRolledBackException(f"the broker refused a message of it: {commit.refusal}")
-            refusal.__cause__ = commit.refusal
-            commit.done(None, refusal)
-        elif state.code == ACCEPTED:
-            commit.done(None, None)
-        else:
-            reason = state.error.description if state.error is not None else None
-            code = state.error.condition if state.error is not None else None
-            text = reason or "the broker refused to commit the transaction"
-            commit.done(None, TransactionRolledBackException(text, error_code=code))
-        self._start_commit(coordinator)
-
-    def _flush_coordinator(self, coordinator: _Coordinator) -> None:
-        while coordinator.out and coordinator.credit > 0:
-            payload, answered = coordinator.out.popleft()
-            coordinator.credit -= 1
-            coordinator.waiting[self._peer.send(coordinator.link, payload)] = answered
+    def _coordinator_of(self, link: int) -> Coordinator | None:
+        return next((each for each in self._coordinators.values() if each.link == link), None)
 
     def _drop_coordinator(self, session: int, error: JMSException) -> None:
         coordinator = self._coordinators.pop(session, None)
-        if coordinator is None:
-            return
-        self._coordinators_by_link.pop(coordinator.link, None)
-        commits, coordinator.commits = coordinator.commits, deque()
-        for commit in commits:
-            reason = f"the transaction coordinator went away: {error}"
-            commit.done(None, TransactionRolledBackException(reason, error_code=error.error_code))
+        if coordinator is not None:
+            coordinator.refuse(error)
 
     # Requests to our own server.
 
@@ -1091,64 +922,24 @@ class ClientProtocol:
             product = "unknown" if info is None else info.product
             done(None, JMSException(f"{operation!r} needs a Holdfast server; this broker is {product!r}"))
             return
-        management = self._management
-        if management is None:
-            management = self._management = self._attach_management()
-        if len(management.waiting) >= MAX_REQUESTS:
-            done(
-                None, ResourceAllocationException(f"{MAX_REQUESTS} requests wait for their answers; that is the limit")
-            )
-            return
-        number = management.next_number
-        management.next_number = number + 1
-        try:
-            payload = pack_request(Request(number, operation, arguments))
-        except MessageFormatException as error:
-            done(None, error)
-            return
-        management.waiting[number] = done
-        management.queue.append(payload)
-        self._flush_management(management)
+        if self._requests is None:
+            self._requests = self._attach_requests()
+        self._requests.ask(operation, arguments, done)
 
-    def _attach_management(self) -> _Management:
+    def _attach_requests(self) -> Requests:
         session = self._session(-1)
         name = self._name("management", None)
         node = Terminus(MANAGEMENT_ADDRESS)
         sender = self._peer.attach_sender(session, f"{name}:requests", Terminus(name), node)
         receiver = self._peer.attach_receiver(session, f"{name}:answers", node, Terminus(name))
-        self._peer.credit(receiver, MAX_REQUESTS)
-        return _Management(sender, receiver)
+        return Requests(self._peer, sender, receiver)
 
-    def _flush_management(self, management: _Management) -> None:
-        while management.queue and management.credit > 0:
-            management.credit -= 1
-            self._peer.send(management.sender, management.queue.popleft(), settled=True)
-
-    def _on_answers(self, management: _Management, event: Transfers) -> None:
-        self._peer.settle(event.link, [each.number for each in event.deliveries], ACCEPTED_STATE)
-        self._peer.credit(event.link, len(event.deliveries))
-        for each in event.deliveries:
-            try:
-                answer = unpack_answer(each.payload)
-            except MessageFormatException as error:
-                self.fail(ProtocolException(f"the broker's answer cannot be decoded: {error}"))
-                return
-            done = management.waiting.pop(answer.number, None)
-            if done is None:
-                continue
-            if answer.error is not None:
-                done(None, error_from_fields(answer.error))
-            else:
-                done(answer.result, None)
-
-    def _drop_management(self, error: JMSException) -> None:
-        management, self._management = self._management, None
-        if management is None:
-            return
-        for link in (management.sender, management.receiver):
-            self._peer.close_link(link)
-        for done in management.waiting.values():
-            done(None, error)
+    def _drop_requests(self, error: JMSException) -> None:
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            for link in requests.links:
+                self._peer.close_link(link)
+            requests.fail(error)
 
     _HANDLERS: Final[dict[type, Any]] = {
         RemoteOpen: _on_open,
@@ -1162,9 +953,6 @@ class ClientProtocol:
         Dispositions: _on_dispositions,
         TransportFailed: _on_failed,
     }
-
-
-_DECLARE: Final = b"\x00\x53\x77" + encode(Described(ULong(DECLARE_CODE), [None]))
 
 
 def _refusal(error: AmqpError | None, refused: bool) -> JMSException:
@@ -1185,15 +973,3 @@ def _send_failure(state: State) -> JMSException | None:
     if state.code == 0:
         return JMSException("the broker settled the message without saying how")
     return JMSException("the broker gave the message back")
-
-
-def _commit_failure(commit: _Commit, error: JMSException) -> JMSException:
-    """What a commit gets when the connection is lost under it."""
-    if commit.discharged and commit.refusal is None:
-        return TransactionInDoubtException(f"the connection was lost during the commit: {error}")
-    return error
-
-
-def login_refused(reason: str) -> JMSSecurityException:
-    """The error of a login that the broker refused."""
-    return JMSSecurityException(reason, error_code="amqp:unauthorized-access")

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.client_protocol import COMMIT_ID, MANAGEMENT_ADDRESS, MAX_REQUESTS, Phase
+from broker_adapter.amqp.client_commits import COMMIT_ID
+from broker_adapter.amqp.client_protocol import Phase
+from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, MAX_REQUESTS
 from broker_adapter.amqp.codec import (
     ENVELOPE_CAPABILITY,
     Answer,
