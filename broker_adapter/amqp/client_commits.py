@@ -161,6 +161,7 @@ class Coordinator:
     def _end(self) -> deque[Commit]:
         self._ended = True
         self._queue.clear()
+        self._waiting.clear()
         commits, self._commits = self._commits, deque()
         return commits
 

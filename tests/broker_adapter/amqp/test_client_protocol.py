@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client_commits import COMMIT_ID
@@ -826,3 +828,62 @@ def test_a_lost_management_link_fails_the_requests_that_wait(wired: Wired) -> No
 
     with pytest.raises(JMSSecurityException, match="not for you"):
         wired.ask(wired.client.request, "x", {})
+
+
+# Hostile brokers: callbacks, or one failure; never another error.
+
+
+def busy(wired: Wired, feed: Any) -> None:
+    """A client that does everything once; ``feed`` carries bytes."""
+    results = [Result() for _ in range(9)]
+    got: list[Delivery] = []
+    answers: list[Any] = []
+    client = wired.client
+    client.open(results[0])
+    feed()
+    for step in (
+        lambda: client.attach_sender(SenderSpec(1, QUEUE), results[1]),
+        lambda: client.attach_receiver(ReceiverSpec(1, QUEUE, selector="a = 1"), got.extend, results[2]),
+        lambda: client.credit(results[2].calls[0][0], 9),
+        lambda: client.send(results[1].calls[0][0][0], BODY, answers.append),
+        lambda: client.settle([Settlement(each.tag, Outcome.ACCEPTED) for each in got]),
+        lambda: client.commit(1, 1, [(results[1].calls[0][0][0], BODY)], [], results[3]),
+        lambda: client.drain(results[2].calls[0][0], results[4]),
+        lambda: client.declare_temporary(DestinationKind.TEMPORARY_QUEUE, results[5]),
+        lambda: client.unsubscribe("sub", results[6]),
+        lambda: client.detach(results[2].calls[0][0], results[7]),
+        lambda: client.close(results[8]),
+    ):
+        if client.phase is not Phase.OPEN:
+            break
+        try:
+            step()
+        except (IndexError, TypeError):
+            continue  # what the step builds on was damaged
+        feed()
+    client.receive_end()
+    assert client.phase is Phase.CLOSED
+    assert all(len(result.calls) <= 1 for result in results)
+    assert len([event for event in wired.events if isinstance(event, Failed)]) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_damaged_answers_give_callbacks_or_one_failure(data: st.DataObject) -> None:
+    wired = Wired()
+
+    def feed() -> None:
+        for _ in range(8):
+            sent = wired.client.pending_output()
+            if sent:
+                wired.broker.peer.receive(sent)
+            wired.broker.handle()
+            answer = bytearray(wired.broker.peer.pending_output())
+            if not answer and not sent:
+                return
+            if answer and data.draw(st.integers(0, 4)) == 0:
+                where = data.draw(st.integers(0, len(answer) - 1))
+                answer[where] = data.draw(st.integers(0, 255))
+            wired.client.receive(bytes(answer))
+
+    busy(wired, feed)
