@@ -1,5 +1,27 @@
-"""How a delivery ends: outcomes, and one strategy for each acknowledge mode.  Pure; standard library only."""
+"""How a delivery ends: outcomes, and one strategy for each acknowledge mode.  Pure; standard library only.
 
+A session hears of events and asks its :class:`AckPolicy`; it never asks which mode it is in.
+
+| | delivered | consumed | listener raised | `acknowledge()` | commit | rollback, recover, close | interrupted |
+|---|---|---|---|---|---|---|---|
+| AUTO | - | accept it | modify it | - | - | modify the one in hand | forget |
+| DUPS_OK | - | accept when a batch is full or a short time has passed | modify it | - | - | accept the rest, modify the one in hand | forget |
+| CLIENT | hold | - | hold, redeliver | accept all held | - | modify all held | forget; dirty if any was held |
+| INDIVIDUAL | hold | - | hold | accept it | - | modify all held | forget; dirty if any was held |
+| TRANSACTED | hold | - | hold | - | accept all held | modify all held | forget; dirty if anything was sent or received |
+| NO_ACK | - | - | - | - | - | - | - |
+
+*consumed*: ``receive`` is about to return the message, or its listener has returned.  *modify*: the outcome
+``MODIFIED``, so that the message comes again with its delivery count raised.  *hold*: it stays unsettled.  *redeliver*:
+the session recovers at once, so that it comes again.  *interrupted*: the connection was lost; what was held can no
+longer be settled, and a *dirty* session says so at the next ``acknowledge()`` or ``commit()``, once.
+
+One law for all: each delivery is settled exactly once, none before it was delivered, none left after the session ends
+(NO_ACK settles none).  The tests of this package are parametrised from this table.
+"""  # noqa: E501 - the rows of a table are not wrapped
+
+from ack_modes.mode import AcknowledgeMode
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.policy import AckPolicy, Batch, Ending
 
-__all__ = ["DeliveryTag", "Outcome", "Settlement"]
+__all__ = ["AckPolicy", "AcknowledgeMode", "Batch", "DeliveryTag", "Ending", "Outcome", "Settlement"]

@@ -1,0 +1,70 @@
+"""CLIENT: ``acknowledge()`` accepts everything that the session has received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+
+
+class ClientPolicy:
+    """Holds what was delivered; remembers how much of it was lost with a connection."""
+
+    __slots__ = ("_epoch", "_held", "_stale_count")
+
+    transacted = False
+    presettled = False
+    recovers_after_raise = True
+    due_at = None
+
+    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+        self._held: list[DeliveryTag] = []
+        self._epoch = 0
+        self._stale_count = 0
+
+    def delivered(self, tag: DeliveryTag) -> None:
+        """See :class:`ack_modes.policy.AckPolicy`, as for all methods here."""
+        if tag.epoch < self._epoch:  # was on its way to the application when the connection was lost
+            self._stale_count += 1
+        else:
+            self._held.append(tag)
+
+    def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def acknowledge(self, tag: DeliveryTag) -> Ending:
+        if self._stale_count:
+            stale_count = self._stale_count
+            return Ending(self.recover(), dirty=True, stale_count=stale_count)
+        if not self._held:
+            return NOTHING_ENDS
+        held, self._held = self._held, []
+        return Ending(settle_all(held, Outcome.ACCEPTED))
+
+    def sent(self) -> None:
+        pass
+
+    def commit(self) -> Ending:
+        return NOTHING_ENDS
+
+    def committed(self) -> None:
+        pass
+
+    def recover(self) -> Sequence[Settlement]:
+        held, self._held, self._stale_count = self._held, [], 0
+        return settle_all(held, Outcome.MODIFIED)
+
+    def due(self, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def passed_over(self, tags: Iterable[DeliveryTag], outcome: Outcome) -> Sequence[Settlement]:
+        return settle_all(tags, outcome)
+
+    def interrupted(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._stale_count += len(self._held)
+        self._held = []

@@ -1,0 +1,75 @@
+"""INDIVIDUAL: ``acknowledge()`` accepts that one message, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+
+
+class IndividualPolicy:
+    """Holds what was delivered, and remembers which of it was lost with a connection.
+
+    Since each message is acknowledged by itself, a stale one is refused by itself: acknowledging a good one goes
+    through, whatever else was lost.
+    """
+
+    __slots__ = ("_epoch", "_held", "_stale")
+
+    transacted = False
+    presettled = False
+    recovers_after_raise = False
+    due_at = None
+
+    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+        self._held: dict[DeliveryTag, None] = {}
+        self._epoch = 0
+        self._stale: set[DeliveryTag] = set()
+
+    def delivered(self, tag: DeliveryTag) -> None:
+        """See :class:`ack_modes.policy.AckPolicy`, as for all methods here."""
+        if tag.epoch < self._epoch:  # was on its way to the application when the connection was lost
+            self._stale.add(tag)
+        else:
+            self._held[tag] = None
+
+    def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def acknowledge(self, tag: DeliveryTag) -> Ending:
+        if tag in self._held:
+            del self._held[tag]
+            return Ending((Settlement(tag, Outcome.ACCEPTED),))
+        if tag in self._stale:
+            self._stale.remove(tag)
+            return Ending(NOTHING, dirty=True, stale_count=1)
+        return NOTHING_ENDS
+
+    def sent(self) -> None:
+        pass
+
+    def commit(self) -> Ending:
+        return NOTHING_ENDS
+
+    def committed(self) -> None:
+        pass
+
+    def recover(self) -> Sequence[Settlement]:
+        held, self._held = self._held, {}
+        self._stale.clear()
+        return settle_all(held, Outcome.MODIFIED)
+
+    def due(self, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def passed_over(self, tags: Iterable[DeliveryTag], outcome: Outcome) -> Sequence[Settlement]:
+        return settle_all(tags, outcome)
+
+    def interrupted(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._stale.update(self._held)
+        self._held = {}

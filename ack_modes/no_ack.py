@@ -1,0 +1,55 @@
+"""NO_ACK: the broker forgets a message as it sends it; there is nothing to settle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending
+
+
+class NoAckPolicy:
+    """Answers every event with nothing.  What is lost on the way is lost."""
+
+    __slots__ = ()
+
+    transacted = False
+    presettled = True
+    recovers_after_raise = False
+    due_at = None
+
+    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+        pass
+
+    def delivered(self, tag: DeliveryTag) -> None:
+        """See :class:`ack_modes.policy.AckPolicy`, as for all methods here."""
+
+    def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def acknowledge(self, tag: DeliveryTag) -> Ending:
+        return NOTHING_ENDS
+
+    def sent(self) -> None:
+        pass
+
+    def commit(self) -> Ending:
+        return NOTHING_ENDS
+
+    def committed(self) -> None:
+        pass
+
+    def recover(self) -> Sequence[Settlement]:
+        return NOTHING
+
+    def due(self, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def passed_over(self, tags: Iterable[DeliveryTag], outcome: Outcome) -> Sequence[Settlement]:
+        return NOTHING
+
+    def interrupted(self, epoch: int) -> None:
+        pass

@@ -1,0 +1,104 @@
+"""What an acknowledge mode is to a session: it hears events, and answers with settlements.
+
+Theory of operation
+    A session has one policy and tells it everything that becomes of its deliveries; what the policy answers goes to
+    the transport as it is.  A policy has no clock, no thread and no lock: instants are passed in, in seconds of any
+    steady clock, and the session makes its calls one at a time.
+
+    The session promises: ``delivered`` comes first for each delivery, and once; between ``delivered`` and ``consumed``
+    or ``listener_raised`` no other delivery is delivered.  What the application never saw goes through
+    ``passed_over`` alone.
+
+    The policy promises the law of the package: each delivery is settled exactly once, unless the connection was lost
+    meanwhile, in which case it is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+
+#: The answer of a policy that has nothing to settle.
+NOTHING: Final[tuple[Settlement, ...]] = ()
+
+
+class Batch(NamedTuple):
+    """How long a mode that acknowledges lazily may wait."""
+
+    messages: int = 100
+    delay_seconds: float = 0.1
+
+
+class Ending(NamedTuple):
+    """What ``acknowledge()`` or ``commit()`` comes to.
+
+    Where ``dirty`` is set, work was lost with the connection: the settlements then give back what was delivered
+    since, the session is clean again, and the application must be told.
+    """
+
+    settlements: Sequence[Settlement]
+    dirty: bool = False
+    stale_count: int = 0  #: deliveries that were held when the connection was lost
+
+
+NOTHING_ENDS: Final = Ending(NOTHING)
+
+
+class AckPolicy(Protocol):
+    """One acknowledge mode at work in one session."""
+
+    @property
+    def transacted(self) -> bool:
+        """Whether the session has ``commit`` and ``rollback`` in place of ``recover``."""
+
+    @property
+    def presettled(self) -> bool:
+        """Whether the broker forgets messages as it sends them, so that there is nothing to settle."""
+
+    @property
+    def recovers_after_raise(self) -> bool:
+        """Whether a listener that raised makes the session recover, so that its message comes again."""
+
+    @property
+    def due_at(self) -> float | None:
+        """The instant at which ``due`` wants to be called; None: there is nothing to wait for."""
+
+    def delivered(self, tag: DeliveryTag) -> None:
+        """The application is about to see this delivery."""
+
+    def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        """``receive`` is about to return it, or its listener has returned."""
+
+    def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        """Its listener has raised."""
+
+    def acknowledge(self, tag: DeliveryTag) -> Ending:
+        """The application called ``acknowledge()`` on it."""
+
+    def sent(self) -> None:
+        """The session sent a message."""
+
+    def commit(self) -> Ending:
+        """What a commit is to settle.  Nothing is forgotten before ``committed``."""
+
+    def committed(self) -> None:
+        """The commit is done, or nobody can tell: what it settled is not ours any more."""
+
+    def recover(self) -> Sequence[Settlement]:
+        """``rollback()``, ``recover()`` or ``close()``: nothing is left afterwards, and the session is clean."""
+
+    def due(self, now: float) -> Sequence[Settlement]:
+        """What has waited long enough."""
+
+    def passed_over(self, tags: Iterable[DeliveryTag], outcome: Outcome) -> Sequence[Settlement]:
+        """These never reached the application."""
+
+    def interrupted(self, epoch: int) -> None:
+        """The connection was lost: deliveries of epochs before this one can no longer be settled."""
+
+
+def settle_all(tags: Iterable[DeliveryTag], outcome: Outcome) -> tuple[Settlement, ...]:
+    """Settlements that end all of these alike, in order."""
+    return tuple([Settlement(tag, outcome) for tag in tags])

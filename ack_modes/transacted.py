@@ -1,0 +1,76 @@
+"""TRANSACTED: ``commit()`` accepts what was received, together with what was sent; ``rollback()`` undoes both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ack_modes.outcome import DeliveryTag, Outcome, Settlement
+from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+
+
+class TransactedPolicy:
+    """Holds what was delivered in this transaction, and knows whether its work was lost with a connection."""
+
+    __slots__ = ("_dirty", "_epoch", "_held", "_sent", "_stale_count")
+
+    transacted = True
+    presettled = False
+    recovers_after_raise = False
+    due_at = None
+
+    def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
+        self._held: list[DeliveryTag] = []
+        self._sent = False
+        self._epoch = 0
+        self._dirty = False
+        self._stale_count = 0
+
+    def delivered(self, tag: DeliveryTag) -> None:
+        """See :class:`ack_modes.policy.AckPolicy`, as for all methods here."""
+        if tag.epoch < self._epoch:  # was on its way to the application when the connection was lost
+            self._dirty = True
+            self._stale_count += 1
+        else:
+            self._held.append(tag)
+
+    def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def acknowledge(self, tag: DeliveryTag) -> Ending:
+        return NOTHING_ENDS
+
+    def sent(self) -> None:
+        self._sent = True
+
+    def commit(self) -> Ending:
+        if self._dirty:
+            stale_count = self._stale_count
+            return Ending(self.recover(), dirty=True, stale_count=stale_count)
+        return Ending(settle_all(self._held, Outcome.ACCEPTED))
+
+    def committed(self) -> None:
+        self._held = []
+        self._sent = False
+
+    def recover(self) -> Sequence[Settlement]:
+        held, self._held = self._held, []
+        self._sent = self._dirty = False
+        self._stale_count = 0
+        return settle_all(held, Outcome.MODIFIED)
+
+    def due(self, now: float) -> Sequence[Settlement]:
+        return NOTHING
+
+    def passed_over(self, tags: Iterable[DeliveryTag], outcome: Outcome) -> Sequence[Settlement]:
+        return settle_all(tags, outcome)
+
+    def interrupted(self, epoch: int) -> None:
+        self._epoch = epoch
+        if self._held or self._sent:
+            self._dirty = True
+            self._stale_count += len(self._held)
+            self._held = []
+            self._sent = False

@@ -1,0 +1,341 @@
+"""Every row and column of the table in the docstring of ``ack_modes``, and the law below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import ack_modes
+from ack_modes import AcknowledgeMode, AckPolicy, Batch, DeliveryTag, Outcome, Settlement
+
+_BATCH = Batch(messages=3, delay_seconds=1.0)
+
+
+def _tag(number: int, epoch: int = 0) -> DeliveryTag:
+    return DeliveryTag(epoch, 1, number)
+
+
+def _table() -> list[tuple[str, str, str]]:
+    lines = [line for line in (ack_modes.__doc__ or "").splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    head = rows[0][1:]
+    return [(row[0], column, text) for row in rows[2:] for column, text in zip(head, row[1:], strict=True)]
+
+
+def _new(mode: str) -> AckPolicy:
+    return AcknowledgeMode[mode].new_policy(_BATCH)
+
+
+def _see(policy: AckPolicy, *numbers: int) -> list[Settlement]:
+    """The application receives these; returns what was settled on the way."""
+    settled: list[Settlement] = []
+    for number in numbers:
+        policy.delivered(_tag(number))
+        settled += policy.consumed(_tag(number), 0.0)
+    return settled
+
+
+def _modified(*numbers: int) -> list[Settlement]:
+    return [Settlement(_tag(number), Outcome.MODIFIED) for number in numbers]
+
+
+def _accepted(*numbers: int) -> list[Settlement]:
+    return [Settlement(_tag(number), Outcome.ACCEPTED) for number in numbers]
+
+
+def _everything(policy: AckPolicy) -> list[Settlement]:
+    """What is left to settle, from the end of the session and from an acknowledgement before it."""
+    return [*policy.due(1e9), *policy.recover()]
+
+
+# One check for each text that a cell can have, given the event of its column.
+
+
+def _answer(policy: AckPolicy, column: str) -> Sequence[Settlement]:
+    """The column's event, on delivery 1, as the last of its history."""
+    tag = _tag(1)
+    if column == "delivered":
+        policy.delivered(tag)
+        return ()
+    policy.delivered(tag)
+    if column == "consumed":
+        return policy.consumed(tag, 0.0)
+    if column == "listener raised":
+        return policy.listener_raised(tag, 0.0)
+    if column == "`acknowledge()`":
+        return policy.acknowledge(tag).settlements
+    if column == "commit":
+        return policy.commit().settlements
+    if column == "rollback, recover, close":
+        return policy.recover()
+    assert column == "interrupted"
+    policy.interrupted(1)
+    return ()
+
+
+def _nothing(mode: str, column: str) -> None:
+    policy = _new(mode)
+
+    assert list(_answer(policy, column)) == []
+
+
+def _hold(mode: str, column: str) -> None:
+    policy = _new(mode)
+
+    assert list(_answer(policy, column)) == []
+    assert _everything(policy) == _modified(1)
+    assert not policy.recovers_after_raise or column != "listener raised"
+
+
+def _hold_and_redeliver(mode: str, column: str) -> None:
+    policy = _new(mode)
+
+    assert list(_answer(policy, column)) == []
+    assert policy.recovers_after_raise
+    assert _everything(policy) == _modified(1)
+
+
+def _accept_it(mode: str, column: str) -> None:
+    policy = _new(mode)
+    if column == "`acknowledge()`":
+        policy.delivered(_tag(7))  # another one, which stays
+
+    assert list(_answer(policy, column)) == _accepted(1)
+    assert _everything(policy) == (_modified(7) if column == "`acknowledge()`" else [])
+
+
+def _modify_it(mode: str, column: str) -> None:
+    policy = _new(mode)
+
+    assert list(_answer(policy, column)) == _modified(1)
+    assert _everything(policy) == []
+    assert not policy.recovers_after_raise
+
+
+def _accept_batch(mode: str, column: str) -> None:
+    full, late, idle = _new(mode), _new(mode), _new(mode)
+
+    assert _see(full, 1, 2) == []
+    assert _see(full, 3) == _accepted(1, 2, 3)
+
+    assert _see(late, 1) == []
+    late.delivered(_tag(2))
+    assert list(late.consumed(_tag(2), 1.0)) == _accepted(1, 2)
+
+    assert idle.due_at is None
+    assert _see(idle, 1) == []
+    assert idle.due_at == 1.0
+    assert list(idle.due(0.999)) == []
+    assert list(idle.due(1.0)) == _accepted(1)
+    assert idle.due_at is None
+
+
+def _accept_all_held(mode: str, column: str) -> None:
+    policy = _new(mode)
+    assert _see(policy, 5, 6) == []
+
+    assert list(_answer(policy, column)) == _accepted(5, 6, 1)
+    policy.committed()
+    assert _everything(policy) == []
+
+
+def _modify_one_in_hand(mode: str, column: str) -> None:
+    policy = _new(mode)
+
+    assert list(_answer(policy, column)) == _modified(1)
+    assert list(policy.consumed(_tag(1), 0.0)) == []  # its listener returns afterwards
+    assert _everything(policy) == []
+
+
+def _accept_rest_modify_one(mode: str, column: str) -> None:
+    policy = _new(mode)
+    assert _see(policy, 5, 6) == []
+
+    assert list(_answer(policy, column)) == [*_accepted(5, 6), *_modified(1)]
+    assert list(policy.consumed(_tag(1), 0.0)) == []
+    assert _everything(policy) == []
+
+
+def _modify_all_held(mode: str, column: str) -> None:
+    policy = _new(mode)
+    assert _see(policy, 5, 6) == []
+
+    assert list(_answer(policy, column)) == _modified(5, 6, 1)
+    assert _everything(policy) == []
+
+
+def _forget(mode: str, column: str) -> None:
+    policy = _new(mode)
+    _see(policy, 5)
+
+    assert list(_answer(policy, column)) == []
+    assert list(policy.consumed(_tag(1), 0.0)) == []
+    assert policy.acknowledge(_tag(1)) == policy.commit() == ((), False, 0)
+    assert _everything(policy) == []
+
+
+def _ending(policy: AckPolicy, tag: DeliveryTag) -> ack_modes.Ending:
+    return policy.commit() if policy.transacted else policy.acknowledge(tag)
+
+
+def _forget_dirty_if_held(mode: str, column: str) -> None:
+    policy, clean = _new(mode), _new(mode)
+    clean.interrupted(1)
+    clean.delivered(_tag(9, epoch=1))
+    assert not _ending(clean, _tag(9, epoch=1)).dirty
+
+    assert list(_answer(policy, column)) == []
+    told = _ending(policy, _tag(1))
+    assert (told.dirty, told.stale_count, list(told.settlements)) == (True, 1, [])
+    assert _ending(policy, _tag(1)) == ((), False, 0)  # once
+    assert _everything(policy) == []
+
+
+def _forget_dirty_if_worked(mode: str, column: str) -> None:
+    _forget_dirty_if_held(mode, column)
+    policy = _new(mode)
+    policy.sent()
+
+    policy.interrupted(1)
+
+    assert policy.commit() == ((), True, 0)
+    assert policy.commit() == ((), False, 0)
+
+
+_CHECKS: dict[str, Callable[[str, str], None]] = {
+    "-": _nothing,
+    "hold": _hold,
+    "hold, redeliver": _hold_and_redeliver,
+    "accept it": _accept_it,
+    "modify it": _modify_it,
+    "accept when a batch is full or a short time has passed": _accept_batch,
+    "accept all held": _accept_all_held,
+    "modify the one in hand": _modify_one_in_hand,
+    "accept the rest, modify the one in hand": _accept_rest_modify_one,
+    "modify all held": _modify_all_held,
+    "forget": _forget,
+    "forget; dirty if any was held": _forget_dirty_if_held,
+    "forget; dirty if anything was sent or received": _forget_dirty_if_worked,
+}
+
+
+@pytest.mark.parametrize(("mode", "column", "text"), _table(), ids=lambda cell: cell.replace("`", ""))
+def test_policy_does_what_its_cell_of_the_table_says(mode: str, column: str, text: str) -> None:
+    _CHECKS[text](mode, column)
+
+
+def test_table_has_a_row_for_each_mode_and_a_column_for_each_event() -> None:
+    table = _table()
+
+    assert [mode for mode, column, _ in table if column == "delivered"] == [
+        "AUTO",
+        "DUPS_OK",
+        "CLIENT",
+        "INDIVIDUAL",
+        "TRANSACTED",
+        "NO_ACK",
+    ]
+    assert {mode.name for mode in AcknowledgeMode} == {mode for mode, _, _ in table}
+    assert len(table) == 6 * 7
+
+
+# What goes beyond the table.
+
+
+def test_dirty_client_session_gives_back_what_came_after_the_interruption() -> None:
+    policy = _new("CLIENT")
+    _see(policy, 1, 2)
+    policy.interrupted(1)
+    policy.delivered(_tag(1, epoch=1))
+
+    ending = policy.acknowledge(_tag(1, epoch=1))
+
+    assert ending == ((Settlement(_tag(1, epoch=1), Outcome.MODIFIED),), True, 2)
+    policy.delivered(_tag(2, epoch=1))
+    assert policy.acknowledge(_tag(2, epoch=1)) == ((Settlement(_tag(2, epoch=1), Outcome.ACCEPTED),), False, 0)
+
+
+def test_dirty_transaction_gives_back_what_came_after_the_interruption() -> None:
+    policy = _new("TRANSACTED")
+    _see(policy, 1)
+    policy.interrupted(1)
+    policy.delivered(_tag(1, epoch=1))
+    policy.sent()
+
+    assert policy.commit() == ((Settlement(_tag(1, epoch=1), Outcome.MODIFIED),), True, 1)
+    assert policy.commit() == ((), False, 0)
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_recover_makes_a_dirty_session_clean(mode: str) -> None:
+    policy = _new(mode)
+    policy.sent()
+    _see(policy, 1)
+    policy.interrupted(1)
+
+    assert list(policy.recover()) == []
+    assert _ending(policy, _tag(1)) == ((), False, 0)
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_delivery_that_was_on_its_way_when_the_connection_was_lost_is_stale(mode: str) -> None:
+    policy = _new(mode)
+    policy.interrupted(1)
+
+    policy.delivered(_tag(1))
+
+    assert _ending(policy, _tag(1)) == ((), True, 1)
+
+
+def test_individual_session_acknowledges_good_messages_while_others_are_stale() -> None:
+    policy = _new("INDIVIDUAL")
+    _see(policy, 1)
+    policy.interrupted(1)
+    policy.delivered(_tag(1, epoch=1))
+
+    assert policy.acknowledge(_tag(1, epoch=1)) == ((Settlement(_tag(1, epoch=1), Outcome.ACCEPTED),), False, 0)
+    assert policy.acknowledge(_tag(1)).dirty
+
+
+def test_individual_message_acknowledged_twice_is_settled_once() -> None:
+    policy = _new("INDIVIDUAL")
+    _see(policy, 1)
+
+    assert policy.acknowledge(_tag(1)).settlements == tuple(_accepted(1))
+    assert policy.acknowledge(_tag(1)) == ((), False, 0)
+
+
+def test_commit_that_failed_leaves_its_messages_to_the_rollback() -> None:
+    policy = _new("TRANSACTED")
+    _see(policy, 1, 2)
+
+    assert list(policy.commit().settlements) == _accepted(1, 2)
+    assert list(policy.recover()) == _modified(1, 2)
+
+
+@pytest.mark.parametrize("mode", list(AcknowledgeMode))
+@pytest.mark.parametrize("outcome", [Outcome.RELEASED, Outcome.REJECTED])
+def test_what_the_application_never_saw_ends_as_the_session_says(mode: AcknowledgeMode, outcome: Outcome) -> None:
+    policy = mode.new_policy()
+
+    settlements = list(policy.passed_over([_tag(1), _tag(2)], outcome))
+
+    assert settlements == ([] if policy.presettled else [Settlement(_tag(1), outcome), Settlement(_tag(2), outcome)])
+    assert _everything(policy) == []
+
+
+def test_dups_ok_with_no_delay_accepts_at_once() -> None:
+    policy = AcknowledgeMode.DUPS_OK.new_policy(Batch(messages=100, delay_seconds=0.0))
+
+    assert _see(policy, 1) == _accepted(1)
+
+
+def test_only_one_mode_is_transacted_and_one_presettled() -> None:
+    assert [mode.name for mode in AcknowledgeMode if mode.new_policy().transacted] == ["TRANSACTED"]
+    assert [mode.name for mode in AcknowledgeMode if mode.new_policy().presettled] == ["NO_ACK"]
+
+
+def test_mode_shows_its_name() -> None:
+    assert repr(AcknowledgeMode.DUPS_OK) == "AcknowledgeMode.DUPS_OK"
+    assert AcknowledgeMode.DUPS_OK.label == "dups_ok"
