@@ -32,15 +32,18 @@ class ClientSettings:
     """What a connection of the SDK does, on every transport."""
 
     prefetch_messages: int = _option(
-        500, "messages a consumer may hold that the application has not received; 0 asks for one at a time", least=0, most=32767
+        500,
+        "messages a consumer may hold that the application has not received; 0 asks for one at a time",
+        least=0,
+        most=32767,
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
     )
-    connect_timeout_seconds: float = _option(15.0, "longest wait for a connection: TCP, TLS, login and open", least=0.001)
-    send_timeout_seconds: float = _option(
-        60.0, "longest wait of a send for room and for its confirmation", least=0.001
+    connect_timeout_seconds: float = _option(
+        15.0, "longest wait for a connection: TCP, TLS, login and open", least=0.001
     )
+    send_timeout_seconds: float = _option(60.0, "longest wait of a send for room and for its confirmation", least=0.001)
     request_timeout_seconds: float = _option(
         60.0, "longest wait for the answer to any other request (attach, commit, browse, ...)", least=0.001
     )
@@ -48,7 +51,16 @@ class ClientSettings:
     dups_ok_batch_messages: int = _option(
         100, "DUPS_OK: consumed messages that are acknowledged together", least=1, most=10_000
     )
-    dups_ok_delay_seconds: float = _option(0.1, "DUPS_OK: longest time that a consumed message waits for its batch", least=0)
+    dups_ok_delay_seconds: float = _option(
+        0.1, "DUPS_OK: longest time that a consumed message waits for its batch", least=0
+    )
+    poll_timeout_seconds: float = _option(
+        5.0, "longest wait of receive_nowait() for the broker's word that nothing waits there", least=0.001
+    )
+    transaction_messages: int = _option(100_000, "sends that a transacted session keeps until it commits", least=1)
+    transaction_bytes: int = _option(
+        256 * MIB, "bytes of messages that a transacted session keeps until it commits", least=1
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +93,9 @@ class EngineSettings:
     max_queue_messages: int | None = _option(
         10_000_000, "messages in one queue; at the limit producers are held back", least=1
     )
-    max_queue_bytes: int | None = _option(None, "bytes of messages in one queue; at the limit producers are held back", least=1)
+    max_queue_bytes: int | None = _option(
+        None, "bytes of messages in one queue; at the limit producers are held back", least=1
+    )
     max_unsettled_messages: int = _option(
         20_000, "messages that one consumer may hold without settling them", least=1, most=1_000_000
     )
@@ -95,12 +109,18 @@ class EngineSettings:
     max_held_messages: int = _option(
         100_000, "sends that may be held back at once in the whole broker; one more is refused at once", least=1
     )
-    window_messages: int = _option(2_000, "messages of a queue whose place is kept in memory ahead of its consumers", least=10)
-    message_cache_bytes: int = _option(32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0)
+    window_messages: int = _option(
+        2_000, "messages of a queue whose place is kept in memory ahead of its consumers", least=10
+    )
+    message_cache_bytes: int = _option(
+        32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0
+    )
     max_volatile_bytes: int = _option(
         256 * MIB, "memory for non-persistent messages; at the limit producers are held back", least=1
     )
-    max_store_bytes: int = _option(256 * GIB, "largest size of the store; at the limit producers are held back", least=16 * MIB)
+    max_store_bytes: int = _option(
+        256 * GIB, "largest size of the store; at the limit producers are held back", least=16 * MIB
+    )
     min_free_disk_bytes: int = _option(
         256 * MIB, "free disk space below which producers are held back, so that consumers can go on", least=0
     )
@@ -110,7 +130,9 @@ class EngineSettings:
     max_producers: int = _option(
         100_000, "producers whose last message is remembered to reject a repetition; the oldest is forgotten", least=1
     )
-    staged_timeout_seconds: float = _option(3600.0, "age at which a staged transaction that nobody published is dropped", least=1)
+    staged_timeout_seconds: float = _option(
+        3600.0, "age at which a staged transaction that nobody published is dropped", least=1
+    )
 
 
 @attrs.frozen(kw_only=True)

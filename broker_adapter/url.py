@@ -52,7 +52,9 @@ def parse_url(text: str) -> EmbeddedURL | AmqpURL:
     if not isinstance(text, str) or not text:
         raise InvalidURLException(f"connection URL {text!r} is not a string of the form {_FORMS}")
     if len(text) > MAX_URL_LENGTH:
-        raise InvalidURLException(f"connection URL of {len(text)} characters is longer than the limit of {MAX_URL_LENGTH}")
+        raise InvalidURLException(
+            f"connection URL of {len(text)} characters is longer than the limit of {MAX_URL_LENGTH}"
+        )
     scheme, separator, rest = text.partition(":")
     if separator and scheme == "embedded":
         path, _, query = rest.partition("?")
@@ -78,7 +80,9 @@ def _amqp(text: str, scheme: str) -> AmqpURL:
     if not host:
         raise InvalidURLException(f"connection URL {_masked(text)!r} names no host; write {scheme}://HOST:PORT")
     if parts.path not in ("", "/") or parts.fragment:
-        raise InvalidURLException(f"connection URL {_masked(text)!r} has a path; write {scheme}://HOST:PORT?option=value")
+        raise InvalidURLException(
+            f"connection URL {_masked(text)!r} has a path; write {scheme}://HOST:PORT?option=value"
+        )
     options = _options(parts.query, (ClientSettings, AmqpSettings))
     return AmqpURL(
         host=host,

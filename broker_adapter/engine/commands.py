@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine.records import RawEntry
 from broker_adapter.envelope import Identity
-from broker_adapter.errors import JMSException
 from broker_adapter.transport import Subscription
 
 Reply = Callable[[Any], None]
@@ -169,11 +169,100 @@ class Commit(NamedTuple):
     reply: Reply | None = None
 
 
-class Purge(NamedTuple):
-    """Drop all that waits in a queue and is not in a consumer's hands.  Replies with the number of messages."""
+class Trim(NamedTuple):
+    """Drop these entries of a queue, in any order, except those that consumers hold.
 
-    destination: Destination
+    The broker makes it from what the store has (``purge``, ``settle_through``, the end of a queue).  Replies with
+    the number dropped.
+    """
+
+    queue: int
+    entries: Sequence[RawEntry]
     reply: Reply | None = None
 
 
-Refusal = JMSException
+class Drop(NamedTuple):
+    """Forget a queue that has been trimmed.  Replies None."""
+
+    queue: int
+    reply: Reply | None = None
+
+
+class Due(NamedTuple):
+    """The time of these (kind, entry or None where it is gone, schedule key) has come."""
+
+    items: Sequence[tuple[int, RawEntry | None, bytes]]
+    reply: Reply | None = None
+
+
+class Quarantined(NamedTuple):
+    """The message of a delivery cannot be trusted: forget the delivery; the records are in quarantine."""
+
+    consumer: int
+    number: int
+    reply: Reply | None = None
+
+
+class Stage(NamedTuple):
+    """Messages of a transaction that nobody sees until it is published.  Replies None.
+
+    ``first`` is the index of the first of them in the transaction: what was staged before is not staged again.
+    """
+
+    transaction: str
+    target: Destination
+    first: int
+    messages: Sequence[NewMessage]
+    reply: Reply | None = None
+
+
+class Publish(NamedTuple):
+    """Decide that these staged transactions are published, as number ``number`` of ``group``.
+
+    Replies True, or False where that number was published before (they are then dropped).  The broker moves the
+    messages afterwards (:class:`Move`); a crash in between is made good at the next start.
+    """
+
+    group: str
+    number: int
+    transactions: Sequence[str]
+    reply: Reply | None = None
+
+
+class Move(NamedTuple):
+    """Move these entries of a published transaction to its target.  Replies None."""
+
+    queue: int
+    entries: Sequence[RawEntry]
+    reply: Reply | None = None
+
+
+class Statistics(NamedTuple):
+    """Replies with :class:`broker_adapter.engine.statistics.BrokerStatistics`."""
+
+    reply: Reply | None = None
+
+
+Command = (
+    Connect
+    | Disconnect
+    | Declare
+    | DeclareTemporary
+    | DeleteTemporary
+    | Attach
+    | Detach
+    | Unsubscribe
+    | Credit
+    | Drain
+    | Enqueue
+    | Settle
+    | Commit
+    | Trim
+    | Drop
+    | Due
+    | Quarantined
+    | Stage
+    | Publish
+    | Move
+    | Statistics
+)

@@ -1,0 +1,1090 @@
+"""The rules of the whole engine: clients, destinations, subscriptions, identities, limits, transactions.
+
+Theory of operation
+    ``decide(commands, now_ms)`` changes the state and answers with :class:`Effects`; it does no I/O, reads no clock and
+    takes no lock.  One driver (:class:`broker_adapter.engine.broker.Broker`) calls it, writes the batches, and then lets the deliveries and
+    replies go.  Commands of one call share one commit, and queues hand out messages once, after the last of them.
+
+    A message gets one number and one stored copy, whatever the number of queues that hold it.  A topic is the list of
+    its subscriptions, each a queue.  Destinations come into being when they are first used.
+
+    A send at a limit is *held*: it waits in the order of arrival until there is room, and is refused when its time is
+    over.  Its identity is noted only when it is taken, so that a repetition of a refused send is not rejected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination, DestinationKind, checked_name
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.effects import Effects, Load
+from broker_adapter.engine.queue_state import Consumer, Entry, QueueState
+from broker_adapter.engine.records import (
+    FLAG_ANNOTATED,
+    FLAG_PERSISTENT,
+    KIND_DELIVER,
+    CatalogRecord,
+    Counters,
+    RawEntry,
+    decode_stream_key,
+    encode_annotations,
+    encode_catalog,
+    encode_counters,
+    encode_producer,
+    queue_key,
+    stream_key,
+)
+from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    ResourceAllocationException,
+    TransactionRolledBackException,
+)
+from broker_adapter.settings import EngineSettings
+
+#: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
+FIRST_VOLATILE_QUEUE = 1 << 31
+
+#: Properties that the engine adds to a dead letter.
+DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
+DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
+DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
+
+
+class Client:
+    """A connection: its consumers and its temporary destinations."""
+
+    __slots__ = ("client_id", "consumers", "id", "temporaries")
+
+    def __init__(self, number: int, client_id: str | None) -> None:
+        self.id = number
+        self.client_id = client_id
+        self.consumers: dict[int, Consumer] = {}
+        self.temporaries: dict[Destination, None] = {}
+
+
+class Held:
+    """A send or commit that waits for room."""
+
+    __slots__ = ("command", "deadline_ms", "errors", "index", "reason", "since_ms")
+
+    def __init__(self, command: c.Enqueue | c.Commit, now_ms: int, deadline_ms: int) -> None:
+        self.command = command
+        self.since_ms = now_ms
+        self.deadline_ms = deadline_ms
+        self.index = 0  #: of the first message that is not taken
+        self.errors: list[JMSException | None] | None = None
+        self.reason = ""
+
+
+class Totals:
+    """Counts since the start."""
+
+    __slots__ = (
+        "commits", "dead_lettered", "delivered", "duplicates_rejected", "enqueued", "expired", "quarantined",
+        "redelivered", "refused", "settled",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+
+class BrokerState:
+    """All queues and who uses them.
+
+    Args:
+        settings: the limits.
+        durable: whether there is a durable store; without, nothing is marked as persistent.
+        unique: goes into invented names, so that they differ from those of every other engine.
+    """
+
+    def __init__(self, settings: EngineSettings, *, durable: bool, unique: str) -> None:
+        self.settings = settings
+        self.durable = durable
+        self.unique = unique
+        self.queues: dict[int, QueueState] = {}
+        self.by_destination: dict[Destination, QueueState] = {}
+        self.topics: dict[Destination, list[QueueState]] = {}
+        self.subscriptions: dict[tuple[str | None, str], QueueState] = {}
+        self.staged: dict[str, QueueState] = {}
+        self.clients: dict[int, Client] = {}
+        self.client_ids: dict[str, int] = {}
+        self.consumers: dict[int, Consumer] = {}
+        self.streams: dict[tuple[Any, ...], int] = {}  #: last sequence; the least recently used first
+        self.totals = Totals()
+        self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
+        self.volatile_held_because: str | None = None
+        self._held_count = 0
+        self._holding: dict[int, QueueState] = {}
+        self._held_at_large: deque[Held] = deque()
+        self._next_message = 1
+        self._next_queue = 1
+        self._next_volatile_queue = FIRST_VOLATILE_QUEUE
+        self._next_client = 1
+        self._next_consumer = 1
+        self._next_name = 1
+        self._awake: dict[int, QueueState] = {}
+        self._drains: list[tuple[Consumer, c.Reply | None]] = []
+
+    # What a restart finds.
+
+    def restore(
+        self,
+        queues: Iterable[tuple[int, CatalogRecord, Counters | None]],
+        streams: Iterable[tuple[bytes, int]],
+        next_message: int,
+    ) -> list[int]:
+        """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
+        ended = []
+        self._next_message = next_message
+        for number, record, counters in queues:
+            self._next_queue = max(self._next_queue, number + 1)
+            queue = self._make_queue(number, Destination(record.name), record, counters)
+            if record.kind == "ended":
+                ended.append(number)
+            elif record.kind == "staged":
+                self.staged[record.name] = queue
+            elif record.kind == "subscription":
+                self.subscriptions[record.client_id, record.name] = queue
+                self.topics.setdefault(Destination(record.topic or "", DestinationKind.TOPIC), []).append(queue)
+            else:
+                self.by_destination[queue.destination] = queue
+        for key, sequence in streams:
+            self.streams[decode_stream_key(key)] = sequence
+        return ended
+
+    # The one entrance.
+
+    def decide(self, commands: Iterable[c.Command], now_ms: int) -> Effects:
+        """Carry out commands in order.
+
+        Returns:
+            What is to be stored, and what may leave afterwards.  A command that cannot be done changes nothing,
+            and its reply is the error.
+        """
+        effects = Effects()
+        for command in commands:
+            try:
+                _STEPS[type(command)](self, command, now_ms, effects)
+            except JMSException as error:
+                self._reply(command, error, effects)
+        self.settle_down(now_ms, effects)
+        return effects
+
+    def loaded(
+        self, load: Load, entries: Sequence[RawEntry], corrupt: int, complete: bool, settled: bool, effects: Effects
+    ) -> bool:
+        """Entries that a ``Load`` asked for.  Returns whether it is to be repeated after the next commit.
+
+        ``settle_down`` must follow.
+        """
+        queue = self.queues.get(load.queue)
+        if queue is None:
+            return False
+        self._awake[queue.id] = queue
+        self.totals.quarantined += corrupt
+        return queue.loaded(load.lane, entries, corrupt, complete, settled)
+
+    def settle_down(self, now_ms: int, effects: Effects) -> None:
+        """Let what was held go on, hand messages out, answer drains, note the counters."""
+        if self._held_count:
+            self._resume_held(now_ms, effects)
+        awake, self._awake = self._awake, {}
+        totals = self.totals
+        for queue in awake.values():
+            if queue.consumers:
+                for entry in queue.dispatch(now_ms, effects):
+                    totals.expired += 1
+                    queue.forget(entry, effects)
+        for consumer, reply in self._drains:
+            if consumer.queue.is_loading:
+                continue
+            dropped, consumer.credit = consumer.credit, 0
+            if reply is not None:
+                effects.replies.append((reply, dropped))
+        if self._drains:
+            self._drains = [drain for drain in self._drains if drain[0].queue.is_loading]
+        for queue in (*awake.values(), *self._awake.values()):
+            if queue.counters_due and queue.durable:
+                queue.counters_due = False
+                effects.durable.put("queues", queue_key(queue.id), encode_counters(queue.counters()))
+
+    def next_deadline_ms(self) -> int | None:
+        """When the first held send is to be refused."""
+        heads = [queue.held[0].deadline_ms for queue in self._holding.values() if queue.held]
+        if self._held_at_large:
+            heads.append(self._held_at_large[0].deadline_ms)
+        return min(heads, default=None)
+
+    # Clients.
+
+    def _connect(self, command: c.Connect, now_ms: int, effects: Effects) -> None:
+        client_id = command.client_id
+        if client_id is not None and client_id in self.client_ids:
+            raise InvalidClientIDException(f"client id {client_id!r} is in use by another connection")
+        number = self._next_client
+        self._next_client += 1
+        self.clients[number] = Client(number, client_id)
+        if client_id is not None:
+            self.client_ids[client_id] = number
+        self._reply(command, number, effects)
+
+    def _disconnect(self, command: c.Disconnect, now_ms: int, effects: Effects) -> None:
+        client = self.clients.pop(command.client, None)
+        if client is not None:
+            if client.client_id is not None:
+                del self.client_ids[client.client_id]
+            self._drop_held_of(client.id)
+            for consumer in list(client.consumers.values()):
+                self._end_consumer(consumer)
+                for entry in consumer.unsettled.values():
+                    self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
+                consumer.unsettled.clear()
+                self._forget_consumer(consumer, client, effects)
+            for destination in list(client.temporaries):
+                self._end_temporary(client, destination, effects)
+        self._reply(command, None, effects)
+
+    def _client(self, number: int) -> Client:
+        client = self.clients.get(number)
+        if client is None:
+            raise IllegalStateException(f"client {number} is not connected")
+        return client
+
+    # Destinations.
+
+    def _declare(self, command: c.Declare, now_ms: int, effects: Effects) -> None:
+        destination = command.destination
+        if destination.is_topic:
+            self._topic(destination)
+        else:
+            self._queue(destination, effects)
+        self._reply(command, None, effects)
+
+    def _declare_temporary(self, command: c.DeclareTemporary, now_ms: int, effects: Effects) -> None:
+        client = self._client(command.client)
+        if command.kind not in (DestinationKind.TEMPORARY_QUEUE, DestinationKind.TEMPORARY_TOPIC):
+            raise InvalidDestinationException(f"{command.kind!r} is not a temporary kind")
+        name = command.name or f"temporary/{self.unique}/{self._next_name}"
+        self._next_name += 1
+        destination = Destination(checked_name(name), command.kind)
+        if destination in self.by_destination or destination in self.topics:
+            raise InvalidDestinationException(f"temporary destination {name!r} exists already")
+        self._check_room_for_destination()
+        if destination.is_topic:
+            self.topics[destination] = []
+        else:
+            number = self._next_volatile_queue
+            self._next_volatile_queue += 1
+            queue = self._make_queue(number, destination, CatalogRecord("queue", name), None)
+            queue.owner = client.id
+            self.by_destination[destination] = queue
+        client.temporaries[destination] = None
+        self._reply(command, destination, effects)
+
+    def _delete_temporary(self, command: c.DeleteTemporary, now_ms: int, effects: Effects) -> None:
+        client = self._client(command.client)
+        destination = command.destination
+        if destination not in client.temporaries:
+            raise InvalidDestinationException(f"{destination.name!r} is no temporary destination of this connection")
+        users = self.topics[destination] if destination.is_topic else [self.by_destination[destination]]
+        if any(queue.consumers for queue in users):
+            raise IllegalStateException(f"cannot delete {destination.name!r}: a consumer uses it; close it first")
+        self._end_temporary(client, destination, effects)
+        self._reply(command, None, effects)
+
+    def _end_temporary(self, client: Client, destination: Destination, effects: Effects) -> None:
+        del client.temporaries[destination]
+        if destination.is_topic:
+            self.topics.pop(destination, None)
+        else:
+            self._end_queue(self.by_destination.pop(destination), effects)
+
+    def _topic(self, destination: Destination) -> list[QueueState]:
+        subscriptions = self.topics.get(destination)
+        if subscriptions is None:
+            if destination.is_temporary:
+                raise InvalidDestinationException(f"temporary topic {destination.name!r} does not exist any more")
+            checked_name(destination.name)
+            self._check_room_for_destination()
+            subscriptions = self.topics[destination] = []
+        return subscriptions
+
+    def _queue(self, destination: Destination, effects: Effects) -> QueueState:
+        queue = self.by_destination.get(destination)
+        if queue is not None:
+            return queue
+        if destination.is_temporary:
+            raise InvalidDestinationException(f"temporary queue {destination.name!r} does not exist any more")
+        checked_name(destination.name)
+        self._check_room_for_destination()
+        queue = self._new_queue(destination, CatalogRecord("queue", destination.name), effects)
+        self.by_destination[destination] = queue
+        return queue
+
+    def _new_queue(self, destination: Destination, record: CatalogRecord, effects: Effects) -> QueueState:
+        number = self._next_queue
+        self._next_queue += 1
+        if self.durable:
+            effects.durable.put("catalog", queue_key(number), encode_catalog(record))
+        return self._make_queue(number, destination, record, None)
+
+    def _make_queue(
+        self, number: int, destination: Destination, record: CatalogRecord, counters: Counters | None
+    ) -> QueueState:
+        settings = self.settings
+        queue = QueueState(
+            number,
+            destination,
+            record,
+            durable=self.durable and number < FIRST_VOLATILE_QUEUE,
+            window=settings.window_messages,
+            max_deliveries=None if destination.name == settings.dead_letter_queue else settings.max_deliveries,
+            max_unsettled=settings.max_unsettled_messages,
+            counters=counters,
+        )
+        self.queues[number] = queue
+        return queue
+
+    def _check_room_for_destination(self) -> None:
+        if len(self.queues) + len(self.topics) >= self.settings.max_destinations:
+            raise ResourceAllocationException(
+                f"no more than {self.settings.max_destinations} destinations (option max_destinations)"
+            )
+
+    def _end_queue(self, queue: QueueState, effects: Effects) -> None:
+        """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
+        for held in queue.held:
+            self._refuse(held, f"{queue.label!r} was deleted", effects)
+        self._held_count -= len(queue.held)
+        queue.held.clear()
+        self._holding.pop(queue.id, None)
+        if queue.durable:
+            queue.record = queue.record._replace(kind="ended")
+            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+        effects.ended.append(queue.id)
+
+    def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
+        queue = self.queues.pop(command.queue, None)
+        if queue is not None:
+            self._awake.pop(queue.id, None)
+            self.staged.pop(queue.record.name, None)
+            if queue.durable:
+                effects.durable.put("catalog", queue_key(queue.id), None)
+                effects.durable.put("queues", queue_key(queue.id), None)
+        self._reply(command, None, effects)
+
+    # Consumers.
+
+    def _attach(self, command: c.Attach, now_ms: int, effects: Effects) -> None:
+        client = self._client(command.client)
+        if command.selector:
+            raise InvalidSelectorException(
+                f"selector {command.selector!r}: this engine does not evaluate selectors yet; filter after receive()"
+            )
+        destination = command.destination
+        subscription = command.subscription
+        if destination.is_topic:
+            if destination.is_temporary and destination not in client.temporaries:
+                raise InvalidDestinationException(
+                    f"temporary topic {destination.name!r} can be consumed only by the connection that made it"
+                )
+            queue = self._subscribe(client, command, effects)
+        else:
+            if subscription is not None:
+                raise InvalidDestinationException(f"cannot subscribe to the queue {destination.name!r}")
+            queue = self._queue(destination, effects)
+            if queue.owner is not None and queue.owner != client.id:
+                raise InvalidDestinationException(
+                    f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
+                )
+        consumer = Consumer(self._next_consumer, client.id, queue, command.sink, command.presettled)
+        self._next_consumer += 1
+        self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
+        queue.consumers.append(consumer)
+        self._reply(command, consumer.id, effects)
+
+    def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState:
+        topic = command.destination
+        subscription = command.subscription
+        siblings = self._topic(topic)
+        if subscription is None:
+            queue = self._new_subscription(client, topic, None, None, command.no_local, False, False, effects)
+            queue.owner = client.id
+            siblings.append(queue)
+            return queue
+        name = checked_name(subscription.name)
+        if subscription.durable and not subscription.shared and client.client_id is None:
+            raise IllegalStateException(
+                f"durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
+            )
+        key = (client.client_id, name)
+        existing = self.subscriptions.get(key)
+        if existing is not None:
+            record = existing.record
+            same = (record.topic, record.no_local) == (topic.name, command.no_local)
+            if record.shared != subscription.shared or existing.durable != (subscription.durable and self.durable):
+                raise IllegalStateException(f"subscription {name!r} exists with other attributes; unsubscribe it first")
+            if existing.consumers and not subscription.shared:
+                raise IllegalStateException(f"subscription {name!r} is in use by another consumer")
+            if existing.consumers and not same:
+                raise IllegalStateException(f"subscription {name!r} is in use on topic {record.topic!r}")
+            if same:
+                return existing
+            # JMS 3.1 section 8.3.3: another topic or no_local is as unsubscribing and subscribing anew.
+            self._end_subscription(existing, effects)
+        queue = self._new_subscription(
+            client, topic, name, client.client_id, command.no_local, subscription.durable, subscription.shared, effects
+        )
+        self.subscriptions[key] = queue
+        siblings.append(queue)
+        return queue
+
+    def _new_subscription(
+        self,
+        client: Client,
+        topic: Destination,
+        name: str | None,
+        client_id: str | None,
+        no_local: bool,
+        durable: bool,
+        shared: bool,
+        effects: Effects,
+    ) -> QueueState:
+        self._check_room_for_destination()
+        label = name or f"subscription/{client.id}/{self._next_name}"
+        self._next_name += 1
+        record = CatalogRecord("subscription", label, topic.name, client_id, shared, no_local)
+        if durable:
+            return self._new_queue(topic, record, effects)
+        number = self._next_volatile_queue
+        self._next_volatile_queue += 1
+        return self._make_queue(number, topic, record, None)
+
+    def _end_subscription(self, queue: QueueState, effects: Effects) -> None:
+        self.subscriptions.pop((queue.record.client_id, queue.record.name), None)
+        for topic, siblings in self.topics.items():
+            if topic.name == queue.record.topic and queue in siblings:
+                siblings.remove(queue)
+        self._end_queue(queue, effects)
+
+    def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
+        client = self._client(command.client)
+        queue = self.subscriptions.get((client.client_id, command.name)) or self.subscriptions.get((None, command.name))
+        if queue is None:
+            raise InvalidDestinationException(
+                f"there is no subscription {command.name!r} of client {client.client_id!r}"
+            )
+        if queue.consumers:
+            raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
+        self._end_subscription(queue, effects)
+        self._reply(command, None, effects)
+
+    def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
+        consumer = self.consumers.get(command.consumer)
+        if consumer is not None and consumer.attached:
+            self._end_consumer(consumer)
+            if not consumer.unsettled:
+                self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        self._reply(command, None, effects)
+
+    def _end_consumer(self, consumer: Consumer) -> None:
+        if consumer.attached:
+            consumer.attached = False
+            consumer.credit = 0
+            consumer.queue.consumers.remove(consumer)
+            self._awake[consumer.queue.id] = consumer.queue
+
+    def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
+        """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
+        self.consumers.pop(consumer.id, None)
+        client.consumers.pop(consumer.id, None)
+        queue = consumer.queue
+        record = queue.record
+        if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
+            return
+        if queue.durable or (record.client_id, record.name) in self.subscriptions and not self._is_volatile(queue):
+            return
+        if any(other.queue is queue for other in self.consumers.values() if not other.attached):
+            return
+        self._end_subscription(queue, effects)
+
+    @staticmethod
+    def _is_volatile(queue: QueueState) -> bool:
+        return queue.id >= FIRST_VOLATILE_QUEUE
+
+    def _credit(self, command: c.Credit, now_ms: int, effects: Effects) -> None:
+        consumer = self.consumers.get(command.consumer)
+        if consumer is not None and consumer.attached:
+            consumer.credit += command.messages
+            self._awake[consumer.queue.id] = consumer.queue
+        self._reply(command, None, effects)
+
+    def _drain(self, command: c.Drain, now_ms: int, effects: Effects) -> None:
+        consumer = self.consumers.get(command.consumer)
+        if consumer is None or not consumer.attached:
+            self._reply(command, 0, effects)
+            return
+        self._awake[consumer.queue.id] = consumer.queue
+        self._drains.append((consumer, command.reply))
+
+    # Sending.
+
+    def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
+        targets = self._targets(command.destination, effects)
+        held = Held(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
+        for queue in targets:
+            if queue.held:
+                self._hold(held, queue, "others wait before it", effects)
+                return
+        self._take(held, targets, now_ms, effects)
+
+    def _targets(self, destination: Destination, effects: Effects) -> Sequence[QueueState]:
+        if destination.is_topic:
+            return tuple(self._topic(destination))
+        queue = self.by_destination.get(destination)
+        return (queue if queue is not None else self._queue(destination, effects),)
+
+    def _take(self, held: Held, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
+        """Take the messages of a send from ``held.index`` on.  Returns False where it has to wait (again)."""
+        command = held.command
+        assert isinstance(command, c.Enqueue)
+        messages = command.messages
+        name, kind = command.destination
+        settings = self.settings
+        limit, limit_bytes, max_bytes = (
+            settings.max_queue_messages,
+            settings.max_queue_bytes,
+            settings.max_message_bytes,
+        )
+        local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
+        stream: tuple[Any, ...] | None = None
+        last = 0
+        producer_id, thread_id = None, None
+        taken = 0
+        blocked: QueueState | None = None
+        reason = ""
+        for index in range(held.index, len(messages)):
+            message = messages[index]
+            if len(message.payload) > max_bytes:
+                self._note_error(held, index, message_too_large(len(message.payload), max_bytes))
+                continue
+            for queue in local:
+                if (limit is not None and queue.depth >= limit) or (
+                    limit_bytes is not None and queue.bytes >= limit_bytes
+                ):
+                    blocked = queue
+                    reason = queue_full(queue, limit, limit_bytes)
+                    break
+            if self.held_because and message.persistent:
+                reason = self.held_because
+            elif self.volatile_held_because and not (message.persistent and self.durable):
+                reason = self.volatile_held_because
+            if reason:
+                held.index = index
+                break
+            identity = message.identity
+            if identity is not None:
+                if identity.producer_id != producer_id or identity.thread_id != thread_id:
+                    if stream is not None:
+                        self._note_stream(stream, last, now_ms, effects)
+                    producer_id, thread_id = identity.producer_id, identity.thread_id
+                    stream = (name, int(kind), producer_id, thread_id)
+                    last = self.streams.get(stream, 0)
+                if identity.sequence <= last:
+                    self.totals.duplicates_rejected += 1
+                    continue
+                last = identity.sequence
+            taken += 1
+            if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
+                self.totals.expired += 1
+                continue
+            self._spread(message, local, now_ms, effects)
+        else:
+            held.index = len(messages)
+        self.totals.enqueued += taken
+        if stream is not None:
+            self._note_stream(stream, last, now_ms, effects)
+        for queue in local:
+            self._awake[queue.id] = queue
+        if reason:
+            self._hold(held, blocked, reason, effects)
+            return False
+        self._reply(command, held.errors, effects)
+        return True
+
+    def _spread(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
+        """Store one copy, and an entry for each queue."""
+        number = self._next_message
+        if len(queues) == 1:
+            queue = queues[0]
+            self._next_message = number + 1
+            store = effects.durable if message.persistent and queue.durable else effects.volatile
+            store.messages[number] = message
+            queue.append(number, message, False, now_ms, effects)
+            return
+        if not queues:
+            return
+        self._next_message = number + 1
+        durable = sum(1 for queue in queues if queue.durable) if message.persistent else 0
+        for batch, count in ((effects.durable, durable), (effects.volatile, len(queues) - durable)):
+            if count:
+                batch.messages[number] = message
+                if count > 1:
+                    batch.references.append((number, count))
+        for queue in queues:
+            in_durable = message.persistent and queue.durable
+            queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
+
+    def _is_local(self, queue: QueueState, client: int) -> bool:
+        if queue.record.client_id is None:
+            return queue.owner == client
+        return self.client_ids.get(queue.record.client_id) == client
+
+    def _note_stream(self, stream: tuple[Any, ...], sequence: int, now_ms: int, effects: Effects) -> None:
+        streams = self.streams
+        streams.pop(stream, None)
+        streams[stream] = sequence
+        if self.durable:
+            effects.durable.put("producers", stream_key(*stream), encode_producer(sequence, now_ms))
+        if len(streams) > self.settings.max_producers:
+            oldest = next(iter(streams))
+            del streams[oldest]
+            if self.durable:
+                effects.durable.put("producers", stream_key(*oldest), None)
+
+    @staticmethod
+    def _note_error(held: Held, index: int, error: JMSException) -> None:
+        command = held.command
+        assert isinstance(command, c.Enqueue)
+        if held.errors is None:
+            held.errors = [None] * len(command.messages)
+        held.errors[index] = error
+
+    # Holding back.
+
+    def _hold(self, held: Held, queue: QueueState | None, reason: str, effects: Effects) -> None:
+        """Let a send wait, in the queue that has no room, or at large."""
+        held.reason = reason
+        if self._held_count >= self.settings.max_held_messages:
+            self._refuse(
+                held, f"{reason}, and {self._held_count} sends wait already (option max_held_messages)", effects
+            )
+            return
+        self._held_count += 1
+        if queue is None:
+            self._held_at_large.append(held)
+        else:
+            queue.held.append(held)
+            self._holding[queue.id] = queue
+
+    def _resume_held(self, now_ms: int, effects: Effects) -> None:
+        for queue in list(self._holding.values()):
+            self._resume(queue.held, now_ms, effects)
+            if not queue.held:
+                self._holding.pop(queue.id, None)
+        self._resume(self._held_at_large, now_ms, effects)
+
+    def _resume(self, waiting: deque[Held], now_ms: int, effects: Effects) -> None:
+        for _ in range(len(waiting)):
+            held = waiting.popleft()
+            self._held_count -= 1
+            if held.deadline_ms <= now_ms:
+                self._refuse(held, f"{held.reason}; held back for {(now_ms - held.since_ms) / 1000:.1f} s", effects)
+                continue
+            others = len(waiting)
+            if not self._retry(held, now_ms, effects):
+                if len(waiting) > others:
+                    waiting.rotate(1)  # it was put behind the others; its place is before them
+                return
+
+    def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
+        try:
+            if isinstance(held.command, c.Commit):
+                return self._do_commit(held, now_ms, effects)
+            return self._take(held, self._targets(held.command.destination, effects), now_ms, effects)
+        except JMSException as error:
+            self._reply(held.command, error, effects)
+            return True
+
+    def _refuse(self, held: Held, reason: str, effects: Effects) -> None:
+        command = held.command
+        error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
+        self.totals.refused += 1
+        if isinstance(command, c.Commit):
+            self._reply(command, rolled_back(error), effects)
+            return
+        for index in range(held.index, len(command.messages)):
+            self._note_error(held, index, error)
+        self._reply(command, held.errors, effects)
+
+    def _drop_held_of(self, client: int) -> None:
+        """Sends of a connection that is gone are not taken any more: nobody was told that they would be."""
+        for waiting in (*(queue.held for queue in self._holding.values()), self._held_at_large):
+            keep = [held for held in waiting if held.command.client != client]
+            self._held_count -= len(waiting) - len(keep)
+            waiting.clear()
+            waiting.extend(keep)
+
+    # Settling.
+
+    def _settle(self, command: c.Settle, now_ms: int, effects: Effects) -> None:
+        consumer = self.consumers.get(command.consumer)
+        if consumer is not None:
+            queue = consumer.queue
+            unsettled = consumer.unsettled
+            outcome = command.outcome
+            settled = 0
+            for number in command.numbers:
+                entry = unsettled.pop(number, None)
+                if entry is None:
+                    continue
+                settled += 1
+                if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
+                    queue.forget(entry, effects)
+                else:
+                    self._return(queue, entry, outcome, effects)
+            self.totals.settled += settled
+            self._awake[queue.id] = queue
+            if not consumer.attached and not unsettled:
+                self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        if command.reply is not None:
+            effects.replies.append((command.reply, None))
+
+    def _return(self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects) -> None:
+        """A delivery that did not end in an acceptance."""
+        self._awake[queue.id] = queue
+        if outcome is Outcome.RELEASED:
+            queue.give_back(entry)
+            return
+        self.totals.redelivered += 1
+        limit = queue.max_deliveries
+        is_dead_letter_queue = queue.destination.name == self.settings.dead_letter_queue
+        if outcome is Outcome.REJECTED and not is_dead_letter_queue:
+            self._dead_letter(queue, entry, "rejected by a consumer", effects)
+        elif limit is not None and entry.delivery_count + 1 >= limit:
+            entry.delivery_count += 1
+            self._dead_letter(queue, entry, f"delivered {limit} times without success (option max_deliveries)", effects)
+        else:
+            queue.raise_count(entry, effects)
+            queue.give_back(entry)
+
+    def _dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
+        target = self._queue(Destination(self.settings.dead_letter_queue), effects)
+        queue.forget(entry, effects, keep_message=True)
+        moved = target.adopt(entry, entry.lane, entry.flags | FLAG_ANNOTATED, 0, 0, effects)
+        annotations = {
+            DEAD_LETTER_REASON: reason,
+            DEAD_LETTER_QUEUE: queue.destination.name,
+            DEAD_LETTER_COUNT: entry.delivery_count,
+        }
+        batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
+        batch.put("annotations", moved.key, encode_annotations(annotations))
+        self.totals.dead_lettered += 1
+        self._awake[target.id] = target
+
+    def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
+        consumer = self.consumers.get(command.consumer)
+        entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
+        if consumer is not None and entry is not None:
+            consumer.queue.forget(entry, effects, keep_message=True)
+            self._awake[consumer.queue.id] = consumer.queue
+            consumer.credit += 1 if consumer.attached else 0
+            self.totals.quarantined += 1
+        self._reply(command, None, effects)
+
+    # Transactions.
+
+    def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
+        self._do_commit(Held(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000)), now_ms, effects)
+
+    def _do_commit(self, held: Held, now_ms: int, effects: Effects) -> bool:
+        """All or nothing; returns False where it has to wait for room."""
+        command = held.command
+        assert isinstance(command, c.Commit)
+        commit_id = command.commit_id
+        if commit_id is not None and commit_id.number <= self.streams.get(("commit", commit_id.session), 0):
+            self._reply(command, None, effects)
+            return True
+        settings = self.settings
+        size = sum(len(message.payload) for _, message in command.sends)
+        if len(command.sends) + len(command.settlements) > settings.max_transaction_messages:
+            raise rolled_back(
+                ResourceAllocationException(
+                    f"transaction of {len(command.sends) + len(command.settlements)} messages is larger than the limit"
+                    f" of {settings.max_transaction_messages} messages (option max_transaction_messages)"
+                )
+            )
+        if size > settings.max_transaction_bytes:
+            raise rolled_back(
+                ResourceAllocationException(
+                    f"transaction of {size} bytes is larger than the limit of {settings.max_transaction_bytes} bytes"
+                    " (option max_transaction_bytes)"
+                )
+            )
+        for consumer_number, number, _ in command.settlements:
+            consumer = self.consumers.get(consumer_number)
+            if consumer is None or number not in consumer.unsettled:
+                raise rolled_back(
+                    IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
+                )
+        sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
+        wanted: dict[int, int] = {}
+        limit = settings.max_queue_messages
+        for destination, message in command.sends:
+            if len(message.payload) > settings.max_message_bytes:
+                raise rolled_back(message_too_large(len(message.payload), settings.max_message_bytes))
+            try:
+                targets = self._targets(destination, effects)
+            except JMSException as error:
+                raise rolled_back(error) from error
+            queues = [
+                queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))
+            ]
+            sends.append((queues, destination, message))
+            reason = self.held_because if message.persistent else self.volatile_held_because
+            if reason:
+                self._hold(held, None, reason, effects)
+                return False
+            for queue in queues:
+                wanted[queue.id] = wanted.get(queue.id, 0) + 1
+                if limit is not None and queue.depth + wanted[queue.id] > limit:
+                    self._hold(held, queue, queue_full(queue, limit, None), effects)
+                    return False
+        # From here on nothing can fail.
+        for queues, destination, message in sends:
+            identity = message.identity
+            if identity is not None:
+                stream = (destination.name, int(destination.kind), identity.producer_id, identity.thread_id)
+                if identity.sequence <= self.streams.get(stream, 0):
+                    self.totals.duplicates_rejected += 1
+                    continue
+                self._note_stream(stream, identity.sequence, now_ms, effects)
+            self.totals.enqueued += 1
+            if message.expires_at_ms is None or message.expires_at_ms > now_ms:
+                self._spread(message, queues, now_ms, effects)
+            for queue in queues:
+                self._awake[queue.id] = queue
+        for consumer_number, number, outcome in command.settlements:
+            consumer = self.consumers[consumer_number]
+            entry = consumer.unsettled.pop(number)
+            self.totals.settled += 1
+            if outcome is Outcome.ACCEPTED:
+                consumer.queue.forget(entry, effects)
+            else:
+                self._return(consumer.queue, entry, outcome, effects)
+            self._awake[consumer.queue.id] = consumer.queue
+            if not consumer.attached and not consumer.unsettled:
+                self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        if commit_id is not None:
+            self._note_stream(("commit", commit_id.session), commit_id.number, now_ms, effects)
+        self._reply(command, None, effects)
+        return True
+
+    # Staged transactions.
+
+    def _stage(self, command: c.Stage, now_ms: int, effects: Effects) -> None:
+        queue = self.staged.get(command.transaction)
+        if queue is not None and queue.record.publishing:
+            raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
+        have = queue.next_position - 1 if queue is not None else 0
+        if command.first > have:
+            raise IllegalStateException(
+                f"staged transaction {command.transaction!r} has {have} messages; the next cannot be number {command.first}"
+            )
+        if self.held_because:
+            raise ResourceAllocationException(self.held_because)
+        max_bytes = self.settings.max_message_bytes
+        for message in command.messages:
+            if len(message.payload) > max_bytes:
+                raise message_too_large(len(message.payload), max_bytes)
+            if message.deliver_at_ms is not None:
+                raise JMSException("a staged message cannot have a delivery delay")
+        if queue is None:
+            self._check_room_for_destination()
+            checked_name(command.transaction)
+            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
+            queue = self.staged[command.transaction] = self._new_queue(
+                Destination(command.transaction), record, effects
+            )
+        for message in command.messages[have - command.first :]:
+            self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
+        self._awake[queue.id] = queue
+        self._reply(command, None, effects)
+
+    def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
+        stream = ("commit", command.group)
+        published = command.number <= self.streams.get(stream, -1)
+        staged = [self.staged.get(name) for name in command.transactions]
+        if published:
+            for queue in staged:
+                if queue is not None and not queue.record.publishing:
+                    self._end_queue(queue, effects)
+            self._reply(command, False, effects)
+            return
+        for name, queue in zip(command.transactions, staged, strict=True):
+            if queue is None:
+                raise InvalidDestinationException(
+                    f"staged transaction {name!r} does not exist: it was dropped after"
+                    f" {self.settings.staged_timeout_seconds:g} s (option staged_timeout_seconds), or never made"
+                )
+        for place, queue in enumerate(staged, 1):
+            assert queue is not None
+            self._queue(Destination(queue.record.target or ""), effects)
+            queue.record = queue.record._replace(publishing=place)
+            if queue.durable:
+                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+        self._note_stream(stream, command.number, now_ms, effects)
+        self._reply(command, True, effects)
+
+    def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
+        source = self.queues[command.queue]
+        target = self._queue(Destination(source.record.target or ""), effects)
+        for raw in command.entries:
+            entry = source.find(raw)
+            if entry is not None:
+                source.forget(entry, effects, keep_message=True)
+                target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
+                self.totals.enqueued += 1
+        self._awake[source.id] = source
+        self._awake[target.id] = target
+        self._reply(command, None, effects)
+
+    # What the store has found.
+
+    def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
+        queue = self.queues.get(command.queue)
+        dropped = 0
+        if queue is not None:
+            for raw in command.entries:
+                entry = queue.find(raw)
+                if entry is not None:
+                    queue.forget(entry, effects)
+                    dropped += 1
+            self._awake[queue.id] = queue
+        self._reply(command, dropped, effects)
+
+    def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
+        for kind, raw, key in command.items:
+            for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
+                batch.put("schedule", key, None)
+            queue = self.queues.get(raw.queue) if raw is not None else None
+            if raw is None or queue is None:
+                continue
+            entry = queue.find(raw)
+            if entry is None:
+                continue  # in a consumer's hands; it is looked at again if it comes back
+            self._awake[queue.id] = queue
+            if kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
+                queue.now_due(entry, effects)
+            else:
+                self.totals.expired += 1
+                queue.forget(entry, effects)
+        self._reply(command, None, effects)
+
+    def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
+        totals = self.totals
+        hands: dict[int, int] = {}
+        for consumer in self.consumers.values():
+            hands[consumer.queue.id] = hands.get(consumer.queue.id, 0) + len(consumer.unsettled)
+        queues = [
+            QueueStatistics(
+                name=queue.label if queue.record.kind != "subscription" else f"{queue.record.topic}:{queue.label}",
+                kind=queue.record.kind,
+                messages=queue.depth,
+                bytes=queue.bytes,
+                in_hand=hands.get(queue.id, 0),
+                delayed=queue.delayed.stored,
+                consumers=len(queue.consumers),
+                held_producers=len(queue.held),
+                next_position=queue.next_position,
+            )
+            for queue in self.queues.values()
+        ]
+        queues += [
+            QueueStatistics(topic.name, "topic", 0, 0, 0, 0, len(subscriptions), 0, 0)
+            for topic, subscriptions in self.topics.items()
+        ]
+        result = BrokerStatistics(
+            enqueued=totals.enqueued,
+            delivered=totals.delivered,
+            settled=totals.settled,
+            redelivered=totals.redelivered,
+            expired=totals.expired,
+            dead_lettered=totals.dead_lettered,
+            duplicates_rejected=totals.duplicates_rejected,
+            refused=totals.refused,
+            quarantined=totals.quarantined,
+            commits=totals.commits,
+            clients=len(self.clients),
+            volatile_bytes=sum(queue.bytes - queue.stored_bytes for queue in self.queues.values()),
+            held_because=self.held_because or self.volatile_held_because,
+            queues=tuple(sorted(queues, key=lambda each: (each.kind, each.name))),
+        )
+        self._reply(command, result, effects)
+
+    @staticmethod
+    def _reply(command: Any, result: Any, effects: Effects) -> None:
+        if command.reply is not None:
+            effects.replies.append((command.reply, result))
+
+
+def message_too_large(size: int, limit: int) -> ResourceAllocationException:
+    """The error for a message above the limit."""
+    return ResourceAllocationException(
+        f"message of {size} bytes is larger than the limit of {limit} bytes (option max_message_bytes)",
+        error_code="amqp:link:message-size-exceeded",
+    )
+
+
+def queue_full(queue: QueueState, limit: int | None, limit_bytes: int | None) -> str:
+    """Why a queue takes no more."""
+    if limit is not None and queue.depth >= limit:
+        return (
+            f"queue {queue.label!r} is full: {queue.depth} messages, limit {limit} (option max_queue_messages),"
+            f" {len(queue.consumers)} consumers"
+        )
+    if limit_bytes is not None and queue.bytes >= limit_bytes:
+        return f"queue {queue.label!r} is full: {queue.bytes} bytes, limit {limit_bytes} (option max_queue_bytes)"
+    return f"queue {queue.label!r} has no room for the whole transaction: {queue.depth} messages, limit {limit}"
+
+
+def rolled_back(error: JMSException) -> TransactionRolledBackException:
+    """A commit's error for this cause."""
+    failure = TransactionRolledBackException(f"nothing was committed: {error.reason}", error_code=error.error_code)
+    failure.__cause__ = error
+    return failure
+
+
+_STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
+    c.Connect: BrokerState._connect,
+    c.Disconnect: BrokerState._disconnect,
+    c.Declare: BrokerState._declare,
+    c.DeclareTemporary: BrokerState._declare_temporary,
+    c.DeleteTemporary: BrokerState._delete_temporary,
+    c.Attach: BrokerState._attach,
+    c.Detach: BrokerState._detach,
+    c.Unsubscribe: BrokerState._unsubscribe,
+    c.Credit: BrokerState._credit,
+    c.Drain: BrokerState._drain,
+    c.Enqueue: BrokerState._enqueue,
+    c.Settle: BrokerState._settle,
+    c.Commit: BrokerState._commit,
+    c.Trim: BrokerState._trim,
+    c.Drop: BrokerState._drop,
+    c.Due: BrokerState._due,
+    c.Quarantined: BrokerState._quarantined,
+    c.Stage: BrokerState._stage,
+    c.Publish: BrokerState._publish,
+    c.Move: BrokerState._move,
+    c.Statistics: BrokerState._statistics,
+}

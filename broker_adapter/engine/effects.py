@@ -1,0 +1,79 @@
+"""What the engine's rules decided: changes to store, then what may leave.
+
+The order is the product: ``durable`` and ``volatile`` are written first; only when the commit has returned do
+``deliveries`` and then ``replies`` leave, in their order.  ``loads`` ask for entries that are not in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from broker_adapter.engine.commands import NewMessage
+
+
+class StoreBatch:
+    """Changes for one store, applied together or not at all.
+
+    Attributes:
+        messages: number → message, for new ones; numbers only grow.
+        references: (number, count) of new messages that several queues hold.
+        entries: entry key → value, None to delete; the last change of a key counts.
+        gone: numbers of messages that no queue holds any more.
+        unreferenced: numbers of shared messages that one queue less holds.
+        tables: other tables by name: key → value, None to delete.
+    """
+
+    __slots__ = ("entries", "gone", "messages", "references", "tables", "unreferenced")
+
+    def __init__(self) -> None:
+        self.messages: dict[int, NewMessage] = {}
+        self.references: list[tuple[int, int]] = []
+        self.entries: dict[bytes, bytes | None] = {}
+        self.gone: list[int] = []
+        self.unreferenced: list[int] = []
+        self.tables: dict[str, dict[bytes, bytes | None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.entries or self.gone or self.unreferenced or self.tables)
+
+    def put(self, table: str, key: bytes, value: bytes | None) -> None:
+        """Put a record into one of the small tables, or delete it (value None)."""
+        changes = self.tables.get(table)
+        if changes is None:
+            changes = self.tables[table] = {}
+        changes[key] = value
+
+
+class Outgoing(NamedTuple):
+    """A message that a consumer gets once the commit is done; the broker adds the payload."""
+
+    number: int  #: of the delivery
+    position: int
+    delivery_count: int
+    message: int  #: number of the message
+    flags: int
+    key: bytes  #: of the entry
+
+
+class Load(NamedTuple):
+    """Ask for up to ``limit`` entries of a lane behind ``after``, in order."""
+
+    queue: int
+    lane: int
+    after: int
+    limit: int
+
+
+class Effects:
+    """All that one or more commands brought about."""
+
+    __slots__ = ("deliveries", "durable", "ended", "loads", "replies", "volatile")
+
+    def __init__(self) -> None:
+        self.durable = StoreBatch()
+        self.volatile = StoreBatch()
+        self.deliveries: list[tuple[Any, list[Outgoing]]] = []  #: (consumer, messages)
+        self.replies: list[tuple[Callable[[Any], None], Any]] = []
+        self.loads: list[Load] = []
+        self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped

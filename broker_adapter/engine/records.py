@@ -1,0 +1,239 @@
+"""How records look on disk: keys, values and their checksums.
+
+==========  =====================================  ==========================================================
+table       key                                    value
+==========  =====================================  ==========================================================
+messages    number u64                             crc u32, message-format u32, payload
+references  number u64                             count u32 (only for messages that several queues hold)
+entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, expiry u64,
+                                                   size u32, crc u32
+annotations as in entries                          msgpack map: what the engine adds to the properties
+schedule    due u64, kind u8, entry key            empty
+queues      queue u32                              msgpack: next position, bytes, lanes (:class:`Counters`)
+catalog     queue u32                              msgpack: what the queue is (:class:`CatalogRecord`)
+producers   msgpack: the stream's name             sequence u64, last used u64 (ms)
+quarantine  table name, NUL, key                   the value as it was found
+meta        name                                   msgpack
+==========  =====================================  ==========================================================
+
+All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
+then by position: the order of delivery.  Lane :data:`DELAYED_LANE` holds what is not due yet.
+
+LMDB pages carry no checksum, so the records that messages depend on carry their own; that of an entry covers
+its key as well.  A record that fails is moved to ``quarantine``: never delivered, never lost from sight.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgpack
+
+from broker_adapter.errors import StoreCorruptException
+
+#: Version of the layout above; a store with a greater one is refused.
+STORE_VERSION = 1
+
+#: Lane of messages whose delivery time has not come.
+DELAYED_LANE = 255
+
+FLAG_PERSISTENT = 1  #: must survive a restart
+FLAG_SHARED = 2  #: other queues hold the same message; it is counted in ``references``
+FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key
+_LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
+
+KIND_EXPIRE = 0
+KIND_DELIVER = 1
+
+TABLES = (
+    "messages",
+    "references",
+    "entries",
+    "annotations",
+    "schedule",
+    "queues",
+    "catalog",
+    "producers",
+    "quarantine",
+    "meta",
+)
+
+message_key = struct.Struct(">Q").pack
+queue_key = struct.Struct(">I").pack
+entry_key = struct.Struct(">IBQ").pack
+unpack_entry_key = struct.Struct(">IBQ").unpack
+unpack_message_key = struct.Struct(">Q").unpack
+unpack_queue_key = struct.Struct(">I").unpack
+reference_value = struct.Struct(">I").pack
+unpack_reference = struct.Struct(">I").unpack
+
+_entry_body = struct.Struct(">QIHQI")
+_entry_value = struct.Struct(">QIHQII")
+_message_head = struct.Struct(">II")
+_schedule_head = struct.Struct(">QB")
+_producer = struct.Struct(">QQ")
+
+
+class RawEntry(NamedTuple):
+    """An entry as the stores hand it over."""
+
+    queue: int
+    lane: int
+    position: int
+    number: int
+    delivery_count: int
+    flags: int
+    expires_at_ms: int  #: 0: never
+    size: int  #: bytes of the payload
+
+
+def delayed_flags(flags: int, lane: int) -> int:
+    """Flags that remember the lane which a delayed entry will have."""
+    return (flags & 0xFF) | lane << _LANE_SHIFT
+
+
+def lane_of_delayed(flags: int) -> int:
+    """The lane that a delayed entry will have."""
+    return flags >> _LANE_SHIFT
+
+
+def encode_entry(key: bytes, number: int, delivery_count: int, flags: int, expires_at_ms: int, size: int) -> bytes:
+    """The value of an entry, with the checksum over key and value."""
+    crc = crc32(_entry_body.pack(number, delivery_count, flags, expires_at_ms, size), crc32(key))
+    return _entry_value.pack(number, delivery_count, flags, expires_at_ms, size, crc)
+
+
+def decode_entry(key: bytes, value: bytes) -> RawEntry:
+    """The entry in this record; raises StoreCorruptException where its checksum or length is wrong."""
+    if len(value) != _entry_value.size or len(key) != 13:
+        raise StoreCorruptException(f"entry {key.hex()} has {len(value)} bytes, not {_entry_value.size}")
+    number, count, flags, expires, size, crc = _entry_value.unpack(value)
+    if crc32(value[: _entry_body.size], crc32(key)) != crc:
+        raise StoreCorruptException(f"entry {key.hex()} fails its checksum")
+    return RawEntry(*unpack_entry_key(key), number, count, flags, expires, size)
+
+
+def encode_message(message_format: int, payload: bytes) -> bytes:
+    """A stored message: checksum, format, payload."""
+    return _message_head.pack(crc32(payload, message_format), message_format) + payload
+
+
+def decode_message(value: bytes) -> tuple[int, bytes]:
+    """(message-format, payload) of a stored message; raises StoreCorruptException where its checksum is wrong."""
+    if len(value) < _message_head.size:
+        raise StoreCorruptException(f"message record of {len(value)} bytes is too short")
+    crc, message_format = _message_head.unpack_from(value)
+    payload = value[_message_head.size :]
+    if crc32(payload, message_format) != crc:
+        raise StoreCorruptException("message record fails its checksum")
+    return message_format, payload
+
+
+def schedule_key(due_ms: int, kind: int, key: bytes) -> bytes:
+    """Key of the schedule: sorts by due time."""
+    return _schedule_head.pack(due_ms, kind) + key
+
+
+def decode_schedule_key(key: bytes) -> tuple[int, int, bytes]:
+    """(due, kind, entry key)."""
+    due_ms, kind = _schedule_head.unpack_from(key)
+    return due_ms, kind, key[_schedule_head.size :]
+
+
+def encode_producer(sequence: int, used_ms: int) -> bytes:
+    """Last sequence of a producer's stream, and when it was used."""
+    return _producer.pack(sequence, used_ms)
+
+
+def decode_producer(value: bytes) -> tuple[int, int]:
+    """(sequence, last used in ms)."""
+    if len(value) != _producer.size:
+        raise StoreCorruptException(f"producer record of {len(value)} bytes")
+    sequence, used_ms = _producer.unpack(value)
+    return sequence, used_ms
+
+
+class LaneCounters(NamedTuple):
+    """Of one lane: how many entries are on disk, and up to which position they may have been delivered."""
+
+    lane: int
+    stored: int
+    cursor: int
+
+
+class Counters(NamedTuple):
+    """What a queue remembers beside its entries, so that a restart need not count them."""
+
+    next_position: int
+    stored_bytes: int
+    lanes: tuple[LaneCounters, ...]
+
+
+class CatalogRecord(NamedTuple):
+    """What a queue is."""
+
+    kind: str  #: "queue", "subscription", "staged", or "ended" where only the clearing up is left
+    name: str
+    topic: str | None = None
+    client_id: str | None = None
+    shared: bool = False
+    no_local: bool = False
+    selector: str | None = None
+    target: str | None = None  #: staged: the queue that it will go to
+    created_ms: int = 0
+    publishing: int = 0  #: staged: 0, or its place among those that were published with it, from 1 on
+
+
+def encode_counters(counters: Counters) -> bytes:
+    """Counters with a checksum in front."""
+    return _with_crc(msgpack.packb(counters))
+
+
+def decode_counters(value: bytes) -> Counters:
+    """The counters; raises StoreCorruptException."""
+    next_position, stored_bytes, lanes = _checked(value)
+    return Counters(next_position, stored_bytes, tuple(LaneCounters(*lane) for lane in lanes))
+
+
+def encode_catalog(record: CatalogRecord) -> bytes:
+    """A catalog record with a checksum in front."""
+    return _with_crc(msgpack.packb(record))
+
+
+def decode_catalog(value: bytes) -> CatalogRecord:
+    """The catalog record; raises StoreCorruptException."""
+    return CatalogRecord(*_checked(value))
+
+
+def encode_annotations(annotations: dict[str, Any]) -> bytes:
+    """Annotations with a checksum in front."""
+    return _with_crc(msgpack.packb(annotations))
+
+
+def decode_annotations(value: bytes) -> dict[str, Any]:
+    """The annotations; raises StoreCorruptException."""
+    annotations: dict[str, Any] = _checked(value)
+    return annotations
+
+
+def stream_key(*name: Any) -> bytes:
+    """Key of a producer's stream, or of a session's commits, in ``producers``."""
+    return bytes(msgpack.packb(name))
+
+
+def decode_stream_key(key: bytes) -> tuple[Any, ...]:
+    """The name of a stream."""
+    return tuple(msgpack.unpackb(key, use_list=False))
+
+
+def _with_crc(body: bytes) -> bytes:
+    return crc32(body).to_bytes(4, "big") + body
+
+
+def _checked(value: bytes) -> Any:
+    body = value[4:]
+    if len(value) < 5 or crc32(body).to_bytes(4, "big") != value[:4]:
+        raise StoreCorruptException("record fails its checksum")
+    return msgpack.unpackb(body, strict_map_key=False)

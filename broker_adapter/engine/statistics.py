@@ -1,0 +1,40 @@
+"""What the engine knows about itself, as frozen objects."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class QueueStatistics:
+    """One queue or subscription."""
+
+    name: str
+    kind: str  #: "queue", "topic" (its number of subscriptions as consumers), "subscription" or "staged"
+    messages: int  #: waiting, in consumers' hands and not due yet
+    bytes: int  #: of their payloads
+    in_hand: int  #: in consumers' hands
+    delayed: int  #: not due yet
+    consumers: int
+    held_producers: int  #: sends that wait because of a limit
+    next_position: int
+
+
+@attrs.frozen
+class BrokerStatistics:
+    """The whole engine since it was opened."""
+
+    enqueued: int
+    delivered: int
+    settled: int
+    redelivered: int
+    expired: int
+    dead_lettered: int
+    duplicates_rejected: int
+    refused: int  #: sends refused at a limit
+    quarantined: int  #: records that could not be trusted, since the start
+    commits: int  #: of the store
+    clients: int
+    volatile_bytes: int
+    held_because: str | None  #: why producers of the whole broker are held back
+    queues: tuple[QueueStatistics, ...]

@@ -1,0 +1,66 @@
+"""The port to what keeps the records.
+
+Each call is made by one thread at a time (the broker sees to it), except ``read_entries``, ``read_messages`` and
+``annotations``, which may be called from any thread and see the last commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.records import CatalogRecord, Counters, RawEntry
+
+
+class Loaded(NamedTuple):
+    """Entries in the order of their keys; ``corrupt`` are the keys of those that cannot be trusted."""
+
+    entries: list[RawEntry]
+    corrupt: list[bytes]
+    complete: bool  #: whether nothing stands behind the last one
+
+
+class StoredQueue(NamedTuple):
+    """A queue as it is found at a start."""
+
+    queue: int
+    record: CatalogRecord
+    counters: Counters | None
+
+
+class Store(Protocol):
+    """Where records are kept."""
+
+    def commit(self, batch: StoreBatch) -> None:
+        """Apply the batch as a whole.  Returns only when it is on disk (where the store has one).
+
+        Raises:
+            ResourceAllocationException: the disk is full; nothing of the batch was applied.
+            StoreException: anything else; the store must be closed.
+        """
+
+    def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of one lane whose positions are greater than ``after``."""
+
+    def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of a queue with positions in [first, last], sorted by position, delayed ones left out."""
+
+    def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
+        """(format, payload) of each; None where there is none or its checksum is wrong."""
+
+    def annotations(self, key: bytes) -> dict[str, object] | None:
+        """The annotations of an entry."""
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, RawEntry | None, bytes]]:
+        """Up to ``limit`` (kind, entry, schedule key) whose time has come, the earliest first; entry None where it
+        is gone."""
+
+    def first_due_ms(self) -> int | None:
+        """When the next entry of the schedule is due."""
+
+    def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
+        """Move records that cannot be trusted out of the way, as they are."""
+
+    def close(self) -> None:
+        """Give the store free."""

@@ -1,0 +1,170 @@
+"""Browsers: a look at what waits in a queue, taking nothing (Jakarta Messaging 3.1 section 8.9)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from broker_adapter import Delivery, Destination, JMSException, MessageFormatException, ReceiverSpec
+from sdk.lifecycle import Event, Lifecycle
+from sdk.message import Message, message_of
+from sdk.session_state import SessionState, log
+
+#: Copies held at a time where the connection has no prefetch.
+_LEAST_WINDOW = 50
+
+
+class QueueBrowser:
+    """Iterates over the messages of a queue in the order of their delivery.  Made by ``session.create_browser``.
+
+    Each iteration looks anew, from the head of the queue.  It holds as many copies at a time as the connection's
+    prefetch allows.  It works on a stopped connection as well.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        number: int,
+        destination: Destination,
+        selector: str | None,
+        on_close: Callable[[QueueBrowser], None],
+    ) -> None:
+        """Made by the session.
+
+        Args:
+            state: the session's.
+            number: of the browser in its session.
+            destination: the queue.
+            selector: which messages to show, in the selector language; None: all.
+            on_close: called once.
+        """
+        self._state = state
+        self._destination = destination
+        self._selector = selector
+        self._on_close = on_close
+        self._lifecycle = Lifecycle(f"browser {number} of {state.name}")
+        self._looks: dict[int, _Look] = {}
+
+    def __repr__(self) -> str:
+        return f"<QueueBrowser {self._lifecycle.name} of {str(self._destination)!r}, {self._lifecycle.state.name}>"
+
+    def __enter__(self) -> QueueBrowser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def destination(self) -> Destination:
+        """The queue."""
+        return self._destination
+
+    @property
+    def selector(self) -> str | None:
+        """Which messages it shows; None: all."""
+        return self._selector
+
+    def __iter__(self) -> Iterator[Message]:
+        """Look at the queue from its head.
+
+        Raises:
+            IllegalStateException: closed, or the session is in use by another thread.
+            JMSException: the broker closed the browser, or the connection was lost.
+        """
+        state = self._state
+        window = max(_LEAST_WINDOW, state.settings.prefetch_messages)
+        look = self._open()
+        try:
+            arrived = window
+            while arrived >= window:
+                arrived = self._fetch(look, window)
+                while look.copies:
+                    message = self._opened(look.copies.popleft())
+                    if message is not None:
+                        yield message
+        finally:
+            self._end(look)
+
+    def _open(self) -> _Look:
+        state = self._state
+        self._enter()
+        try:
+            look = _Look()
+            spec = ReceiverSpec(
+                session=state.number,
+                destination=self._destination,
+                selector=self._selector,
+                browse=True,
+                presettled=True,
+            )
+            look.link = state.transport.attach(spec, look.copies.extend, state.settings.request_timeout_seconds)
+            self._looks[look.link] = look
+            return look
+        finally:
+            state.disown()
+
+    def _fetch(self, look: _Look, window: int) -> int:
+        """Wait for the next copies; returns how many came, fewer than the window at the end."""
+        state = self._state
+        self._enter()
+        try:
+            if look.error is not None:
+                raise type(look.error)(look.error.reason, error_code=look.error.error_code) from look.error
+            state.transport.credit(look.link, window)
+            state.transport.drain(look.link, state.settings.request_timeout_seconds)
+            return len(look.copies)
+        finally:
+            state.disown()
+
+    def _opened(self, delivery: Delivery) -> Message | None:
+        try:
+            return message_of(delivery.envelope, delivery.delivery_count)
+        except MessageFormatException as error:
+            self._state.report(error)
+            return None
+
+    def _end(self, look: _Look) -> None:
+        if self._looks.pop(look.link, None) is None:
+            return
+        try:
+            self._state.transport.detach(look.link, self._state.settings.close_timeout_seconds)
+        except JMSException as error:
+            log.debug("! %s ends without the broker: %s", self._lifecycle.name, error)
+
+    def _enter(self) -> None:
+        state = self._state
+        if not state.own(False):
+            state.refuse_second_thread()
+        try:
+            state.lifecycle.require_usable()
+            self._lifecycle.require_usable()
+        except BaseException:
+            state.disown()
+            raise
+
+    def lost(self, link: int, error: JMSException) -> bool:
+        """The broker closed this link; returns whether it was one of this browser; for the session."""
+        look = self._looks.get(link)
+        if look is None:
+            return False
+        look.error = error
+        return True
+
+    def close(self) -> None:
+        """Close; legal twice.  An iteration that is under way raises IllegalStateException at its next fetch."""
+        if self._lifecycle.process(Event.BEGIN_CLOSE):
+            for look in list(self._looks.values()):
+                self._end(look)
+            self._lifecycle.process(Event.END_CLOSE)
+            self._on_close(self)
+
+
+class _Look:
+    """One iteration."""
+
+    __slots__ = ("copies", "error", "link")
+
+    def __init__(self) -> None:
+        self.link = -1
+        self.copies: deque[Delivery] = deque()
+        self.error: JMSException | None = None

@@ -1,0 +1,445 @@
+"""Consumers: what receives messages (Jakarta Messaging 3.1 section 8).
+
+Theory of operation
+    The transport pushes deliveries into ``_buffer`` as far as it has credit.  With a prefetch of n, credit and buffer
+    together are n; when half of it is used up, that half is granted again.  With a prefetch of 0, one credit is granted
+    when somebody asks, and not before.
+
+    That the buffer is empty does not say that the queue is: the last word has a *drain*, which comes back when the
+    broker has sent what it can.  It costs a round trip, so it is made where the answer would otherwise be "nothing":
+    by ``receive_nowait`` at once, by ``receive(timeout)`` shortly before its time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from ack_modes import Outcome
+from broker_adapter import (
+    Delivery,
+    Destination,
+    IllegalStateException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+)
+from sdk.lifecycle import Event, Lifecycle
+from sdk.message import Message, message_of
+from sdk.session_state import SessionState, log
+
+Listener = Callable[[Message], object]
+
+#: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
+#: that is away.
+_DRAIN_SECONDS = 0.1
+
+
+class MessageConsumer:
+    """Receives the messages of a destination or subscription.  Made by ``session.create_consumer`` and its like."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        number: int,
+        destination: Destination,
+        selector: str | None,
+        no_local: bool,
+        on_close: Callable[[MessageConsumer], None],
+    ) -> None:
+        """Made by the session.
+
+        Args:
+            state: the session's.
+            number: of the consumer in its session.
+            destination: where its messages come from.
+            selector: which of them, in the selector language; None: all.
+            no_local: whether those that its own connection sent are left out.
+            on_close: called once, when the link is detached.
+        """
+        self.link = -1
+        self._destination = destination
+        self._selector = selector
+        self._no_local = no_local
+        self._state = state
+        self._on_close = on_close
+        self._lifecycle = Lifecycle(f"consumer {number} of {state.name}")
+        self._listener: Listener | None = None
+        self._buffer: deque[Delivery] = deque()
+        self._closing = False
+        # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
+        self._prefetch = state.settings.prefetch_messages
+        self._half = max(1, self._prefetch // 2)
+        self._granted = 0
+        self._arrived = 0
+        self._used = 0  #: messages taken from the buffer whose credit was not granted again
+        self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
+
+    def __repr__(self) -> str:
+        return (
+            f"<MessageConsumer {self._lifecycle.name} of {str(self._destination)!r}, {self._lifecycle.state.name}, "
+            f"{len(self._buffer)} prefetched>"
+        )
+
+    def __enter__(self) -> MessageConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def destination(self) -> Destination:
+        """Where its messages come from."""
+        return self._destination
+
+    @property
+    def selector(self) -> str | None:
+        """Which messages it takes; None: all."""
+        return self._selector
+
+    @property
+    def no_local(self) -> bool:
+        """Whether it leaves out what its own connection sent."""
+        return self._no_local
+
+    # Receiving.
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message.
+
+        Args:
+            timeout: how long to wait, in seconds; None: until one comes or the consumer is closed.
+
+        Returns:
+            The message, or None when the time is over or the consumer is closed, by whichever thread.
+
+        Raises:
+            IllegalStateException: closed, in use by another thread, or the session has listeners.
+            ConnectionLostException: the network failed; what was received may come again.
+        """
+        state = self._state
+        if not state.own(False):
+            state.refuse_second_thread()
+        try:
+            if state.running and self._buffer and not state.listeners and not self._closing:
+                message = self._take()
+                if message is not None:
+                    return message
+            return self._receive_slowly(timeout)
+        finally:
+            state.disown()
+
+    def receive_nowait(self) -> Message | None:
+        """The next message if one waits in the buffer or at the broker, else None.
+
+        Asking the broker takes one round trip, and at most ``poll_timeout_seconds``.
+
+        Raises:
+            IllegalStateException: closed, in use by another thread, or the session has listeners.
+            ConnectionLostException: the network failed.
+        """
+        return self.receive(0)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, until the consumer is closed."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def _receive_slowly(self, timeout: float | None) -> Message | None:
+        """``receive`` where the buffer was empty, or something else is to be said."""
+        self._require_usable()
+        if self._state.listeners:
+            raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
+            raise ValueError(f"timeout={timeout!r} is not a number of seconds; None waits without limit")
+        if timeout is None:
+            return self._receive_before(None)
+        deadline = time.monotonic() + timeout
+        if timeout > 0:
+            message = self._receive_before(deadline - min(timeout / 2, _DRAIN_SECONDS))
+            if message is not None or self._ended():
+                return message
+            self._drain(max(0.0, deadline - time.monotonic()))
+        elif self._state.running:
+            # A drain takes what waits at the broker into the buffer, which may be more than one message, or one that
+            # cannot be given out.
+            self._drain(self._state.settings.poll_timeout_seconds)
+        return self._take_any()
+
+    def _receive_before(self, deadline: float | None) -> Message | None:
+        """Wait for the buffer to fill."""
+        state = self._state
+        while True:
+            if self._undrained and deadline is None:
+                self._drain(state.settings.request_timeout_seconds)
+            self._pull()
+            if not state.wait_until(self._something, deadline):
+                return None
+            if self._ended():
+                return None
+            message = self._take_any()
+            if message is not None:
+                return message
+
+    def _something(self) -> bool:
+        return (bool(self._buffer) and self._state.running) or self._closing or not self._state.lifecycle.usable
+
+    def _ended(self) -> bool:
+        """Whether there is nothing more to receive, because somebody closed; raises where something failed."""
+        state = self._state
+        for lifecycle in (self._lifecycle, state.lifecycle):
+            if lifecycle.error is not None:
+                lifecycle.require_usable()
+        return self._closing or not state.lifecycle.usable
+
+    def _take_any(self) -> Message | None:
+        while self._state.running and self._buffer:
+            message = self._take()
+            if message is not None:
+                return message
+        return None
+
+    def _take(self) -> Message | None:
+        """The first of the buffer, delivered and consumed; None where it cannot be given out."""
+        delivery = self._buffer.popleft()
+        envelope = self._opened(delivery)
+        if envelope is None:
+            return None
+        state, tag = self._state, delivery.tag
+        policy = state.policy
+        with state.settling:
+            if self._closing:  # by another thread, between the look at the buffer and here
+                state.settle(policy.passed_over((tag,), Outcome.RELEASED))
+                return None
+            policy.delivered(tag)
+            settlements = policy.consumed(tag, time.monotonic())
+            if settlements:
+                state.transport.settle(settlements)
+        if policy.due_at is not None:
+            state.keep_time(policy.due_at)
+        self._count_used()
+        return message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
+
+    def _opened(self, delivery: Delivery):  # type: ignore[no-untyped-def]
+        """The envelope; None where it cannot be read or has expired: it is then settled here."""
+        try:
+            envelope = delivery.envelope
+        except MessageFormatException as error:
+            # Nobody can read it: it goes to the dead letters, and the application is told.
+            self._state.pass_over((delivery.tag,), Outcome.REJECTED)
+            self._count_used()
+            self._state.report(error)
+            return None
+        expires_at_ms = envelope.expires_at_ms
+        if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
+            # The broker has the last word on that: clocks differ, and a message given back as failed so often that
+            # it becomes a dead letter is not lost.
+            self._state.pass_over((delivery.tag,), Outcome.MODIFIED)
+            self._count_used()
+            return None
+        return envelope
+
+    # Listening.
+
+    @property
+    def listener(self) -> Listener | None:
+        """Called with each message, on the session's thread; None: ``receive`` is used.
+
+        A listener that raises has failed to process its message, which is logged; what becomes of the message is for
+        the acknowledge mode to say.
+        """
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        if listener is not None and not callable(listener):
+            raise TypeError(f"listener={listener!r} cannot be called")
+        self._require_usable()
+        state = self._state
+        owned = state.own(False)
+        if not owned and not state.listeners:
+            state.refuse_second_thread()
+        try:
+            with state.lock:
+                state.listeners += (listener is not None) - (self._listener is not None)
+                self._listener = listener
+                state.ready.notify_all()
+        finally:
+            if owned:
+                state.disown()
+        if listener is not None:
+            state.ensure_thread()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the session's thread has something to do for this consumer."""
+        return bool(self._buffer) and self._listener is not None and not self._closing
+
+    def ask_for_work(self) -> None:
+        """Grant the one credit of a consumer without prefetch; for the session's thread."""
+        if self._listener is not None and not self._closing:
+            self._pull()
+
+    def dispatch(self, recover: Callable[[], None]) -> None:
+        """Give one message to the listener; for the session's thread, which owns the session.
+
+        Args:
+            recover: makes the session recover.
+        """
+        listener = self._listener
+        if listener is None or self._closing or not self._buffer:
+            return
+        delivery = self._buffer.popleft()
+        envelope = self._opened(delivery)
+        if envelope is None:
+            return
+        state, tag = self._state, delivery.tag
+        policy = state.policy
+        with state.settling:
+            if self._closing:
+                state.settle(policy.passed_over((tag,), Outcome.RELEASED))
+                return
+            policy.delivered(tag)
+        raised = False
+        try:
+            listener(message_of(envelope, delivery.delivery_count, state.acknowledge, tag))
+        except BaseException:  # whatever it is, it is the application's; the session's thread must go on
+            raised = True
+            log.exception("! the listener of %s raised on %r", self._lifecycle.name, envelope.message_id)
+        try:
+            with state.settling:
+                now = time.monotonic()
+                state.settle(policy.listener_raised(tag, now) if raised else policy.consumed(tag, now))
+            if policy.due_at is not None:
+                state.keep_time(policy.due_at)
+            self._count_used()
+            if raised and policy.recovers_after_raise:
+                recover()
+        except JMSException as error:
+            # The acknowledgement could not be sent: nobody waits for this thread, so the listener is told.
+            state.report(error)
+
+    # Credit.
+
+    def accept(self, deliveries: Sequence[Delivery]) -> None:
+        """The transport's sink."""
+        self._buffer.extend(deliveries)
+        # After the buffer, so that credit is never thought to be smaller than it is.
+        self._arrived += len(deliveries)
+        self._state.wake()
+
+    def open_credit(self) -> None:
+        """Let the broker send as far as the prefetch goes; for the session, when nothing else grants."""
+        self._used = 0
+        missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
+        if missing > 0 and not self._closing:
+            self._granted += missing
+            self._state.transport.credit(self.link, missing)
+
+    def _count_used(self) -> None:
+        self._used = used = self._used + 1
+        if used >= self._half and self._prefetch and not self._closing:
+            self._used = 0
+            self._granted += used
+            self._state.transport.credit(self.link, used)
+
+    def _pull(self) -> None:
+        """Ask for one message, without prefetch and where none is asked for yet."""
+        if not self._prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
+            self._granted = self._arrived + 1
+            self._state.transport.credit(self.link, 1)
+
+    def _drain(self, seconds: float) -> None:
+        """Have the broker send what it can, then open the credit again."""
+        if self._prefetch:
+            if self._granted <= self._arrived and not self._buffer:
+                self.open_credit()
+        else:
+            self._pull()
+        if self._stop_flow(seconds):
+            self.open_credit()
+
+    def _stop_flow(self, seconds: float) -> bool:
+        """Drain; returns whether the broker has answered, so that no credit is left and nothing is on its way."""
+        if self._granted <= self._arrived and not self._undrained:
+            return True
+        try:
+            self._state.transport.drain(self.link, seconds)
+        except OperationTimedOutException:
+            self._undrained = True
+            return False
+        self._undrained = False
+        self._granted = self._arrived
+        return True
+
+    # Giving back.
+
+    def stop_flow(self, deadline: float) -> None:
+        """Have nothing on its way, if the broker answers in time; for the session's recover."""
+        if not self._closing:
+            self._stop_flow(max(0.0, deadline - time.monotonic()))
+
+    def take_prefetched(self) -> list[Delivery]:
+        """What the application has not seen, which is not ours any more; for the session."""
+        taken = []
+        while self._buffer:
+            taken.append(self._buffer.popleft())
+        return taken
+
+    def interrupted(self) -> None:
+        """The connection was lost: what is in the buffer is stale; for the session."""
+        self._buffer.clear()
+
+    def restored(self) -> None:
+        """The connection works again, without credit on any link; for the session."""
+        self._granted = self._arrived
+        self._undrained = False
+        if self._prefetch and self._state.running:
+            self.open_credit()
+
+    # The end.
+
+    def lost(self, error: JMSException) -> None:
+        """The broker closed the link: every later receive raises this; for the session."""
+        self._lifecycle.fail(error)
+        self._buffer.clear()
+        self._closing = True
+        self._state.wake()
+
+    def close(self) -> None:
+        """Close; legal twice, and from any thread.  A receive that waits returns None.
+
+        Waits for its listener, if that is running in another thread, and for the broker, together at most
+        ``close_timeout_seconds``.  Messages that it prefetched go back to the queue.  Those that it received can still
+        be acknowledged, committed or recovered in the session.
+        """
+        self.shut(time.monotonic() + self._state.settings.close_timeout_seconds)
+
+    def shut(self, deadline: float) -> None:
+        """Close before this instant (monotonic seconds); for the session."""
+        state = self._state
+        with state.settling:
+            self._closing = True
+            changed = self._lifecycle.process(Event.BEGIN_CLOSE)
+        if not changed:
+            return
+        with state.lock:
+            if self._listener is not None:
+                self._listener = None
+                state.listeners -= 1
+            state.ready.notify_all()
+        if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
+            log.warning("! %s closes while its listener runs", self._lifecycle.name)
+        try:
+            state.transport.detach(self.link, max(0.001, deadline - time.monotonic()))
+            state.pass_over([delivery.tag for delivery in self.take_prefetched()], Outcome.RELEASED)
+        except JMSException as error:
+            # The network is away: the broker takes back what this consumer held by itself.
+            log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
+        self._lifecycle.process(Event.END_CLOSE)
+        self._on_close(self)
+
+    def _require_usable(self) -> None:
+        self._state.lifecycle.require_usable()
+        self._lifecycle.require_usable()

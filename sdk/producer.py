@@ -1,0 +1,298 @@
+"""Producers: what sends messages (Jakarta Messaging 3.1 section 7.3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from broker_adapter import (
+    Destination,
+    Identity,
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+)
+from sdk.lifecycle import Event, Lifecycle
+from sdk.message import DeliveryMode, Message, envelope_of, wrapped
+from sdk.session_state import Completion, OnCompletion, SessionState, log
+
+
+class MessageProducer:
+    """Sends messages to its destination, or to the one given with each.  Made by ``session.create_producer``.
+
+    Its attributes are what a send does where it is not told otherwise.
+
+    Attributes:
+        disable_message_id: whether messages go without an id.
+        disable_timestamp: whether messages go without the time of their sending.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        link: int,
+        number: int,
+        destination: Destination | None,
+        identity: Identity,
+        on_close: Callable[[MessageProducer], None],
+    ) -> None:
+        """Made by the session.
+
+        Args:
+            state: the session's.
+            link: the transport's number of the link.
+            number: of the producer in its session.
+            destination: None: each send names its own.
+            identity: the one before the first message.
+            on_close: called once, to detach the link.
+        """
+        self.disable_message_id = False
+        self.disable_timestamp = False
+        self.link = link
+        self._destination = destination
+        self._delivery_mode = DeliveryMode.PERSISTENT
+        self._priority = 4
+        self._time_to_live_ms: int | None = None
+        self._delivery_delay_ms: int | None = None
+        self._state = state
+        self._lifecycle = Lifecycle(f"producer {number} of {state.name}")
+        self._on_close = on_close
+        self._producer_id, self._thread_id, self._sequence = identity
+        self._id_prefix = f"ID:{self._producer_id}:{state.number}:{number}-"
+        # Asynchronous sends: made (counted by the application's thread), settled without a callback (by the
+        # transport's), told (by the session's).  One thread for each, so that none needs a lock.
+        self._sent = 0
+        self._settled = 0
+        self._told = 0
+
+    def __repr__(self) -> str:
+        where = "any destination" if self._destination is None else repr(str(self._destination))
+        return f"<MessageProducer {self._lifecycle.name} to {where}, {self._lifecycle.state.name}>"
+
+    def __enter__(self) -> MessageProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What a send does where it is not told otherwise.
+
+    @property
+    def destination(self) -> Destination | None:
+        """Where it sends to; None: each send names its own."""
+        return self._destination
+
+    @property
+    def delivery_mode(self) -> DeliveryMode:
+        """PERSISTENT (survives a restart of the broker) or NON_PERSISTENT."""
+        return self._delivery_mode
+
+    @delivery_mode.setter
+    def delivery_mode(self, value: DeliveryMode) -> None:
+        self._delivery_mode = _checked_mode(value)
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; higher ones are delivered first."""
+        return self._priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        self._priority = _checked_priority(value)
+
+    @property
+    def time_to_live(self) -> float | None:
+        """Seconds after which a message expires; None: never."""
+        return None if self._time_to_live_ms is None else self._time_to_live_ms / 1000
+
+    @time_to_live.setter
+    def time_to_live(self, seconds: float | None) -> None:
+        self._time_to_live_ms = None if seconds is None else _checked_ms("time_to_live", seconds, 1)
+
+    @property
+    def delivery_delay(self) -> float | None:
+        """Seconds before which a message is not delivered; None: at once."""
+        return None if self._delivery_delay_ms is None else self._delivery_delay_ms / 1000
+
+    @delivery_delay.setter
+    def delivery_delay(self, seconds: float | None) -> None:
+        self._delivery_delay_ms = None if seconds is None else _checked_ms("delivery_delay", seconds, 0)
+
+    # Sending.
+
+    def send(
+        self,
+        message: Message | str | bytes | dict[str, Any] | list[Any],
+        destination: Destination | None = None,
+        *,
+        delivery_mode: DeliveryMode | None = None,
+        priority: int | None = None,
+        time_to_live: float | None = None,
+        delivery_delay: float | None = None,
+        on_completion: OnCompletion | None = None,
+    ) -> None:
+        """Send a message.
+
+        A persistent message is on disk when this returns, unless ``on_completion`` is given.  With it, and for
+        non-persistent messages, this returns when the message is handed over; it waits only while the send window of
+        the connection is full.  What goes wrong with a non-persistent message afterwards is told to the connection's
+        exception listener.  In a transacted session the message is kept until ``commit()``, which sends it.
+
+        Args:
+            message: a str, bytes, dict or list is wrapped in the fitting message.  A message gets its id, destination,
+                times, priority and delivery mode written into it.
+            destination: only where the producer has none of its own.
+            delivery_mode: None: the producer's, as for those that follow.
+            priority: 0 to 9.
+            time_to_live: seconds after which it expires.
+            delivery_delay: seconds before which it is not delivered.
+            on_completion: called with the message and None, or the error, when the broker has answered: on the
+                session's thread, in the order of the sends.  It must not close the session, commit or roll back.
+
+        Raises:
+            ResourceAllocationException: a limit of the broker, or of the transaction, is reached.
+            MessageFormatException: the message cannot be encoded, or is larger than the limit.
+            InvalidDestinationException: no destination, or one that is refused.
+            OperationTimedOutException: no answer within ``send_timeout_seconds``; it may have been sent all the same.
+            ConnectionLostException: the network failed; it may have been sent all the same.
+            IllegalStateException: closed, or the session is in use by another thread.
+        """
+        state = self._state
+        if not state.own(False):
+            state.refuse_second_thread()
+        try:
+            if not self._lifecycle.usable:
+                self._lifecycle.require_usable()
+            message = wrapped(message)
+            if destination is None:
+                destination = self._destination
+                if destination is None:
+                    raise InvalidDestinationException("the producer has no destination; give one to send()")
+            elif self._destination is not None:
+                raise IllegalStateException(
+                    f"the producer sends to {str(self._destination)!r}; only one made without a destination takes one"
+                )
+            elif not isinstance(destination, Destination):
+                raise InvalidDestinationException(f"{destination!r} is not a destination such as create_queue() makes")
+            now_ms = time.time_ns() // 1_000_000
+            live_ms = self._time_to_live_ms if time_to_live is None else _checked_ms("time_to_live", time_to_live, 1)
+            delay_ms = (
+                self._delivery_delay_ms if delivery_delay is None else _checked_ms("delivery_delay", delivery_delay, 0)
+            )
+            mode = self._delivery_mode if delivery_mode is None else _checked_mode(delivery_mode)
+            self._sequence = sequence = self._sequence + 1
+            message.destination = destination
+            message.message_id = None if self.disable_message_id else f"{self._id_prefix}{sequence}"
+            message.sent_at_ms = None if self.disable_timestamp else now_ms
+            message.expires_at_ms = None if live_ms is None else now_ms + live_ms
+            message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
+            message.priority = self._priority if priority is None else _checked_priority(priority)
+            message.delivery_mode = mode
+            envelope = envelope_of(message, Identity(self._producer_id, self._thread_id, sequence))
+            if state.policy.transacted or on_completion is not None:
+                self._send_later(message, envelope, on_completion)
+            elif mode is _PERSISTENT:
+                state.transport.send(self.link, envelope, None, state.settings.send_timeout_seconds)
+            else:
+                self._sent += 1
+                try:
+                    state.transport.send(self.link, envelope, self._on_settled, state.settings.send_timeout_seconds)
+                except BaseException:
+                    self._sent -= 1
+                    raise
+        finally:
+            state.disown()
+
+    def _send_later(self, message: Message, envelope: Any, on_completion: OnCompletion | None) -> None:
+        """Send with a completion, or keep for the commit."""
+        state = self._state
+        completion = None
+        if on_completion is not None:
+            if not callable(on_completion):
+                raise TypeError(f"on_completion={on_completion!r} cannot be called")
+            completion = Completion(state, message, on_completion, self._on_told)
+            state.ensure_thread()
+            self._sent += 1
+            # Ahead of the send: its answer may come before send() returns.
+            state.completions.append(completion)
+        try:
+            if state.policy.transacted:
+                state.keep_send(self.link, envelope, completion)
+            else:
+                state.transport.send(self.link, envelope, completion, state.settings.send_timeout_seconds)
+        except BaseException:
+            if completion is not None:
+                # Only this thread appends and only those that are done are taken away: it is still the last.
+                state.completions.pop()
+                self._sent -= 1
+            raise
+
+    def _on_settled(self, error: JMSException | None) -> None:
+        """A non-persistent send has ended; called by the transport."""
+        self._settled += 1
+        if error is not None:
+            self._state.report(error)
+        self._state.wake()
+
+    def _on_told(self) -> None:
+        """A completion callback has returned; called by the session's thread."""
+        self._told += 1
+
+    # The end.
+
+    @property
+    def unanswered(self) -> int:
+        """Asynchronous sends whose end the application has not been told."""
+        return self._sent - self._settled - self._told
+
+    def wait_for_answers(self, deadline: float) -> bool:
+        """Wait until each asynchronous send has been answered and told; for the session."""
+        return self._state.wait_until(lambda: self.unanswered <= 0, deadline)
+
+    def lost(self, error: JMSException) -> None:
+        """The broker closed the link: every later send raises this; for the session."""
+        self._lifecycle.fail(error)
+
+    def close(self) -> None:
+        """Close; legal twice.  Waits for the answers to asynchronous sends, at most ``close_timeout_seconds``.
+
+        What it sent in a transaction stays in the transaction.
+        """
+        state = self._state
+        deadline = time.monotonic() + state.settings.close_timeout_seconds
+        if not self._lifecycle.usable and self._lifecycle.error is None:
+            return
+        if not state.policy.transacted and not state.in_own_thread() and not self.wait_for_answers(deadline):
+            log.warning("! %s closes with %d sends unanswered", self._lifecycle.name, self.unanswered)
+        if self._lifecycle.process(Event.BEGIN_CLOSE):
+            self._lifecycle.process(Event.END_CLOSE)
+            self._on_close(self)
+
+
+_PERSISTENT = DeliveryMode.PERSISTENT
+#: Longest time to live and delivery delay: a hundred years, so that instants stay in their 64 bits.
+_MOST_SECONDS = 100 * 365.25 * 86400
+
+
+def _checked_mode(value: object) -> DeliveryMode:
+    if not isinstance(value, DeliveryMode):
+        raise ValueError(f"delivery_mode={value!r} is neither DeliveryMode.PERSISTENT nor DeliveryMode.NON_PERSISTENT")
+    return value
+
+
+def _checked_priority(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= 9:
+        raise ValueError(f"priority={value!r} is not an int from 0 to 9")
+    return value
+
+
+def _checked_ms(name: str, seconds: object, least_ms: int) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _MOST_SECONDS:
+        raise ValueError(
+            f"{name}={seconds!r} is not a number of seconds from 0 to {_MOST_SECONDS:.0f}; None means no limit"
+        )
+    ms = round(seconds * 1000)
+    if ms < least_ms:
+        raise ValueError(f"{name}={seconds!r} is less than {least_ms} ms; None means no limit")
+    return ms

@@ -1,0 +1,245 @@
+"""What the producers, consumers and browsers of one session share with it.
+
+Theory of operation: threads and locks
+    ``owner`` is held by the thread that is in a call of the session.  It is never waited for: another thread that
+    comes meanwhile made a mistake, and gets an IllegalStateException.  While the session has listeners and is
+    started, its own thread holds it throughout.  Only closing waits for it.
+
+    ``settling`` makes one step of "tell the policy, hand its answer to the transport": the session's thread and a
+    closing thread take part in that too.  It is held for microseconds.
+
+    ``lock`` guards the waiting: whoever needs something to happen waits on ``ready``, having counted himself in
+    ``waiting``; whoever makes something happen does it first and then looks at ``waiting``.  So a delivery costs no
+    lock while nobody waits.  It is never held while the transport is called, because the transport's threads take it.
+
+    Order, where two are held: owner, settling, lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
+from broker_adapter import (
+    ClientSettings,
+    Envelope,
+    IllegalStateException,
+    JMSException,
+    ResourceAllocationException,
+    Transport,
+    pack,
+)
+from sdk.lifecycle import Event, Lifecycle, State
+from sdk.message import Message
+
+log: Final = logging.getLogger("sdk")
+
+#: Called when an asynchronous send has ended: with None, or with what became of it.
+OnCompletion = Callable[[Message, JMSException | None], None]
+
+
+class Completion:
+    """The end of one asynchronous send, kept until those before it have been told."""
+
+    __slots__ = ("_answered", "_message", "_on_completion", "_state", "done", "error")
+
+    def __init__(
+        self, state: SessionState, message: Message, on_completion: OnCompletion, answered: Callable[[], None]
+    ) -> None:
+        self._state = state
+        self._message = message
+        self._on_completion = on_completion
+        self._answered = answered
+        self.done = False
+        self.error: JMSException | None = None
+
+    def __call__(self, error: JMSException | None) -> None:
+        """The broker has answered; called by the transport."""
+        self.error = error
+        self.done = True
+        self._state.wake()
+
+    def run(self) -> None:
+        """Tell the application; called by the session's thread."""
+        try:
+            self._on_completion(self._message, self.error)
+        except BaseException:  # whatever it is, it is the application's; the session's thread must go on
+            log.exception("! the completion callback %r of %s raised", self._on_completion, self._state.name)
+        finally:
+            self._answered()
+
+
+class SessionState:
+    """The parts of a session that its children work with.  See the module's theory of operation.
+
+    Attributes:
+        running: whether the connection is started, so that messages may be given to the application.
+        listeners: how many consumers have one.
+        dispatching: the consumer whose listener runs now, if any.
+        thread: the session's thread; None until a listener or a completion needs it.
+        acknowledge: what ``message.acknowledge()`` calls.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        transport: Transport,
+        settings: ClientSettings,
+        policy: AckPolicy,
+        report: Callable[[JMSException], None],
+        acknowledge: Callable[[DeliveryTag], None],
+        start_thread: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.name = f"session {number}"
+        self.transport = transport
+        self.settings = settings
+        self.policy = policy
+        self.report = report
+        self.acknowledge = acknowledge
+        self.lifecycle = Lifecycle(self.name)
+        self.running = False
+        self.listeners = 0
+        self.dispatching: object = None
+        self.thread: threading.Thread | None = None
+        self.owner = threading.RLock()
+        self.settling = threading.Lock()
+        self.lock = threading.Lock()
+        self.ready = threading.Condition(self.lock)
+        self.waiting = 0
+        self.completions: deque[Completion] = deque()
+        self._start_thread = start_thread
+        self._timer_at: float | None = None
+        # The calls of every message, without a look-up on the way.
+        self.own = self.owner.acquire
+        self.disown = self.owner.release
+        # The work of a transaction that is not committed.
+        self.sends: list[tuple[int, Envelope]] = []
+        self.send_completions: list[Completion] = []
+        self._sends_bytes = 0
+
+    # One thread at a time.
+
+    def refuse_second_thread(self) -> None:
+        """Raises, because ``own(False)`` said that another thread is in a call of this session.
+
+        Raises:
+            IllegalStateException: always.
+        """
+        self.lifecycle.require_usable()
+        if self.listeners and self.running:
+            raise IllegalStateException(
+                f"{self.name} is served by the thread of its listeners while the connection is started; "
+                "other threads may only close it, and use sessions of their own"
+            )
+        raise IllegalStateException(
+            f"{self.name} is in use by another thread; a session is for one thread at a time, make one for each"
+        )
+
+    def in_own_thread(self) -> bool:
+        """Whether the caller is the session's thread: a listener or a completion callback."""
+        return self.thread is not None and threading.current_thread() is self.thread
+
+    # Waiting and waking.
+
+    def wake(self) -> None:
+        """Let those that wait look again; free of cost where nobody waits."""
+        if self.waiting:
+            with self.lock:
+                self.ready.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait for something; returns whether it is so, False when the deadline (monotonic seconds) passed first."""
+        with self.lock:
+            self.waiting += 1
+            try:
+                while not condition():
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        return False
+                    self.ready.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
+                return True
+            finally:
+                self.waiting -= 1
+
+    def ensure_thread(self) -> None:
+        """Start the session's thread, where it does not run yet."""
+        if self.thread is None:
+            self._start_thread()
+
+    # Settling.
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Hand the policy's answer over; under ``settling``."""
+        if settlements:
+            self.transport.settle(settlements)
+
+    def pass_over(self, tags: Sequence[DeliveryTag], outcome: Outcome) -> None:
+        """End deliveries that the application never saw."""
+        with self.settling:
+            self.settle(self.policy.passed_over(tags, outcome))
+
+    def keep_time(self, due_at: float) -> None:
+        """See to it that the session's thread asks the policy at this instant."""
+        if due_at != self._timer_at:
+            self._timer_at = due_at
+            self.ensure_thread()
+            self.wake()
+
+    # Sends of a transaction.
+
+    def keep_send(self, link: int, envelope: Envelope, completion: Completion | None) -> None:
+        """Keep a send until the commit.
+
+        Raises:
+            MessageFormatException: it cannot be encoded.
+            ResourceAllocationException: the transaction is as large as it may be.
+        """
+        size = len(pack(envelope))
+        settings = self.settings
+        if len(self.sends) >= settings.transaction_messages:
+            raise ResourceAllocationException(
+                f"the transaction of {self.name} has {len(self.sends)} sends, the limit (option transaction_messages); "
+                "commit more often"
+            )
+        if self._sends_bytes + size > settings.transaction_bytes:
+            raise ResourceAllocationException(
+                f"the transaction of {self.name} would hold {self._sends_bytes + size} bytes, more than the limit of "
+                f"{settings.transaction_bytes} bytes (option transaction_bytes); commit more often"
+            )
+        with self.settling:
+            self.policy.sent()
+        self.sends.append((link, envelope))
+        self._sends_bytes += size
+        if completion is not None:
+            self.send_completions.append(completion)
+
+    def end_sends(self, error: JMSException | None) -> None:
+        """The transaction is over: committed (None), or not."""
+        completions, self.send_completions = self.send_completions, []
+        self.sends = []
+        self._sends_bytes = 0
+        for completion in completions:
+            completion(error)
+
+    # Start, stop, failure.
+
+    def process(self, event: Event) -> bool:
+        """Change the state of the session; returns whether it changed."""
+        with self.lock:
+            changed = self.lifecycle.process(event)
+            self.running = self.lifecycle.state is State.STARTED
+            self.ready.notify_all()
+            return changed
+
+    def fail(self, error: JMSException) -> None:
+        """The connection is gone for good: everybody who waits is to raise this."""
+        with self.lock:
+            self.lifecycle.fail(error)
+            self.running = False
+            self.ready.notify_all()
