@@ -78,7 +78,8 @@ def pack(envelope: Envelope) -> bytes:
         MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep.
     """
     try:
-        return _packb(envelope)
+        data: bytes = _packb(envelope)
+        return data
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
         raise MessageFormatException(f"the message cannot be encoded: {error}") from error
 

@@ -2,7 +2,7 @@
 
 Theory of operation
     ``decide(commands, now_ms)`` changes the state and answers with :class:`Effects`; it does no I/O, reads no clock and
-    takes no lock.  One driver (:class:`broker_adapter.engine.broker.Broker`) calls it, writes the batches, and then lets the deliveries and
+    takes no lock.  One driver (``Broker``) calls it, writes the batches, and then lets the deliveries and
     replies go.  Commands of one call share one commit, and queues hand out messages once, after the last of them.
 
     A message gets one number and one stored copy, whatever the number of queues that hold it.  A topic is the list of
@@ -88,14 +88,17 @@ class Held:
 class Totals:
     """Counts since the start."""
 
-    __slots__ = (
-        "commits", "dead_lettered", "delivered", "duplicates_rejected", "enqueued", "expired", "quarantined",
-        "redelivered", "refused", "settled",
-    )  # fmt: skip
-
     def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
+        self.enqueued = 0
+        self.delivered = 0
+        self.settled = 0
+        self.redelivered = 0
+        self.expired = 0
+        self.dead_lettered = 0
+        self.duplicates_rejected = 0
+        self.refused = 0
+        self.quarantined = 0
+        self.commits = 0
 
 
 class BrokerState:
@@ -512,7 +515,7 @@ class BrokerState:
         record = queue.record
         if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
             return
-        if queue.durable or (record.client_id, record.name) in self.subscriptions and not self._is_volatile(queue):
+        if queue.durable or ((record.client_id, record.name) in self.subscriptions and not self._is_volatile(queue)):
             return
         if any(other.queue is queue for other in self.consumers.values() if not other.attached):
             return
@@ -837,7 +840,7 @@ class BrokerState:
                 raise rolled_back(
                     IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
                 )
-        sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
+        sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
         wanted: dict[int, int] = {}
         limit = settings.max_queue_messages
         for destination, message in command.sends:
@@ -899,7 +902,8 @@ class BrokerState:
         have = queue.next_position - 1 if queue is not None else 0
         if command.first > have:
             raise IllegalStateException(
-                f"staged transaction {command.transaction!r} has {have} messages; the next cannot be number {command.first}"
+                f"staged transaction {command.transaction!r} has {have} messages, so the next"
+                f" cannot be number {command.first}"
             )
         if self.held_because:
             raise ResourceAllocationException(self.held_because)

@@ -7,9 +7,19 @@ The order is the product: ``durable`` and ``volatile`` are written first; only w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from broker_adapter.engine.commands import NewMessage
+
+
+class EntryRecord(Protocol):
+    """What a store keeps of an entry beside its key."""
+
+    number: int
+    delivery_count: int
+    flags: int
+    expires_at_ms: int
+    size: int
 
 
 class StoreBatch:
@@ -18,7 +28,7 @@ class StoreBatch:
     Attributes:
         messages: number → message, for new ones; numbers only grow.
         references: (number, count) of new messages that several queues hold.
-        entries: entry key → value, None to delete; the last change of a key counts.
+        entries: entry key → the entry, None to delete; the last change of a key counts.
         gone: numbers of messages that no queue holds any more.
         unreferenced: numbers of shared messages that one queue less holds.
         tables: other tables by name: key → value, None to delete.
@@ -29,7 +39,7 @@ class StoreBatch:
     def __init__(self) -> None:
         self.messages: dict[int, NewMessage] = {}
         self.references: list[tuple[int, int]] = []
-        self.entries: dict[bytes, bytes | None] = {}
+        self.entries: dict[bytes, EntryRecord | None] = {}
         self.gone: list[int] = []
         self.unreferenced: list[int] = []
         self.tables: dict[str, dict[bytes, bytes | None]] = {}

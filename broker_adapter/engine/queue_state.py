@@ -92,8 +92,17 @@ class Consumer:
     """Who takes from a queue, what it may still get, and what it holds."""
 
     __slots__ = (
-        "attached", "client", "credit", "id", "next_number", "presettled", "queue", "sink", "subscription", "unsettled",
-    )  # fmt: skip
+        "attached",
+        "client",
+        "credit",
+        "id",
+        "next_number",
+        "presettled",
+        "queue",
+        "sink",
+        "subscription",
+        "unsettled",
+    )
 
     def __init__(self, number: int, client: int, queue: QueueState, sink: Any, presettled: bool) -> None:
         self.id = number
@@ -117,10 +126,28 @@ class QueueState:
     """A queue, or the queue behind a subscription."""
 
     __slots__ = (
-        "bytes", "consumers", "counters_due", "delayed", "depth", "destination", "durable", "held", "id", "label",
-        "lanes", "max_deliveries", "max_unsettled", "next_position", "owner", "ready", "record", "reserved",
-        "stored_bytes", "window", "_by_number",
-    )  # fmt: skip
+        "_by_number",
+        "bytes",
+        "consumers",
+        "counters_due",
+        "delayed",
+        "depth",
+        "destination",
+        "durable",
+        "held",
+        "id",
+        "label",
+        "lanes",
+        "max_deliveries",
+        "max_unsettled",
+        "next_position",
+        "owner",
+        "ready",
+        "record",
+        "reserved",
+        "stored_bytes",
+        "window",
+    )
 
     def __init__(
         self,

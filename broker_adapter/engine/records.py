@@ -112,7 +112,8 @@ def decode_entry(key: bytes, value: bytes) -> RawEntry:
     number, count, flags, expires, size, crc = _entry_value.unpack(value)
     if crc32(value[: _entry_body.size], crc32(key)) != crc:
         raise StoreCorruptException(f"entry {key.hex()} fails its checksum")
-    return RawEntry(*unpack_entry_key(key), number, count, flags, expires, size)
+    queue, lane, position = unpack_entry_key(key)
+    return RawEntry(queue, lane, position, number, count, flags, expires, size)
 
 
 def encode_message(message_format: int, payload: bytes) -> bytes:

@@ -44,7 +44,7 @@ class Store(Protocol):
         """Up to ``limit`` entries of one lane whose positions are greater than ``after``."""
 
     def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries of a queue with positions in [first, last], sorted by position, delayed ones left out."""
+        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
 
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
