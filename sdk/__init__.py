@@ -1,0 +1,101 @@
+"""Messaging in the manner of JMS: connections, sessions, producers, consumers, messages.
+
+::
+
+    from sdk import AcknowledgeMode, ConnectionFactory
+
+    with ConnectionFactory("embedded:./data").create_connection() as connection:
+        connection.start()
+        with connection.create_session(AcknowledgeMode.CLIENT) as session:
+            queue = session.create_queue("orders")
+            session.create_producer(queue).send("hello")
+            message = session.create_consumer(queue).receive(timeout=5)
+            message.acknowledge()
+"""
+
+from ack_modes import AcknowledgeMode
+from broker_adapter import (
+    ConnectionLostException,
+    Destination,
+    DestinationKind,
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    InvalidURLException,
+    JMSException,
+    JMSSecurityException,
+    MessageEOFException,
+    MessageFormatException,
+    MessageNotReadableException,
+    MessageNotWriteableException,
+    NoSuchElementException,
+    OperationTimedOutException,
+    ProtocolException,
+    ResourceAllocationException,
+    StaleAcknowledgementException,
+    StoreCorruptException,
+    StoreException,
+    StoreLockedException,
+    StoreVersionException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from sdk.browser import QueueBrowser
+from sdk.connection import Connection, ConnectionMetaData
+from sdk.connection_factory import ConnectionFactory
+from sdk.consumer import MessageConsumer
+from sdk.message import (
+    BytesMessage,
+    DeliveryMode,
+    MapMessage,
+    Message,
+    ObjectMessage,
+    StreamMessage,
+    TextMessage,
+)
+from sdk.producer import MessageProducer
+from sdk.session import Session
+
+__all__ = [
+    "AcknowledgeMode",
+    "BytesMessage",
+    "Connection",
+    "ConnectionFactory",
+    "ConnectionLostException",
+    "ConnectionMetaData",
+    "DeliveryMode",
+    "Destination",
+    "DestinationKind",
+    "IllegalStateException",
+    "InvalidClientIDException",
+    "InvalidDestinationException",
+    "InvalidSelectorException",
+    "InvalidURLException",
+    "JMSException",
+    "JMSSecurityException",
+    "MapMessage",
+    "Message",
+    "MessageConsumer",
+    "MessageEOFException",
+    "MessageFormatException",
+    "MessageNotReadableException",
+    "MessageNotWriteableException",
+    "MessageProducer",
+    "NoSuchElementException",
+    "ObjectMessage",
+    "OperationTimedOutException",
+    "ProtocolException",
+    "QueueBrowser",
+    "ResourceAllocationException",
+    "Session",
+    "StaleAcknowledgementException",
+    "StoreCorruptException",
+    "StoreException",
+    "StoreLockedException",
+    "StoreVersionException",
+    "StreamMessage",
+    "TextMessage",
+    "TransactionInDoubtException",
+    "TransactionRolledBackException",
+]

@@ -20,6 +20,7 @@ from ack_modes import Outcome
 from broker_adapter import (
     Delivery,
     Destination,
+    Envelope,
     IllegalStateException,
     JMSException,
     MessageFormatException,
@@ -221,7 +222,7 @@ class MessageConsumer:
         self._count_used()
         return message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
 
-    def _opened(self, delivery: Delivery):  # type: ignore[no-untyped-def]
+    def _opened(self, delivery: Delivery) -> Envelope | None:
         """The envelope; None where it cannot be read or has expired: it is then settled here."""
         try:
             envelope = delivery.envelope

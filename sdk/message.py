@@ -269,7 +269,7 @@ class Message:
             )
             if value is not None
         ]
-        return f"<{type(self).__name__} {' '.join(facts)}>"
+        return f"<{' '.join([type(self).__name__, *facts])}>"
 
     def _checked_body(self, value: Any) -> Any:
         raise MessageFormatException(f"a message without a body cannot carry {_shortened(value)!r}")

@@ -254,6 +254,11 @@ class MessageProducer:
         """The broker closed the link: every later send raises this; for the session."""
         self._lifecycle.fail(error)
 
+    def end(self) -> None:
+        """Close without a word to the broker; for the session, whose links have ended."""
+        self._lifecycle.process(Event.BEGIN_CLOSE)
+        self._lifecycle.process(Event.END_CLOSE)
+
     def close(self) -> None:
         """Close; legal twice.  Waits for the answers to asynchronous sends, at most ``close_timeout_seconds``.
 

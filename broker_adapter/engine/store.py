@@ -1,7 +1,6 @@
 """The port to what keeps the records.
 
-Each call is made by one thread at a time (the broker sees to it), except ``read_entries``, ``read_messages`` and
-``annotations``, which may be called from any thread and see the last commit.
+Each call is made by one thread at a time (the broker sees to it), and sees the last commit.
 """
 
 from __future__ import annotations
@@ -45,6 +44,12 @@ class Store(Protocol):
 
     def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
+
+    def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
+
+    def every_entry(self, queue: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of a queue, delayed ones too, in no particular order."""
 
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""

@@ -1,0 +1,456 @@
+"""Records on disk, in LMDB: atomic transactions over many queues, no recovery code, instant restarts.
+
+A directory holds ``data.mdb`` (the records), ``lock.mdb`` (LMDB's own) and ``owner`` (a file lock, with a line that
+says who has it).  One process owns a store.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import lmdb
+import msgpack
+
+from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.records import (
+    DELAYED_LANE,
+    STORE_VERSION,
+    TABLES,
+    CatalogRecord,
+    Counters,
+    RawEntry,
+    decode_annotations,
+    decode_catalog,
+    decode_counters,
+    decode_entry,
+    decode_message,
+    decode_producer,
+    decode_schedule_key,
+    encode_entry,
+    encode_message,
+    entry_key,
+    message_key,
+    reference_value,
+    unpack_entry_key,
+    unpack_message_key,
+    unpack_queue_key,
+    unpack_reference,
+)
+from broker_adapter.engine.store import Loaded, StoredQueue
+from broker_adapter.errors import (
+    ResourceAllocationException,
+    StoreCorruptException,
+    StoreException,
+    StoreLockedException,
+    StoreVersionException,
+)
+from broker_adapter.settings import EngineSettings
+
+_log = logging.getLogger(__name__)
+
+#: Lanes that messages can have, in the order of delivery.
+_LANES = range(10)
+
+
+class LmdbStore:
+    """The store port on a directory.
+
+    Args:
+        path: the directory; made where it does not exist.
+        settings: ``max_store_bytes`` and ``min_free_disk_bytes``.
+
+    Raises:
+        StoreLockedException: another process owns it (the error says which).
+        StoreVersionException: a newer version wrote it.
+        StoreCorruptException: it is damaged.
+        StoreException: it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings) -> None:
+        self.path = Path(path)
+        self._settings = settings
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._owner = _own(self.path)
+        except OSError as error:
+            raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {error}") from error
+        try:
+            self._open()
+        except BaseException:
+            self._owner.close()
+            raise
+
+    def _open(self) -> None:
+        _check_size(self.path / "data.mdb")
+        try:
+            self._env = lmdb.open(
+                str(self.path), map_size=self._settings.max_store_bytes, max_dbs=len(TABLES), max_readers=126
+            )
+            self._db = {table: self._env.open_db(table.encode()) for table in TABLES}
+        except lmdb.Error as error:
+            raise StoreCorruptException(
+                f"the store in {str(self.path)!r} is not one, or is damaged: {error}; restore it from a copy"
+            ) from error
+        with self._env.begin(write=True) as txn:
+            meta = self._db["meta"]
+            version = txn.get(b"version", db=meta)
+            if version is None:
+                txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
+                txn.put(b"unique", secrets.token_hex(8).encode(), db=meta)
+            elif msgpack.unpackb(version) > STORE_VERSION:
+                found = msgpack.unpackb(version)
+                self._env.close()
+                raise StoreVersionException(
+                    f"the store in {str(self.path)!r} has version {found}; this software knows versions up to"
+                    f" {STORE_VERSION}: upgrade it"
+                )
+            self.unique = txn.get(b"unique", db=meta).decode()
+
+    # What a start needs.
+
+    def queues(self) -> list[StoredQueue]:
+        """Every queue, with its counters."""
+        found = []
+        with self._env.begin() as txn:
+            for key, value in txn.cursor(db=self._db["catalog"]):
+                (queue,) = unpack_queue_key(key)
+                found.append(StoredQueue(queue, self._record(key, value), self._counters(txn, key)))
+        return found
+
+    def _record(self, key: bytes, value: bytes) -> CatalogRecord:
+        try:
+            return decode_catalog(value)
+        except (StoreCorruptException, TypeError, ValueError) as error:
+            raise StoreCorruptException(
+                f"the catalog of the store in {str(self.path)!r} is damaged (queue {key.hex()}); restore it from a copy"
+            ) from error
+
+    def _counters(self, txn: Any, key: bytes) -> Counters | None:
+        value = txn.get(key, db=self._db["queues"])
+        if value is None:
+            return None
+        try:
+            return decode_counters(value)
+        except (StoreCorruptException, TypeError, ValueError):
+            _log.warning("! the counters of queue %s fail their checksum; counting its entries", key.hex())
+            return self._count(txn, key)
+
+    def _count(self, txn: Any, prefix: bytes) -> Counters:
+        """Counters made from the entries themselves.  Takes a second for about a million of them."""
+        lanes: dict[int, int] = {}
+        size = 0
+        last = 0
+        for key, value in _from(txn.cursor(db=self._db["entries"]), prefix):
+            if not key.startswith(prefix):
+                break
+            _, lane, position = unpack_entry_key(key)
+            lanes[lane] = lanes.get(lane, 0) + 1
+            last = max(last, position)
+            try:
+                size += decode_entry(key, value).size
+            except StoreCorruptException:
+                continue  # it is quarantined when it is loaded
+        # Nobody knows which positions above the last entry were used; skip as many as could be in one queue's window.
+        next_position = last + 1 + (1 << 32)
+        return Counters(next_position, size, tuple((lane, count, 0) for lane, count in sorted(lanes.items())))  # type: ignore[misc]
+
+    def streams(self) -> list[tuple[bytes, int]]:
+        """(key, last sequence) of every producer's stream, the least recently used first."""
+        found = []
+        with self._env.begin() as txn:
+            for key, value in txn.cursor(db=self._db["producers"]):
+                try:
+                    sequence, used_ms = decode_producer(value)
+                except StoreCorruptException:
+                    continue
+                found.append((used_ms, key, sequence))
+        found.sort()
+        return [(key, sequence) for _, key, sequence in found]
+
+    def next_message(self) -> int:
+        """The number for the next new message."""
+        with self._env.begin() as txn:
+            noted = txn.get(b"next_message", db=self._db["meta"])
+            last = 0
+            with txn.cursor(db=self._db["messages"]) as cursor:
+                if cursor.last():
+                    (last,) = unpack_message_key(cursor.key())
+        return max(last + 1, msgpack.unpackb(noted) if noted else 1)
+
+    # Writing.
+
+    def commit(self, batch: StoreBatch) -> None:
+        """Apply the batch in one synced transaction."""
+        db = self._db
+        try:
+            with self._env.begin(write=True) as txn:
+                if batch.messages:
+                    with txn.cursor(db=db["messages"]) as cursor:
+                        cursor.putmulti(
+                            [
+                                (message_key(number), encode_message(message.format, message.payload))
+                                for number, message in batch.messages.items()
+                            ],
+                            append=True,
+                        )
+                    txn.put(b"next_message", msgpack.packb(max(batch.messages) + 1), db=db["meta"])
+                for number, count in batch.references:
+                    txn.put(message_key(number), reference_value(count), db=db["references"])
+                if batch.entries:
+                    puts = []
+                    delete, entries = txn.delete, db["entries"]
+                    for key, entry in batch.entries.items():
+                        if entry is None:
+                            delete(key, db=entries)
+                        else:
+                            puts.append(
+                                (
+                                    key,
+                                    encode_entry(
+                                        key,
+                                        entry.number,
+                                        entry.delivery_count,
+                                        entry.flags,
+                                        entry.expires_at_ms,
+                                        entry.size,
+                                    ),
+                                )
+                            )
+                    if puts:
+                        with txn.cursor(db=entries) as cursor:
+                            cursor.putmulti(puts)
+                for number in batch.unreferenced:
+                    self._unreference(txn, number)
+                if batch.gone:
+                    delete, messages = txn.delete, db["messages"]
+                    for number in batch.gone:
+                        delete(message_key(number), db=messages)
+                for table, changes in batch.tables.items():
+                    handle = db[table]
+                    for key, value in changes.items():
+                        if value is None:
+                            txn.delete(key, db=handle)
+                        else:
+                            txn.put(key, value, db=handle)
+        except lmdb.MapFullError as error:
+            raise ResourceAllocationException(
+                f"the store in {str(self.path)!r} is full: {self._settings.max_store_bytes} bytes (option max_store_bytes)"
+            ) from error
+        except lmdb.Error as error:
+            if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):
+                raise ResourceAllocationException(f"the disk of {str(self.path)!r} is full") from error
+            raise StoreException(f"the store in {str(self.path)!r} failed: {error}") from error
+
+    def _unreference(self, txn: Any, number: int) -> None:
+        key = message_key(number)
+        found = txn.get(key, db=self._db["references"])
+        left = (unpack_reference(found)[0] if found else 1) - 1
+        if left > 0:
+            txn.put(key, reference_value(left), db=self._db["references"])
+        else:
+            txn.delete(key, db=self._db["references"])
+            txn.delete(key, db=self._db["messages"])
+
+    def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
+        """Move records to the table ``quarantine``, as they are."""
+        with self._env.begin(write=True) as txn:
+            for key in keys:
+                value = txn.pop(key, db=self._db[table])
+                if value is not None:
+                    txn.put(table.encode() + b"\0" + key, value, db=self._db["quarantine"])
+                    _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
+
+    def quarantined(self) -> int:
+        """How many records are in quarantine."""
+        with self._env.begin() as txn:
+            return int(txn.stat(db=self._db["quarantine"])["entries"])
+
+    def full_because(self) -> str | None:
+        """Why there is no room for more messages, or None.  A small reserve is kept, so that settling can go on."""
+        info = self._env.info()
+        # Pages in use by LMDB's count; pages that it could use again are not subtracted, except when it must be known.
+        used = (info["last_pgno"] + 1) * self._page_size
+        limit = self._settings.max_store_bytes
+        if used > limit - limit // 16 and self._used_bytes() > limit - limit // 16:
+            return f"the store in {str(self.path)!r} is full: {used} bytes of {limit} (option max_store_bytes)"
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < self._settings.min_free_disk_bytes:
+            return (
+                f"the disk of {str(self.path)!r} has {free} bytes free, less than {self._settings.min_free_disk_bytes}"
+                " (option min_free_disk_bytes)"
+            )
+        return None
+
+    @property
+    def _page_size(self) -> int:
+        return int(self._env.stat()["psize"])
+
+    def _used_bytes(self) -> int:
+        """Bytes of the pages that hold records."""
+        pages = 0
+        with self._env.begin() as txn:
+            for handle in self._db.values():
+                stat = txn.stat(db=handle)
+                pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return pages * self._page_size
+
+    # Reading.
+
+    def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of a lane behind ``after``."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, _LAST), limit)
+
+    def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
+        entries: list[RawEntry] = []
+        corrupt: list[bytes] = []
+        complete = True
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            for lane in _LANES:
+                found = _read(cursor, entry_key(queue, lane, first), entry_key(queue, lane, min(last, _LAST)), limit)
+                entries += found.entries
+                corrupt += found.corrupt
+                complete = complete and found.complete
+        entries.sort(key=lambda entry: entry.position)
+        return Loaded(entries[:limit], corrupt, complete and len(entries) <= limit)
+
+    def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, DELAYED_LANE - 1, _LAST), limit)
+
+    def every_entry(self, queue: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries of a queue, delayed ones too."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
+            return _read(cursor, entry_key(queue, 0, 0), entry_key(queue, DELAYED_LANE, _LAST), limit)
+
+    def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
+        """(format, payload) of each; None where there is none or its checksum is wrong."""
+        with self._env.begin() as txn:
+            for number in numbers:
+                value = txn.get(message_key(number), db=self._db["messages"])
+                try:
+                    yield None if value is None else decode_message(value)
+                except StoreCorruptException:
+                    yield None
+
+    def annotations(self, key: bytes) -> dict[str, object] | None:
+        """The annotations of an entry."""
+        with self._env.begin() as txn:
+            value = txn.get(key, db=self._db["annotations"])
+        try:
+            return None if value is None else decode_annotations(value)
+        except (StoreCorruptException, ValueError):
+            return None
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, RawEntry | None, bytes]]:
+        """Up to ``limit`` (kind, entry, schedule key) whose time has come."""
+        items: list[tuple[int, RawEntry | None, bytes]] = []
+        with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
+            for key in cursor.iternext(keys=True, values=False):
+                due_ms, kind, of_entry = decode_schedule_key(key)
+                if due_ms > now_ms or len(items) == limit:
+                    break
+                value = txn.get(of_entry, db=self._db["entries"])
+                try:
+                    entry = None if value is None else decode_entry(of_entry, value)
+                except StoreCorruptException:
+                    entry = None  # found and quarantined when it is loaded
+                items.append((kind, entry, key))
+        return items
+
+    def first_due_ms(self) -> int | None:
+        """When the next entry of the schedule is due."""
+        with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
+            return decode_schedule_key(cursor.key())[0] if cursor.first() else None
+
+    def close(self) -> None:
+        """Close the files and give up the ownership."""
+        self._env.close()
+        self._owner.close()
+
+
+_LAST = (1 << 64) - 1
+
+
+def _read(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:
+    entries: list[RawEntry] = []
+    corrupt: list[bytes] = []
+    for key, value in _from(cursor, first):
+        if key > last:
+            break
+        if len(entries) == limit:
+            return Loaded(entries, corrupt, False)
+        try:
+            entries.append(decode_entry(key, value))
+        except StoreCorruptException:
+            corrupt.append(key)
+    return Loaded(entries, corrupt, True)
+
+
+def _from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return iter(cursor) if cursor.set_range(first) else iter(())
+
+
+def _check_size(data: Path) -> None:
+    """Raise StoreCorruptException where the file is shorter than its own head says: reading it would be a bus error.
+
+    Layout of an LMDB meta page (pages 0 and 1): 16 bytes of page head, then magic u32, version u32, address u64, map
+    size u64, two database records of 48 bytes, last page number u64, transaction number u64.
+    """
+    try:
+        size = data.stat().st_size
+        with data.open("rb") as file:
+            head = file.read(8192 + 4096)
+    except FileNotFoundError:
+        return
+    if size == 0:
+        return
+    newest = (-1, 0)
+    for page in (0, _META_PAGE_BYTES):
+        meta = head[page + 16 : page + 16 + 136]
+        if len(meta) < 136 or int.from_bytes(meta[:4], sys.byteorder) != _LMDB_MAGIC:
+            raise StoreCorruptException(f"{str(data)!r} is not an LMDB file, or is damaged; restore it from a copy")
+        last_page = int.from_bytes(meta[120:128], sys.byteorder)
+        transaction = int.from_bytes(meta[128:136], sys.byteorder)
+        newest = max(newest, (transaction, last_page))
+    needed = (newest[1] + 1) * _META_PAGE_BYTES
+    if size < needed:
+        raise StoreCorruptException(
+            f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy"
+        )
+
+
+_LMDB_MAGIC = 0xBEEFC0DE
+_META_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _own(path: Path) -> IO[str]:
+    """Take the lock on a store, and write into it who has it."""
+    file = open(path / "owner", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the store
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read(1000).strip() or "another process"
+        file.close()
+        raise StoreLockedException(
+            f"the store in {str(path)!r} is in use by {owner}; stop it, or connect to it as a server (amqp://...)"
+        ) from error
+    file.seek(0)
+    file.truncate()
+    command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    file.write(f"process {os.getpid()} ({command}), since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    return file

@@ -1,0 +1,281 @@
+"""Connections: a client's link to its broker (Jakarta Messaging 3.1 section 6.1)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from uuid import uuid4
+
+import attrs
+
+from ack_modes import AcknowledgeMode
+from broker_adapter import (
+    ClientSettings,
+    ConnectionLostException,
+    Failed,
+    Identity,
+    IllegalStateException,
+    Interrupted,
+    JMSException,
+    LinkLost,
+    Peer,
+    Restored,
+    Transport,
+    TransportEvent,
+)
+from sdk.lifecycle import Event, Lifecycle, State
+from sdk.session import Session
+from sdk.session_state import log
+
+ExceptionListener = Callable[[JMSException], object]
+#: Opens a transport with a listener for its news; returns it, what is known of the other side, and the settings.
+Connect = Callable[[Callable[[TransportEvent], None]], tuple[Transport, Peer, ClientSettings]]
+
+_numbers = itertools.count(1)
+#: Errors that wait for a slow exception listener; the oldest is dropped, and logged, beyond that.
+_MAX_REPORTS = 1000
+
+
+@attrs.frozen
+class ConnectionMetaData:
+    """What is known of the two ends."""
+
+    jms_version: str  #: the JMS version that the API follows
+    provider_name: str
+    provider_version: str
+    broker_name: str  #: what the broker calls itself
+    broker_version: str
+
+
+class Connection:
+    """A client's connection.  Made by ``ConnectionFactory.create_connection``; stopped until ``start()``.
+
+    For any number of threads; each uses sessions of its own.
+    """
+
+    def __init__(self, connect: Connect, has_client_id: bool) -> None:
+        """Connect; made by the factory.
+
+        Args:
+            connect: opens a transport that tells its news to the listener given.
+            has_client_id: whether the application named the client, as durable subscriptions need.
+
+        Raises:
+            JMSException: see ``ConnectionFactory.create_connection``.
+        """
+        self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
+        self._lock = threading.RLock()
+        self._sessions: dict[int, Session] = {}
+        self._session_numbers = itertools.count(1)
+        self._producer_id = str(uuid4())
+        self._producer_numbers = itertools.count(1)
+        self._epoch = 0
+        self._has_client_id = has_client_id
+        self._exception_listener: ExceptionListener | None = None
+        self._reports_lock = threading.Lock()
+        self._reports: deque[JMSException] = deque(maxlen=_MAX_REPORTS)
+        self._reporting: threading.Thread | None = None
+        self._transport: Transport
+        self._peer: Peer
+        self._settings: ClientSettings
+        self._transport, self._peer, self._settings = connect(self._on_event)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._peer.client_id!r} to {self._peer.product}, {self._lifecycle.state.name}>"
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def client_id(self) -> str:
+        """The client id in use: the one given, or one that was invented."""
+        return self._peer.client_id
+
+    @property
+    def meta_data(self) -> ConnectionMetaData:
+        """What is known of the two ends."""
+        return ConnectionMetaData("3.1", "Holdfast", _version(), self._peer.product, self._peer.version)
+
+    @property
+    def exception_listener(self) -> ExceptionListener | None:
+        """Called, on a thread of its own, with what went wrong and nobody waited for.
+
+        That is: the connection was lost; the broker closed a producer or consumer; an asynchronous send of a
+        non-persistent message failed; the acknowledgement after a listener failed; a message could not be read.
+        Without a listener these are logged.
+        """
+        return self._exception_listener
+
+    @exception_listener.setter
+    def exception_listener(self, listener: ExceptionListener | None) -> None:
+        if listener is not None and not callable(listener):
+            raise TypeError(f"exception_listener={listener!r} cannot be called")
+        self._lifecycle.require_usable()
+        self._exception_listener = listener
+
+    def create_session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
+        """A new session.
+
+        Args:
+            mode: how its deliveries end.
+
+        Raises:
+            IllegalStateException: the connection is closed.
+        """
+        if not isinstance(mode, AcknowledgeMode):
+            raise TypeError(f"mode={mode!r} is not an AcknowledgeMode, such as AcknowledgeMode.AUTO")
+        with self._lock:
+            self._lifecycle.require_usable()
+            session = Session(
+                self._transport,
+                self._settings,
+                next(self._session_numbers),
+                mode,
+                lambda: Identity(self._producer_id, next(self._producer_numbers), 0),
+                self._has_client_id,
+                self._report,
+                self._forget,
+            )
+            self._sessions[id(session)] = session
+            if self._lifecycle.state is State.STARTED:
+                session.start()
+            return session
+
+    def start(self) -> None:
+        """Let messages through to receivers and listeners; legal twice.
+
+        Raises:
+            IllegalStateException: the connection is closed.
+        """
+        with self._lock:
+            if self._lifecycle.process(Event.START):
+                for session in list(self._sessions.values()):
+                    session.start()
+
+    def stop(self) -> None:
+        """Hold messages back: no receiver returns one, and no listener is called, after this returns; legal twice.
+
+        Waits for listeners that run, at most ``close_timeout_seconds``.
+
+        Raises:
+            IllegalStateException: the connection is closed, or a listener of one of its sessions calls this.
+            OperationTimedOutException: a listener has not returned in time.
+        """
+        self._refuse_own_threads("stop")
+        deadline = time.monotonic() + self._settings.close_timeout_seconds
+        with self._lock:
+            changed = self._lifecycle.process(Event.STOP)
+            sessions = list(self._sessions.values())
+        if changed:
+            for session in sessions:
+                session.stop(deadline)
+
+    def close(self) -> None:
+        """Close with all sessions; legal twice, and from any thread but those of its sessions' listeners.
+
+        Temporary destinations end.  What was received and not acknowledged or committed comes again.  Waits as
+        ``Session.close`` does, for one session after the other, and never fails for a network that is away.
+
+        Raises:
+            IllegalStateException: called from a listener or completion callback of one of its sessions.
+        """
+        self._refuse_own_threads("close")
+        with self._lock:
+            if not self._lifecycle.process(Event.BEGIN_CLOSE):
+                return
+            sessions = list(self._sessions.values())
+        try:
+            for session in sessions:
+                session.close()
+        finally:
+            self._transport.close(self._settings.close_timeout_seconds)
+            with self._lock:
+                self._lifecycle.process(Event.END_CLOSE)
+
+    def _refuse_own_threads(self, what: str) -> None:
+        with self._lock:
+            sessions = list(self._sessions.values())
+        if any(session.in_own_thread for session in sessions):
+            raise IllegalStateException(f"cannot {what}: a listener or callback of one of its sessions calls it")
+
+    def _forget(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.pop(id(session), None)
+
+    # News of the transport, in the transport's thread.
+
+    def _on_event(self, event: TransportEvent) -> None:
+        sessions = list(self._sessions.values())
+        if isinstance(event, Interrupted):
+            for session in sessions:
+                session.interrupted(self._epoch + 1)
+            self._report(event.error)
+        elif isinstance(event, Restored):
+            self._epoch = event.epoch
+            for session in sessions:
+                session.restored()
+        elif isinstance(event, LinkLost):
+            for session in sessions:
+                if session.link_lost(event.link, event.error):
+                    break
+            self._report(event.error)
+        else:
+            assert isinstance(event, Failed)
+            self._lifecycle.fail(event.error)
+            for session in sessions:
+                session.fail(event.error)
+            self._report(_as_lost(event.error))
+
+    def _report(self, error: JMSException) -> None:
+        """Tell the exception listener, on a thread of its own."""
+        with self._reports_lock:
+            if len(self._reports) == _MAX_REPORTS:
+                log.error(
+                    "! more than %d errors wait for the exception listener; dropped: %s", _MAX_REPORTS, self._reports[0]
+                )
+            self._reports.append(error)
+            if self._reporting is None:
+                self._reporting = threading.Thread(
+                    target=self._tell,
+                    name=f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}",
+                    daemon=True,
+                )
+                self._reporting.start()
+
+    def _tell(self) -> None:
+        while True:
+            with self._reports_lock:
+                if not self._reports:
+                    self._reporting = None
+                    return
+                error = self._reports.popleft()
+            listener = self._exception_listener
+            if listener is None:
+                log.warning("! %s: %s: %s", self._lifecycle.name, type(error).__name__, error)
+                continue
+            try:
+                listener(error)
+            except BaseException:  # whatever it is, it is the application's; the next error must be told
+                log.exception("! the exception listener of %s raised", self._lifecycle.name)
+
+
+def _as_lost(error: JMSException) -> JMSException:
+    if isinstance(error, ConnectionLostException):
+        return error
+    lost = ConnectionLostException(f"the connection is lost: {error.reason}", error_code=error.error_code)
+    lost.__cause__ = error
+    return lost
+
+
+def _version() -> str:
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,65 @@
+"""The way in: makes connections to the broker that a URL names."""
+
+from __future__ import annotations
+
+from broker_adapter import Credentials, InvalidClientIDException, open_transport, parse_url
+from sdk.connection import Connection
+
+
+class ConnectionFactory:
+    """Makes connections.  For any number of threads.
+
+    The forms of URLs and all options are in ``docs/options.md``.
+    """
+
+    def __init__(self, url: str, username: str | None = None, password: str | None = None) -> None:
+        """A factory for one broker; nothing is connected yet.
+
+        Args:
+            url: ``embedded:PATH``, ``embedded:``, ``amqp://HOST:PORT`` or ``amqps://HOST:PORT``, with
+                ``?option=value``.
+            username: for connections that are not given another.
+            password: of that user.
+
+        Raises:
+            InvalidURLException: the URL has another form, an unknown option or a wrong value.
+        """
+        parse_url(url)
+        self._url = url
+        self._username = username
+        self._password = password
+
+    def __repr__(self) -> str:
+        return f"<ConnectionFactory for {self._username or 'any user'}>"
+
+    def create_connection(
+        self,
+        username: str | None = None,
+        password: str | None = None,
+        client_id: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Connection:
+        """Connect; the connection is stopped until its ``start()``.
+
+        Args:
+            username: None: the factory's, or the one in the URL.
+            password: of that user.
+            client_id: names this client to the broker, and its durable subscriptions; None: one is invented.
+            timeout: longest wait in seconds; None: ``connect_timeout_seconds`` of the URL.
+
+        Raises:
+            ConnectionLostException: nobody answers there, or not in AMQP.
+            JMSSecurityException: the broker refuses the user.
+            InvalidClientIDException: the client id is in use, or cannot be one.
+            StoreLockedException: another process owns the embedded store.
+            StoreException: the embedded store cannot be used.
+        """
+        if client_id is not None and (not isinstance(client_id, str) or not client_id):
+            raise InvalidClientIDException(f"client id {client_id!r} is not a string of at least one character")
+        if username is None:
+            username, password = self._username, self._password if password is None else password
+        credentials = Credentials(username, password, client_id)
+        return Connection(
+            lambda listener: open_transport(self._url, credentials, listener, timeout), client_id is not None
+        )

@@ -1,0 +1,650 @@
+"""Sessions: one thread's context for sending and receiving (Jakarta Messaging 3.1 section 6.2).
+
+Theory of operation
+    How threads share a session is told in :mod:`sdk.session_state`.  What becomes of deliveries is for the acknowledge
+    mode's policy to say; nothing here asks which mode it is.
+
+    *Giving back* keeps the order of the queue: what was prefetched must not be seen before what comes again.  So the
+    flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what is
+    given back, and only then the broker may send again, by position.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Outcome, Settlement
+from broker_adapter import (
+    ClientSettings,
+    Destination,
+    DestinationKind,
+    Identity,
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    OperationTimedOutException,
+    ReceiverSpec,
+    SenderSpec,
+    StaleAcknowledgementException,
+    Subscription,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+    Transport,
+    queue,
+    topic,
+)
+from sdk.browser import QueueBrowser
+from sdk.consumer import MessageConsumer
+from sdk.lifecycle import Event, State
+from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
+from sdk.producer import MessageProducer
+from sdk.session_state import SessionState, log
+from sdk.session_thread import SessionThread
+
+_T = TypeVar("_T")
+
+
+class Session:
+    """Makes producers, consumers, browsers and messages, and ends deliveries.  Made by ``connection.create_session``.
+
+    For one thread at a time.  Where it has listeners, they are called on a thread of its own, and while the connection
+    is started the session belongs to that.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: ClientSettings,
+        number: int,
+        mode: AcknowledgeMode,
+        identify: Callable[[], Identity],
+        has_client_id: bool,
+        report: Callable[[JMSException], None],
+        on_close: Callable[[Session], None],
+    ) -> None:
+        """Made by the connection.
+
+        Args:
+            transport: the connection's.
+            settings: the connection's.
+            number: of the session in its connection.
+            mode: how its deliveries end.
+            identify: makes the identity of a new producer.
+            has_client_id: whether the application named the connection, as durable subscriptions need.
+            report: tells the connection's exception listener.
+            on_close: called once.
+        """
+        self._mode = mode
+        self._transport = transport
+        self._settings = settings
+        self._identify = identify
+        self._has_client_id = has_client_id
+        self._on_close = on_close
+        policy = mode.new_policy(Batch(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
+        self._state = SessionState(number, transport, settings, policy, report, self._acknowledge, self._start_thread)
+        self._thread: SessionThread | None = None
+        self._producers: dict[int, MessageProducer] = {}
+        self._consumers: dict[int, MessageConsumer] = {}
+        self._browsers: list[QueueBrowser] = []
+        self._made = 0  #: producers, consumers and browsers so far
+        self._commits = 0
+        self._detach_later: list[int] = []  #: links of producers that closed in the transaction
+
+    def __repr__(self) -> str:
+        return f"<Session {self._state.number} {self._mode.name}, {self._state.lifecycle.state.name}>"
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def acknowledge_mode(self) -> AcknowledgeMode:
+        """How its deliveries end."""
+        return self._mode
+
+    @property
+    def transacted(self) -> bool:
+        """Whether it has ``commit`` and ``rollback``."""
+        return self._state.policy.transacted
+
+    # Destinations.
+
+    def create_queue(self, name: str) -> Destination:
+        """The queue of this name; it comes into being when it is first used.
+
+        Raises:
+            InvalidDestinationException: a queue cannot have this name.
+        """
+        return queue(name)
+
+    def create_topic(self, name: str) -> Destination:
+        """The topic of this name; it comes into being when it is first used.
+
+        Raises:
+            InvalidDestinationException: a topic cannot have this name.
+        """
+        return topic(name)
+
+    def create_temporary_queue(self) -> Destination:
+        """A new queue that lives as long as the connection, and that only this connection consumes from."""
+        return self._declare(DestinationKind.TEMPORARY_QUEUE)
+
+    def create_temporary_topic(self) -> Destination:
+        """A new topic that lives as long as the connection, and that only this connection consumes from."""
+        return self._declare(DestinationKind.TEMPORARY_TOPIC)
+
+    def delete_temporary(self, destination: Destination) -> None:
+        """Delete a temporary destination of this connection before its time.
+
+        Raises:
+            IllegalStateException: a consumer uses it.
+            InvalidDestinationException: it is not a temporary one of this connection.
+        """
+        self._require_usable()
+        if not isinstance(destination, Destination) or not destination.is_temporary:
+            raise InvalidDestinationException(f"{destination!r} is not a temporary destination")
+        self._transport.delete_temporary(destination, self._settings.request_timeout_seconds)
+
+    def _declare(self, kind: DestinationKind) -> Destination:
+        return self._set_up(lambda: self._transport.declare_temporary(kind, self._settings.request_timeout_seconds))
+
+    # Messages.
+
+    def create_message(self) -> Message:
+        """A message without a body."""
+        return Message()
+
+    def create_text_message(self, text: str | None = None) -> TextMessage:
+        """A message that carries a str."""
+        return TextMessage(text)
+
+    def create_bytes_message(self, body: bytes | None = None) -> BytesMessage:
+        """A message that carries bytes."""
+        return BytesMessage(body)
+
+    def create_map_message(self, body: dict[str, Any] | None = None) -> MapMessage:
+        """A message that carries names and values."""
+        return MapMessage({} if body is None else body)
+
+    def create_stream_message(self, body: list[Any] | None = None) -> StreamMessage:
+        """A message that carries a list of values."""
+        return StreamMessage([] if body is None else body)
+
+    def create_object_message(self, body: Any = None) -> ObjectMessage:
+        """A message that carries one value of the types that a map can hold."""
+        return ObjectMessage(body)
+
+    # Producers, consumers, browsers.
+
+    def create_producer(self, destination: Destination | None = None) -> MessageProducer:
+        """A producer for a destination.
+
+        Args:
+            destination: None: each send names its own.
+
+        Raises:
+            InvalidDestinationException: the broker refuses it.
+        """
+        if destination is not None:
+            _checked(destination)
+
+        def make() -> MessageProducer:
+            link = self._transport.attach(
+                SenderSpec(self._state.number, destination), None, self._settings.request_timeout_seconds
+            )
+            producer = MessageProducer(
+                self._state, link, self._next_number(), destination, self._identify(), self._forget_producer
+            )
+            self._producers[link] = producer
+            return producer
+
+        return self._set_up(make)
+
+    def create_consumer(
+        self, destination: Destination, selector: str | None = None, no_local: bool = False
+    ) -> MessageConsumer:
+        """A consumer of a queue, or a plain subscriber of a topic.
+
+        Args:
+            destination: where its messages come from.
+            selector: which of them, in the selector language; None: all.
+            no_local: whether to leave out what this connection sends (topics).
+
+        Raises:
+            InvalidDestinationException: the broker refuses it.
+            InvalidSelectorException: the selector is refused.
+        """
+        return self._consume(destination, selector, no_local, None)
+
+    def create_durable_consumer(
+        self, destination: Destination, name: str, selector: str | None = None, no_local: bool = False
+    ) -> MessageConsumer:
+        """A consumer of a durable subscription, which keeps messages while nobody consumes it.
+
+        Args:
+            destination: the topic.
+            name: of the subscription, among those of the connection's client id.
+            selector: which messages; None: all.
+            no_local: whether to leave out what connections of this client id send.
+
+        Raises:
+            IllegalStateException: the connection was made without a client id, or somebody consumes it now.
+        """
+        return self._subscribe(destination, name, selector, no_local, durable=True, shared=False)
+
+    def create_shared_consumer(
+        self, destination: Destination, name: str, selector: str | None = None
+    ) -> MessageConsumer:
+        """One of several consumers that share the messages of a subscription, which ends with the last of them.
+
+        Args:
+            destination: the topic.
+            name: of the subscription.
+            selector: which messages; None: all.
+        """
+        return self._subscribe(destination, name, selector, False, durable=False, shared=True)
+
+    def create_shared_durable_consumer(
+        self, destination: Destination, name: str, selector: str | None = None
+    ) -> MessageConsumer:
+        """One of several consumers that share the messages of a durable subscription.
+
+        Args:
+            destination: the topic.
+            name: of the subscription.
+            selector: which messages; None: all.
+        """
+        return self._subscribe(destination, name, selector, False, durable=True, shared=True)
+
+    def unsubscribe(self, name: str) -> None:
+        """Delete a durable subscription.
+
+        Raises:
+            InvalidDestinationException: there is none of this name.
+            IllegalStateException: a consumer uses it.
+        """
+        self._set_up(lambda: self._transport.unsubscribe(name, self._settings.request_timeout_seconds))
+
+    def create_browser(self, destination: Destination, selector: str | None = None) -> QueueBrowser:
+        """A browser of a queue: iterate over it to see what waits, taking nothing.
+
+        Args:
+            destination: the queue.
+            selector: which messages to show; None: all.
+
+        Raises:
+            InvalidDestinationException: it is a topic.
+        """
+        if _checked(destination).is_topic:
+            raise InvalidDestinationException(f"cannot browse {str(destination)!r}: it is a topic")
+        wanted = _checked_selector(selector)
+
+        def make() -> QueueBrowser:
+            browser = QueueBrowser(self._state, self._next_number(), destination, wanted, self._forget_browser)
+            self._browsers.append(browser)
+            return browser
+
+        return self._set_up(make)
+
+    def _subscribe(
+        self,
+        destination: Destination,
+        name: str,
+        selector: str | None,
+        no_local: bool,
+        *,
+        durable: bool,
+        shared: bool,
+    ) -> MessageConsumer:
+        if not _checked(destination).is_topic:
+            raise InvalidDestinationException(f"cannot subscribe to {str(destination)!r}: it is a queue, not a topic")
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"subscription name {name!r} is not a string of at least one character")
+        if durable and not shared and not self._has_client_id:
+            raise IllegalStateException(
+                f"the durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
+            )
+        return self._consume(destination, selector, no_local, Subscription(name, durable, shared))
+
+    def _consume(
+        self, destination: Destination, selector: str | None, no_local: bool, subscription: Subscription | None
+    ) -> MessageConsumer:
+        _checked(destination)
+        wanted = _checked_selector(selector)
+        state = self._state
+
+        def make() -> MessageConsumer:
+            consumer = MessageConsumer(state, self._next_number(), destination, wanted, no_local, self._forget_consumer)
+            spec = ReceiverSpec(
+                session=state.number,
+                destination=destination,
+                selector=wanted,
+                no_local=no_local,
+                subscription=subscription,
+                presettled=state.policy.presettled,
+            )
+            consumer.link = self._transport.attach(spec, consumer.accept, self._settings.request_timeout_seconds)
+            self._consumers[consumer.link] = consumer
+            if state.running:
+                consumer.open_credit()
+            return consumer
+
+        return self._set_up(make)
+
+    def _set_up(self, make: Callable[[], _T]) -> _T:
+        """Make something in this session; also while its listeners are served, in whichever thread."""
+        state = self._state
+        owned = state.own(False)
+        if not owned and not state.listeners:
+            state.refuse_second_thread()
+        try:
+            self._require_usable()
+            return make()
+        finally:
+            if owned:
+                state.disown()
+
+    def _next_number(self) -> int:
+        with self._state.lock:
+            self._made += 1
+            return self._made
+
+    def _forget_producer(self, producer: MessageProducer) -> None:
+        self._producers.pop(producer.link, None)
+        if any(link == producer.link for link, _ in self._state.sends):
+            self._detach_later.append(producer.link)
+        else:
+            self._detach(producer.link)
+
+    def _forget_consumer(self, consumer: MessageConsumer) -> None:
+        self._consumers.pop(consumer.link, None)
+
+    def _forget_browser(self, browser: QueueBrowser) -> None:
+        self._browsers.remove(browser)
+
+    def _detach(self, link: int) -> None:
+        try:
+            self._transport.detach(link, self._settings.close_timeout_seconds)
+        except JMSException as error:
+            log.debug("! %s detaches without the broker: %s", self._state.name, error)
+
+    # The ends of deliveries.
+
+    def commit(self) -> None:
+        """Accept what was received and send what was sent since the last commit or rollback: all or nothing.
+
+        Raises:
+            TransactionRolledBackException: nothing was done: a limit, a refused message, or the connection was lost
+                meanwhile.  What was received comes again.
+            TransactionInDoubtException: nobody can tell whether it was done.
+            IllegalStateException: the session is not transacted, or closed.
+        """
+        self._end("commit", True, self._commit)
+
+    def rollback(self) -> None:
+        """Drop what was sent, and have what was received come again, since the last commit or rollback.
+
+        Raises:
+            IllegalStateException: the session is not transacted, or closed.
+        """
+        self._end("rollback", True, self._rollback)
+
+    def recover(self) -> None:
+        """Have what was received and not acknowledged come again, in order, marked as redelivered.
+
+        Raises:
+            IllegalStateException: the session is transacted (use ``rollback``), or closed.
+        """
+        self._end("recover", False, self._recover)
+
+    def _end(self, what: str, transacted: bool, act: Callable[[], None]) -> None:
+        state = self._state
+        if not state.own(False):
+            state.refuse_second_thread()
+        try:
+            self._require_usable()
+            if state.policy.transacted != transacted:
+                raise IllegalStateException(
+                    f"cannot {what}: session is {self._mode.name}, not TRANSACTED"
+                    if transacted
+                    else f"cannot {what}: session is {self._mode.name}, use rollback()"
+                )
+            if state.in_own_thread() and state.dispatching is None:
+                raise IllegalStateException(
+                    f"cannot {what}: a completion callback runs, which must not end a transaction"
+                )
+            act()
+        finally:
+            state.disown()
+
+    def _commit(self) -> None:
+        state = self._state
+        with state.settling:
+            ending = state.policy.commit()
+        if ending.dirty:
+            error = TransactionRolledBackException(
+                f"the transaction of {state.name} is rolled back: the connection was lost during it, "
+                f"with {ending.stale_count} received messages"
+            )
+            state.end_sends(error)
+            self._give_back(ending.settlements)
+            raise error
+        if not state.sends and not ending.settlements:
+            return
+        self._commits += 1
+        try:
+            self._transport.commit(
+                state.number, self._commits, state.sends, ending.settlements, self._settings.request_timeout_seconds
+            )
+        except (TransactionInDoubtException, OperationTimedOutException) as error:
+            self._committed(error)
+            if isinstance(error, TransactionInDoubtException):
+                raise
+            raise TransactionInDoubtException(f"nobody can tell whether the commit was done: {error.reason}") from error
+        except JMSException as error:
+            self._rollback(error)
+            if isinstance(error, TransactionRolledBackException):
+                raise
+            raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+        self._committed(None)
+
+    def _committed(self, error: JMSException | None) -> None:
+        with self._state.settling:
+            self._state.policy.committed()
+        self._end_sends(error)
+
+    def _rollback(self, error: JMSException | None = None) -> None:
+        self._end_sends(
+            error or TransactionRolledBackException(f"the transaction of {self._state.name} was rolled back")
+        )
+        self._recover()
+
+    def _end_sends(self, error: JMSException | None) -> None:
+        self._state.end_sends(error)
+        links, self._detach_later = self._detach_later, []
+        for link in links:
+            self._detach(link)
+
+    def _recover(self) -> None:
+        with self._state.settling:
+            settlements = self._state.policy.recover()
+        self._give_back(settlements)
+
+    def _give_back(self, settlements: Sequence[Settlement]) -> None:
+        """Settle, such that what comes again comes before what was prefetched."""
+        state = self._state
+        if all(outcome is Outcome.ACCEPTED for _, outcome in settlements):
+            with state.settling:
+                state.settle(settlements)
+            return
+        consumers = list(self._consumers.values())
+        deadline = time.monotonic() + self._settings.request_timeout_seconds
+        try:
+            for consumer in consumers:
+                consumer.stop_flow(deadline)
+            prefetched = [delivery.tag for consumer in consumers for delivery in consumer.take_prefetched()]
+            with state.settling:
+                state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
+            for consumer in consumers:
+                consumer.open_credit()
+        except JMSException as error:
+            # The network is away: everything that was held comes again by itself, and recovering has succeeded.
+            log.debug("! %s gives back without the broker: %s", state.name, error)
+
+    def _acknowledge(self, tag: DeliveryTag) -> None:
+        """What ``message.acknowledge()`` does."""
+        state = self._state
+        if not state.own(False):
+            state.refuse_second_thread()
+        try:
+            self._require_usable()
+            with state.settling:
+                ending = state.policy.acknowledge(tag)
+                if not ending.dirty:
+                    state.settle(ending.settlements)
+            if ending.dirty:
+                self._give_back(ending.settlements)
+                raise StaleAcknowledgementException(
+                    f"cannot acknowledge: the connection was lost while {ending.stale_count} messages were held by "
+                    f"{state.name}; they will come again",
+                    stale_count=ending.stale_count,
+                )
+        finally:
+            state.disown()
+
+    # What the connection does with its sessions.
+
+    def start(self) -> None:
+        """Let messages through; for the connection."""
+        if self._state.process(Event.START):
+            for consumer in list(self._consumers.values()):
+                if self._settings.prefetch_messages:
+                    consumer.open_credit()
+
+    def stop(self, deadline: float) -> None:
+        """Hold messages back; returns when no listener runs; for the connection.
+
+        Raises:
+            OperationTimedOutException: a listener has not returned in time; no other message is given out.
+        """
+        self._state.process(Event.STOP)
+        if not self._state.wait_until(lambda: self._state.dispatching is None, deadline):
+            raise OperationTimedOutException(f"a listener of {self._state.name} has not returned in time")
+
+    @property
+    def in_own_thread(self) -> bool:
+        """Whether the caller is a listener or completion callback of this session."""
+        return self._state.in_own_thread()
+
+    def fail(self, error: JMSException) -> None:
+        """The connection is gone for good; for the connection."""
+        self._state.fail(error)
+
+    def interrupted(self, epoch: int) -> None:
+        """The connection was lost and is being restored; for the connection."""
+        with self._state.settling:
+            self._state.policy.interrupted(epoch)
+        for consumer in list(self._consumers.values()):
+            consumer.interrupted()
+
+    def restored(self) -> None:
+        """The connection works again; for the connection."""
+        for consumer in list(self._consumers.values()):
+            consumer.restored()
+
+    def link_lost(self, link: int, error: JMSException) -> bool:
+        """The broker closed a link; returns whether it was one of this session; for the connection."""
+        consumer, producer = self._consumers.get(link), self._producers.get(link)
+        if consumer is not None:
+            consumer.lost(error)
+        elif producer is not None:
+            producer.lost(error)
+        else:
+            return any(browser.lost(link, error) for browser in list(self._browsers))
+        return True
+
+    # The end.
+
+    def close(self) -> None:
+        """Close; legal twice, and from any thread but those of its own listeners and completion callbacks.
+
+        Receives that wait return None.  Waits for a listener that runs, for asynchronous sends and for the broker,
+        together at most ``close_timeout_seconds``.  What was received and not acknowledged or committed comes again;
+        what was only prefetched goes back as if nothing had been.
+
+        Raises:
+            IllegalStateException: called from a listener or completion callback of this session.
+        """
+        state = self._state
+        if state.in_own_thread():
+            raise IllegalStateException(f"cannot close: {state.name} is in one of its own listeners or callbacks")
+        deadline = time.monotonic() + self._settings.close_timeout_seconds
+        if not state.process(Event.BEGIN_CLOSE):
+            state.wait_until(lambda: state.lifecycle.state is State.CLOSED, deadline)
+            return
+        owned = False
+        try:
+            if not state.policy.transacted:
+                for producer in list(self._producers.values()):
+                    if not producer.wait_for_answers(deadline):
+                        log.warning("! %s closes with %d sends unanswered", state.name, producer.unanswered)
+            owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
+            if not owned:
+                log.warning("! %s closes while a listener or another call of it still runs", state.name)
+            self._end_links(deadline)
+            state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+        finally:
+            if self._thread is not None:
+                self._thread.stop()
+                self._thread.thread.join(max(0.001, deadline - time.monotonic()))
+            state.process(Event.END_CLOSE)
+            if owned:
+                state.disown()
+            self._on_close(self)
+
+    def _end_links(self, deadline: float) -> None:
+        state = self._state
+        for consumer in list(self._consumers.values()):
+            consumer.shut(deadline)
+        for browser in list(self._browsers):
+            browser.close()
+        try:
+            with state.settling:
+                state.settle(state.policy.recover())
+            self._transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
+        except JMSException as error:
+            log.debug("! %s closes without the broker: %s", state.name, error)
+        for producer in list(self._producers.values()):
+            producer.end()
+        self._producers.clear()
+
+    def _start_thread(self) -> None:
+        with self._state.lock:
+            if self._thread is None:
+                self._thread = SessionThread(self._state, self._consumers.values, self._recover)
+                self._state.thread = self._thread.thread
+                self._thread.thread.start()
+
+    def _require_usable(self) -> None:
+        self._state.lifecycle.require_usable()
+
+
+def _checked(destination: object) -> Destination:
+    if not isinstance(destination, Destination):
+        raise InvalidDestinationException(
+            f"{destination!r} is not a destination such as create_queue() and create_topic() make"
+        )
+    return destination
+
+
+def _checked_selector(selector: object) -> str | None:
+    if selector is None or selector == "":
+        return None
+    if not isinstance(selector, str):
+        raise InvalidSelectorException(f"selector {selector!r} is not a str")
+    return selector

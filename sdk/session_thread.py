@@ -1,0 +1,123 @@
+"""The thread of a session: runs its listeners and completion callbacks one after the other.
+
+It exists only where a listener, a completion callback or a late acknowledgement needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from broker_adapter import JMSException
+from sdk.consumer import MessageConsumer
+from sdk.session_state import SessionState
+
+#: Messages that one consumer's listener gets before the next consumer has its turn.
+_TURN_MESSAGES = 32
+
+
+class SessionThread:
+    """Runs until the session says stop."""
+
+    def __init__(
+        self, state: SessionState, consumers: Callable[[], Iterable[MessageConsumer]], recover: Callable[[], None]
+    ) -> None:
+        """A thread that does not run yet.
+
+        Args:
+            state: the session's.
+            consumers: those that are open.
+            recover: makes the session recover, in the thread that owns it.
+        """
+        self._state = state
+        self._consumers = consumers
+        self._recover = recover
+        self._stopping = False
+        self.thread = threading.Thread(target=self._run, name=f"holdfast-session-{state.number}", daemon=True)
+
+    def stop(self) -> None:
+        """End after what runs now; ``thread.join`` waits for that."""
+        with self._state.lock:
+            self._stopping = True
+            self._state.ready.notify_all()
+
+    def _run(self) -> None:
+        state = self._state
+        owned = False
+        while True:
+            serving = state.running and state.listeners > 0 and not self._stopping
+            # The session belongs to this thread for as long as it serves listeners, also while it waits.
+            if serving and not owned:
+                owned = state.owner.acquire(timeout=0.05)
+            elif owned and not serving:
+                state.owner.release()
+                owned = False
+            self._complete()
+            if owned:
+                self._listen()
+            self._settle_due()
+            if not self._wait(owned):
+                break
+        if owned:
+            state.owner.release()
+        self._complete()
+
+    def _complete(self) -> None:
+        """Tell of the asynchronous sends that have ended, in the order in which they were made."""
+        completions = self._state.completions
+        told = False
+        while completions and completions[0].done:
+            # Taken away only afterwards, so that an empty queue means that all have been told.
+            completions[0].run()
+            completions.popleft()
+            told = True
+        if told:
+            self._state.wake()
+
+    def _listen(self) -> None:
+        state = self._state
+        for consumer in list(self._consumers()):
+            for _ in itertools.repeat(None, _TURN_MESSAGES):
+                if not consumer.has_work:
+                    break
+                with state.lock:
+                    if not state.running or self._stopping:
+                        return
+                    state.dispatching = consumer
+                try:
+                    consumer.dispatch(self._recover)
+                finally:
+                    state.dispatching = None
+                    state.wake()
+            try:
+                consumer.ask_for_work()
+            except JMSException as error:
+                state.report(error)
+
+    def _settle_due(self) -> None:
+        state = self._state
+        due_at = state.policy.due_at
+        if due_at is None or time.monotonic() < due_at:
+            return
+        try:
+            with state.settling:
+                state.settle(state.policy.due(time.monotonic()))
+        except JMSException as error:
+            state.report(error)
+
+    def _wait(self, owned: bool) -> bool:
+        """Wait for work; returns False when it is time to stop."""
+        state = self._state
+
+        def something() -> bool:
+            if self._stopping or (state.completions and state.completions[0].done):
+                return True
+            serving = state.running and state.listeners > 0
+            if serving != owned:
+                return True
+            return owned and any(consumer.has_work for consumer in self._consumers())
+
+        state.wait_until(something, state.policy.due_at)
+        return not self._stopping

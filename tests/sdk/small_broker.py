@@ -1,0 +1,252 @@
+"""A transport over a queue in memory, whose network can be cut: for what no embedded broker ever does.
+
+It keeps the promises of the port that the SDK relies on: deliveries are pushed as far as there is credit, in the order
+of their positions, and what is given back goes to its place.  Everything happens in the calling thread, except that
+``hold_drains`` makes drains time out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter import (
+    ClientSettings,
+    ConnectionLostException,
+    Credentials,
+    Delivery,
+    Destination,
+    DestinationKind,
+    Envelope,
+    Failed,
+    Interrupted,
+    JMSException,
+    LinkLost,
+    MessageFormatException,
+    OperationTimedOutException,
+    Peer,
+    ReceiverSpec,
+    Restored,
+    SenderSpec,
+    TransportEvent,
+)
+from broker_adapter.transport import OnSettled, Sink
+from sdk.connection import Connection
+
+
+@attrs.define
+class Stored:
+    position: int
+    envelope: Envelope
+    failures: int = 0
+
+
+@attrs.define
+class Receiver:
+    spec: ReceiverSpec
+    sink: Sink
+    credit: int = 0
+    attached: bool = True
+
+
+class SmallBroker:
+    """The queue, and the one connection to it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = ClientSettings(**settings)
+        self.waiting: dict[Destination, list[Stored]] = {}
+        self.held: dict[DeliveryTag, tuple[Destination, Stored]] = {}
+        self.settled: list[Settlement] = []
+        self.drains = 0
+        self.credits: list[int] = []
+        self.commits: list[tuple[int, int]] = []
+        self.hold_drains = False
+        self.hold_answers = False
+        self.answers: list[OnSettled] = []
+        self.refuse_commit: JMSException | None = None
+        self.refuse_send: JMSException | None = None
+        self.unreadable: set[int] = set()
+        self.epoch = 0
+        self.error: JMSException | None = None
+        self.closed = False
+        self.ended_sessions: list[int] = []
+        self._receivers: dict[int, Receiver] = {}
+        self._senders: dict[int, SenderSpec] = {}
+        self._links = itertools.count(1)
+        self._positions = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._listener: Callable[[TransportEvent], None] = lambda _event: None
+
+    def connect(self) -> Connection:
+        def open_it(listener: Callable[[TransportEvent], None]) -> tuple[SmallBroker, Peer, ClientSettings]:
+            return self, self.open(Credentials(), listener, None), self.settings
+
+        return Connection(open_it, has_client_id=False)
+
+    # What happens to the network.
+
+    def interrupt(self) -> None:
+        """The connection is lost and being restored: everything delivered goes back."""
+        self.epoch += 1
+        self._listener(Interrupted(ConnectionLostException("the cable was cut")))
+        for destination, stored in self.held.values():
+            stored.failures += 1
+            self._put_back(destination, stored)
+        self.held.clear()
+        for receiver in self._receivers.values():
+            receiver.credit = 0
+
+    def restore(self) -> None:
+        self._listener(Restored(self.epoch))
+
+    def fail(self) -> None:
+        self.error = ConnectionLostException("the cable is gone")
+        self._listener(Failed(self.error))
+
+    def lose_link(self, link: int) -> None:
+        self._listener(LinkLost(link, ConnectionLostException("link closed by the broker")))
+
+    # The port.
+
+    def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        self._listener = listener
+        return Peer("SmallBroker", "1", credentials.client_id or "invented", False)
+
+    def close(self, timeout: float | None) -> None:
+        self.closed = True
+
+    def end_session(self, session: int, timeout: float | None) -> None:
+        self._check()
+        self.ended_sessions.append(session)
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+        self._check()
+        link = next(self._links)
+        if isinstance(spec, ReceiverSpec):
+            assert sink is not None
+            self._receivers[link] = Receiver(spec, sink)
+        else:
+            self._senders[link] = spec
+        return link
+
+    def detach(self, link: int, timeout: float | None) -> None:
+        self._check()
+        if link in self._receivers:
+            self._receivers[link].attached = False
+
+    def unsubscribe(self, name: str, timeout: float | None) -> None:
+        self._check()
+
+    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+        return Destination(f"temporary-{next(self._numbers)}", kind)
+
+    def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
+        self._check()
+
+    def credit(self, link: int, messages: int) -> None:
+        self._check()
+        self.credits.append(messages)
+        self._receivers[link].credit += messages
+        self._push()
+
+    def drain(self, link: int, timeout: float | None) -> None:
+        self._check()
+        self.drains += 1
+        if self.hold_drains:
+            raise OperationTimedOutException("the drain had no answer")
+        self._push()
+        self._receivers[link].credit = 0
+
+    def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        self._check()
+        if self.refuse_send is not None and on_settled is None:
+            raise self.refuse_send
+        if self.refuse_send is None:
+            self.put(envelope)
+        if on_settled is not None:
+            if self.hold_answers:
+                self.answers.append(on_settled)
+            else:
+                on_settled(self.refuse_send)
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        self._check()
+        for tag, outcome in settlements:
+            if tag.epoch != self.epoch:
+                continue
+            self.settled.append(Settlement(tag, outcome))
+            destination, stored = self.held.pop(tag)  # a KeyError: settled twice
+            if outcome is Outcome.MODIFIED:
+                stored.failures += 1
+            if outcome in (Outcome.MODIFIED, Outcome.RELEASED):
+                self._put_back(destination, stored)
+        self._push()
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        timeout: float | None,
+    ) -> None:
+        self._check()
+        if self.refuse_commit is not None:
+            raise self.refuse_commit
+        self.commits.append((session, commit_number))
+        for _, envelope in sends:
+            self.put(envelope)
+        self.settle(settlements)
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        raise JMSException(f"no operation {operation!r}")
+
+    # Inside.
+
+    def put(self, envelope: Envelope) -> None:
+        self._put_back(envelope.destination, Stored(next(self._positions), envelope))
+        self._push()
+
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for _, outcome in self.settled]
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _put_back(self, destination: Destination, stored: Stored) -> None:
+        waiting = self.waiting.setdefault(destination, [])
+        waiting.append(stored)
+        waiting.sort(key=lambda item: item.position)
+
+    def _push(self) -> None:
+        for link, receiver in self._receivers.items():
+            waiting = self.waiting.get(receiver.spec.destination, [])
+            deliveries = []
+            if receiver.spec.browse:
+                copies = waiting[: receiver.credit]
+                deliveries = [self._delivery(link, stored) for stored in copies]
+            else:
+                while waiting and receiver.credit > 0 and receiver.attached and not receiver.spec.browse:
+                    stored = waiting.pop(0)
+                    receiver.credit -= 1
+                    delivery = self._delivery(link, stored)
+                    if not receiver.spec.presettled:
+                        self.held[delivery.tag] = (receiver.spec.destination, stored)
+                    deliveries.append(delivery)
+            if deliveries:
+                receiver.credit = 0 if receiver.spec.browse else receiver.credit
+                receiver.sink(deliveries)
+
+    def _delivery(self, link: int, stored: Stored) -> Delivery:
+        tag = DeliveryTag(self.epoch, link, next(self._numbers))
+        return Delivery(tag, stored, self._decode, stored.failures, stored.position)
+
+    def _decode(self, stored: Stored) -> Envelope:
+        if stored.position in self.unreadable:
+            raise MessageFormatException("the payload cannot be decoded")
+        return stored.envelope
