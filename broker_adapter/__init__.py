@@ -1,5 +1,6 @@
 """What the SDK stands on: errors, destinations, envelopes, settings, the transport port and its implementations."""
 
+from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
@@ -90,6 +91,7 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "open_transport",
     "pack",
     "parse_url",
     "queue",

@@ -113,7 +113,7 @@ class LmdbStore:
                     f"the store in {str(self.path)!r} has version {found}; this software knows versions up to"
                     f" {STORE_VERSION}: upgrade it"
                 )
-            self.unique = txn.get(b"unique", db=meta).decode()
+            self.unique = (txn.get(b"unique", db=meta) or b"").decode()
 
     # What a start needs.
 
@@ -243,7 +243,8 @@ class LmdbStore:
                             txn.put(key, value, db=handle)
         except lmdb.MapFullError as error:
             raise ResourceAllocationException(
-                f"the store in {str(self.path)!r} is full: {self._settings.max_store_bytes} bytes (option max_store_bytes)"
+                f"the store in {str(self.path)!r} is full: {self._settings.max_store_bytes} bytes"
+                " (option max_store_bytes)"
             ) from error
         except lmdb.Error as error:
             if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):

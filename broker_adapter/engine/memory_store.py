@@ -211,7 +211,7 @@ class MemoryStore:
 
 
 def _first(entries: Iterator[RawEntry], limit: int) -> Loaded:
-    found = []
+    found: list[RawEntry] = []
     for entry in entries:
         if len(found) == limit:
             return Loaded(found, [], False)

@@ -237,6 +237,7 @@ def test_received_message_is_read_only_until_cleared() -> None:
         message.properties["a"] = 1
     with pytest.raises(MessageNotWriteableException):
         message.properties.clear()
+    with pytest.raises(MessageNotWriteableException):
         del message.properties["a"]
 
     message.clear_body()
@@ -259,7 +260,21 @@ def test_headers_travel() -> None:
 
     received = _sent(message)
 
-    for name in ["message_id", "correlation_id", "reply_to", "type", "group_id", "group_sequence", "sent_at_ms", "expires_at_ms", "deliver_at_ms", "priority", "delivery_mode", "destination", "body"]:
+    for name in [
+        "message_id",
+        "correlation_id",
+        "reply_to",
+        "type",
+        "group_id",
+        "group_sequence",
+        "sent_at_ms",
+        "expires_at_ms",
+        "deliver_at_ms",
+        "priority",
+        "delivery_mode",
+        "destination",
+        "body",
+    ]:
         assert getattr(received, name) == getattr(message, name), name
     assert (received.delivery_count, received.redelivered) == (1, False)
 
