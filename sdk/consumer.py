@@ -161,7 +161,8 @@ class MessageConsumer:
             message = self._receive_before(deadline - min(timeout / 2, _DRAIN_SECONDS))
             if message is not None or self._ended():
                 return message
-            self._drain(max(0.0, deadline - time.monotonic()))
+            if self._state.running:
+                self._drain(max(0.0, deadline - time.monotonic()))
         elif self._state.running:
             # A drain takes what waits at the broker into the buffer, which may be more than one message, or one that
             # cannot be given out.
@@ -331,7 +332,12 @@ class MessageConsumer:
         self._state.wake()
 
     def open_credit(self) -> None:
-        """Let the broker send as far as the prefetch goes; for the session, when nothing else grants."""
+        """Let the broker send as far as the prefetch goes; for the session, when nothing else grants.
+
+        Not on a stopped connection, where messages would only be kept from others; its start calls this again.
+        """
+        if not self._state.running:
+            return
         self._used = 0
         missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
         if missing > 0 and not self._closing:
@@ -396,7 +402,7 @@ class MessageConsumer:
         """The connection works again, without credit on any link; for the session."""
         self._granted = self._arrived
         self._undrained = False
-        if self._prefetch and self._state.running:
+        if self._prefetch:
             self.open_credit()
 
     # The end.

@@ -236,8 +236,6 @@ def test_received_message_is_read_only_until_cleared() -> None:
     with pytest.raises(MessageNotWriteableException, match=r"clear_properties\(\)"):
         message.properties["a"] = 1
     with pytest.raises(MessageNotWriteableException):
-        message.properties.clear()
-    with pytest.raises(MessageNotWriteableException):
         del message.properties["a"]
 
     message.clear_body()

@@ -1,0 +1,249 @@
+"""How a consumer asks for messages: prefetch, credit, drains, deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ack_modes import Outcome
+from sdk import AcknowledgeMode, Connection, MessageConsumer, Session
+from tests.sdk.small_broker import SmallBroker
+
+
+def _started(broker: SmallBroker) -> Connection:
+    connection = broker.connect()
+    connection.start()
+    return connection
+
+
+@pytest.fixture
+def broker() -> SmallBroker:
+    return SmallBroker(prefetch_messages=10)
+
+
+@pytest.fixture
+def session(broker: SmallBroker) -> Iterator[Session]:
+    with _started(broker) as connection:
+        yield connection.create_session(AcknowledgeMode.AUTO)
+
+
+def _fill(session: Session, count: int) -> None:
+    with session.create_producer(session.create_queue("q")) as producer:
+        for number in range(count):
+            producer.send(str(number))
+
+
+def _consumer(session: Session) -> MessageConsumer:
+    return session.create_consumer(session.create_queue("q"))
+
+
+def test_half_of_the_prefetch_is_granted_when_half_of_it_is_used(broker: SmallBroker, session: Session) -> None:
+    _fill(session, 30)
+    consumer = _consumer(session)
+    assert broker.credits == [10]
+
+    for _ in range(4):
+        consumer.receive()
+    assert broker.credits == [10]
+    consumer.receive()
+    assert broker.credits == [10, 5]
+    assert len(broker.held) == 10
+
+
+def test_consumer_holds_no_more_than_its_prefetch(broker: SmallBroker, session: Session) -> None:
+    _fill(session, 30)
+
+    consumer = _consumer(session)
+
+    assert "10 prefetched" in repr(consumer)
+    assert len(broker.held) == 10
+
+
+def test_consumer_of_a_stopped_connection_takes_nothing(broker: SmallBroker) -> None:
+    with broker.connect() as connection:
+        session = connection.create_session()
+        _fill(session, 1)
+        consumer = _consumer(session)
+
+        assert consumer.receive(0.02) is None
+        assert consumer.receive_nowait() is None
+        assert (broker.credits, broker.drains) == ([], 0)
+        connection.start()
+        assert str(consumer.receive(1)) == "0"
+
+
+def test_buffered_message_costs_no_drain(broker: SmallBroker, session: Session) -> None:
+    _fill(session, 2)
+    consumer = _consumer(session)
+
+    assert str(consumer.receive_nowait()) == "0"
+    assert str(consumer.receive(1)) == "1"
+    assert broker.drains == 0
+
+
+def test_receive_nowait_asks_the_broker_before_it_says_no(broker: SmallBroker, session: Session) -> None:
+    consumer = _consumer(session)
+
+    assert consumer.receive_nowait() is None
+    assert broker.drains == 1
+    assert broker.credits == [10, 10]  # what the drain took away is granted again
+    _fill(session, 1)
+    assert str(consumer.receive_nowait()) == "0"
+
+
+def test_timed_receive_asks_the_broker_before_it_says_no(broker: SmallBroker, session: Session) -> None:
+    consumer = _consumer(session)
+
+    start = time.monotonic()
+    assert consumer.receive(timeout=0.05) is None
+    assert 0.02 < time.monotonic() - start < 1
+    assert broker.drains == 1
+
+
+def test_timed_receive_keeps_its_deadline_when_the_broker_does_not_answer(
+    broker: SmallBroker, session: Session
+) -> None:
+    consumer = _consumer(session)
+    broker.hold_drains = True
+
+    assert consumer.receive(timeout=0.02) is None
+    assert consumer.receive_nowait() is None
+
+    broker.hold_drains = False
+    _fill(session, 1)
+    assert str(consumer.receive(timeout=1)) == "0"
+
+
+def test_credit_that_a_late_drain_took_away_is_found_missing(broker: SmallBroker, session: Session) -> None:
+    consumer = _consumer(session)
+    broker.hold_drains = True
+    assert consumer.receive_nowait() is None
+    broker.hold_drains = False
+    broker.drain(consumer.link, None)  # the broker answers what nobody waits for any more
+    _fill(session, 1)
+
+    assert str(consumer.receive()) == "0"
+
+
+def test_without_prefetch_one_message_is_asked_for_at_a_time() -> None:
+    broker = SmallBroker(prefetch_messages=0)
+    with _started(broker) as connection:
+        session = connection.create_session()
+        _fill(session, 3)
+        consumer = _consumer(session)
+        assert (broker.credits, len(broker.held)) == ([], 0)
+
+        assert str(consumer.receive()) == "0"
+        assert str(consumer.receive(1)) == "1"
+        assert len(broker.held) == 0
+        assert str(consumer.receive_nowait()) == "2"
+        assert consumer.receive_nowait() is None
+        assert set(broker.credits) == {1}
+
+
+def test_without_prefetch_a_listener_gets_one_message_at_a_time() -> None:
+    broker = SmallBroker(prefetch_messages=0)
+    held: list[int] = []
+    done = threading.Event()
+
+    def listen(message: object) -> None:
+        held.append(len(broker.held))
+        if len(held) == 3:
+            done.set()
+
+    with _started(broker) as connection:
+        session = connection.create_session()
+        _fill(session, 3)
+        _consumer(session).listener = listen
+
+        assert done.wait(5)
+    assert held == [1, 1, 1]
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", True, float("-inf")])
+def test_timeout_that_is_no_number_of_seconds_is_refused(session: Session, timeout: float) -> None:
+    with pytest.raises(ValueError, match="is not a number of seconds"):
+        _consumer(session).receive(timeout)
+
+
+def test_closing_releases_what_was_only_prefetched(broker: SmallBroker, session: Session) -> None:
+    _fill(session, 3)
+    consumer = _consumer(session)
+    consumer.receive()
+
+    consumer.close()
+
+    assert broker.outcomes() == [Outcome.ACCEPTED, Outcome.RELEASED, Outcome.RELEASED]
+    assert not broker.held
+
+
+def test_unreadable_message_is_rejected_and_told_and_the_next_one_comes(broker: SmallBroker) -> None:
+    told: list[object] = []
+    came = threading.Event()
+    with _started(broker) as connection:
+        connection.exception_listener = lambda error: (told.append(error), came.set())
+        session = connection.create_session()
+        _fill(session, 3)
+        broker.unreadable = {1, 2}
+        consumer = _consumer(session)
+
+        assert str(consumer.receive(1)) == "2"
+        assert broker.outcomes() == [Outcome.REJECTED, Outcome.REJECTED, Outcome.ACCEPTED]
+        assert came.wait(5)
+        assert "cannot be decoded" in str(told[0])
+
+
+def test_unreadable_message_does_not_stop_a_listener(broker: SmallBroker) -> None:
+    got: list[str] = []
+    done = threading.Event()
+
+    def listen(message: object) -> None:
+        got.append(str(message))
+        done.set()
+
+    with _started(broker) as connection:
+        connection.exception_listener = lambda error: None
+        session = connection.create_session()
+        _fill(session, 2)
+        broker.unreadable = {1}
+        _consumer(session).listener = listen
+
+        assert done.wait(5)
+    assert got == ["1"]
+    assert broker.outcomes() == [Outcome.REJECTED, Outcome.ACCEPTED]
+
+
+def test_recover_gives_what_was_received_ahead_of_what_was_prefetched(broker: SmallBroker) -> None:
+    with _started(broker) as connection:
+        session = connection.create_session(AcknowledgeMode.CLIENT)
+        _fill(session, 30)
+        consumer = _consumer(session)
+        for _ in range(3):
+            consumer.receive()
+
+        session.recover()
+
+        again = [consumer.receive(1) for _ in range(30)]
+        assert [(str(message), message and message.delivery_count) for message in again] == [
+            (str(number), 2 if number < 3 else 1) for number in range(30)
+        ]
+        assert broker.outcomes()[:10] == [Outcome.MODIFIED] * 3 + [Outcome.RELEASED] * 7
+
+
+def test_dups_ok_accepts_late_without_a_further_call() -> None:
+    broker = SmallBroker(dups_ok_batch_messages=100, dups_ok_delay_seconds=0.03)
+    with _started(broker) as connection:
+        session = connection.create_session(AcknowledgeMode.DUPS_OK)
+        _fill(session, 2)
+        consumer = _consumer(session)
+        for _ in range(2):
+            consumer.receive(1)
+        assert broker.outcomes() == []
+
+        deadline = time.monotonic() + 5
+        while len(broker.settled) < 2 and time.monotonic() < deadline:
+            threading.Event().wait(0.005)
+        assert broker.outcomes() == [Outcome.ACCEPTED] * 2

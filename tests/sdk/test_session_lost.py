@@ -1,0 +1,346 @@
+"""What a session says and does when the connection is lost: for good, or for a while (DESIGN 7)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter import OperationTimedOutException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionLostException,
+    IllegalStateException,
+    JMSException,
+    Message,
+    MessageConsumer,
+    ResourceAllocationException,
+    Session,
+    StaleAcknowledgementException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from tests.sdk.small_broker import SmallBroker
+
+
+@pytest.fixture
+def broker() -> SmallBroker:
+    return SmallBroker(prefetch_messages=10)
+
+
+@pytest.fixture
+def told() -> queue.SimpleQueue[JMSException]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def connection(broker: SmallBroker, told: queue.SimpleQueue[JMSException]) -> Iterator[Connection]:
+    with broker.connect() as connection:
+        connection.exception_listener = told.put
+        connection.start()
+        yield connection
+
+
+def _with_messages(connection: Connection, mode: AcknowledgeMode, count: int) -> tuple[Session, MessageConsumer]:
+    session = connection.create_session(mode)
+    with connection.create_session() as other, other.create_producer(other.create_queue("q")) as producer:
+        for number in range(count):
+            producer.send(str(number))
+    return session, session.create_consumer(session.create_queue("q"))
+
+
+def _received(consumer: MessageConsumer) -> Message:
+    message = consumer.receive(5)
+    assert message is not None
+    return message
+
+
+def _lose(broker: SmallBroker) -> None:
+    broker.interrupt()
+    broker.restore()
+
+
+# Restored.
+
+
+def test_every_loss_is_told_to_the_exception_listener(
+    broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
+) -> None:
+    _lose(broker)
+    _lose(broker)
+
+    assert [type(told.get(timeout=5)) for _ in range(2)] == [ConnectionLostException] * 2
+
+
+def test_dirty_client_session_says_so_once(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 5)
+    _received(consumer)
+    last = _received(consumer)
+    _lose(broker)
+
+    with pytest.raises(StaleAcknowledgementException, match="2 messages") as caught:
+        last.acknowledge()
+
+    assert caught.value.stale_count == 2
+    again = [_received(consumer) for _ in range(5)]
+    assert [str(message) for message in again] == ["0", "1", "2", "3", "4"]
+    assert again[0].redelivered
+    again[-1].acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED] * 5
+
+
+def test_dirty_client_session_recovers_what_came_since(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    _received(consumer)
+    _lose(broker)
+    new = _received(consumer)
+    assert str(new) == "0"
+
+    with pytest.raises(StaleAcknowledgementException):
+        new.acknowledge()
+
+    assert [str(_received(consumer)) for _ in range(3)] == ["0", "1", "2"]
+
+
+def test_clean_client_session_notices_nothing(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    _received(consumer).acknowledge()
+    _lose(broker)
+
+    message = _received(consumer)
+    message.acknowledge()
+
+    assert (str(message), broker.outcomes()) == ("1", [Outcome.ACCEPTED] * 2)
+
+
+def test_recover_makes_a_dirty_session_clean(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 2)
+    _received(consumer)
+    _lose(broker)
+
+    session.recover()
+
+    message = _received(consumer)
+    message.acknowledge()
+    assert str(message) == "0"
+
+
+def test_dirty_transaction_is_rolled_back_by_its_commit(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    out = session.create_queue("out")
+    producer = session.create_producer(out)
+    producer.send(_received(consumer).body)
+    _lose(broker)
+
+    with pytest.raises(TransactionRolledBackException, match="connection was lost"):
+        session.commit()
+
+    assert broker.waiting.get(out) is None
+    producer.send(_received(consumer).body)
+    session.commit()
+    assert len(broker.waiting[out]) == 1
+
+
+def test_rollback_of_a_dirty_transaction_succeeds(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    _received(consumer)
+    _lose(broker)
+
+    session.rollback()
+
+    assert str(_received(consumer)) == "0"
+    session.commit()
+
+
+def test_transaction_that_had_done_nothing_notices_nothing(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 1)
+    _lose(broker)
+
+    _received(consumer)
+    session.commit()
+
+    assert broker.outcomes() == [Outcome.ACCEPTED]
+
+
+def test_receive_waits_across_an_outage(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 0)
+    got: list[Message | None] = []
+    receiver = threading.Thread(target=lambda: got.append(consumer.receive(10)))
+    receiver.start()
+    _lose(broker)
+
+    with connection.create_session() as other:
+        other.create_producer(other.create_queue("q")).send("after")
+    receiver.join(10)
+
+    assert [str(message) for message in got] == ["after"]
+
+
+# Lost for good.
+
+
+def test_receive_that_waits_raises_when_the_connection_fails(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 0)
+    raised: list[BaseException] = []
+    waiting = threading.Event()
+
+    def receive() -> None:
+        waiting.set()
+        try:
+            consumer.receive()
+        except JMSException as error:
+            raised.append(error)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    waiting.wait(5)
+    broker.fail()
+    receiver.join(10)
+
+    assert [type(error) for error in raised] == [ConnectionLostException]
+
+
+def test_failure_is_told_and_every_later_call_raises_it(
+    broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 1)
+    producer = session.create_producer(session.create_queue("q"))
+    message = _received(consumer)
+    broker.fail()
+
+    calls: list[Callable[[], object]] = [
+        consumer.receive,
+        consumer.receive_nowait,
+        message.acknowledge,
+        session.recover,
+        lambda: producer.send("x"),
+        lambda: session.create_consumer(session.create_queue("q")),
+        connection.create_session,
+    ]
+    for call in calls:
+        with pytest.raises(ConnectionLostException):
+            call()
+    assert isinstance(told.get(timeout=5), ConnectionLostException)
+
+
+def test_closing_after_a_failure_is_quiet(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    session.create_producer(session.create_queue("q")).send("x")
+    _received(consumer)
+    broker.fail()
+
+    consumer.close()
+    session.close()
+    connection.close()
+
+    assert broker.closed
+    assert repr(connection).endswith("CLOSED>")
+
+
+def test_lost_link_ends_its_consumer_alone(
+    broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 1)
+    other = session.create_consumer(session.create_queue("other"))
+    producer = session.create_producer(session.create_queue("other"))
+    broker.lose_link(consumer.link)
+
+    with pytest.raises(ConnectionLostException, match="link closed"):
+        consumer.receive()
+    assert "link closed" in str(told.get(timeout=5))
+    producer.send("still there")
+    assert str(_received(other)) == "still there"
+    broker.lose_link(producer.link)
+    with pytest.raises(ConnectionLostException, match="link closed"):
+        producer.send("x")
+    consumer.close()
+    producer.close()
+
+
+# Commits.
+
+
+def test_refused_commit_rolls_back(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    _received(consumer)
+    broker.refuse_commit = ResourceAllocationException("the queue is full")
+
+    with pytest.raises(TransactionRolledBackException, match="the queue is full"):
+        session.commit()
+
+    broker.refuse_commit = None
+    message = _received(consumer)
+    assert (str(message), message.delivery_count) == ("0", 2)
+
+
+@pytest.mark.parametrize(
+    "error", [OperationTimedOutException("no answer within 60 s"), TransactionInDoubtException("lost in mid-commit")]
+)
+def test_commit_that_nobody_can_tell_about_is_in_doubt(
+    broker: SmallBroker, connection: Connection, error: JMSException
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    _received(consumer)
+    broker.refuse_commit = error
+
+    with pytest.raises(TransactionInDoubtException):
+        session.commit()
+
+    # The transaction is over: its message is settled by nobody here, whatever became of it.
+    broker.refuse_commit = None
+    session.rollback()
+    assert broker.outcomes() == []
+    assert str(_received(consumer)) == "1"
+
+
+def test_transaction_is_one_commit_numbered_upwards(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    producer = session.create_producer(session.create_queue("out"))
+
+    session.commit()  # nothing to do
+    producer.send(_received(consumer).body)
+    assert broker.outcomes() == []
+    session.commit()
+    producer.send(_received(consumer).body)
+    session.commit()
+
+    assert broker.commits == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [({"transaction_messages": 2}, "transaction_messages"), ({"transaction_bytes": 400}, "transaction_bytes")],
+)
+def test_transaction_has_a_limit(settings: dict[str, int], what: str) -> None:
+    broker = SmallBroker(**settings)
+    with broker.connect() as connection:
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        producer = session.create_producer(session.create_queue("q"))
+        producer.send("x" * 30)
+        producer.send("x" * 30)
+
+        with pytest.raises(ResourceAllocationException, match=what):
+            producer.send("x" * 300)
+
+        session.commit()
+        producer.send("x")
+        session.commit()
+        assert sum(len(waiting) for waiting in broker.waiting.values()) == 3
+
+
+def test_producer_closed_in_a_transaction_leaves_its_messages_in_it(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    with session.create_producer(session.create_queue("q")) as producer:
+        producer.send("x")
+
+    session.commit()
+
+    assert sum(len(waiting) for waiting in broker.waiting.values()) == 1
+    with pytest.raises(IllegalStateException, match="CLOSED"):
+        producer.send("y")
