@@ -22,7 +22,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load
-from broker_adapter.engine.queue_state import Consumer, Entry, QueueState
+from broker_adapter.engine.queue_state import Browser, Consumer, Entry, QueueState
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
@@ -62,12 +62,13 @@ DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
 class Client:
     """A connection: its consumers and its temporary destinations."""
 
-    __slots__ = ("client_id", "consumers", "id", "temporaries")
+    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries")
 
     def __init__(self, number: int, client_id: str | None) -> None:
         self.id = number
         self.client_id = client_id
         self.consumers: dict[int, Consumer] = {}
+        self.browsers: dict[int, Browser] = {}
         self.temporaries: dict[Destination, None] = {}
 
 
@@ -122,6 +123,7 @@ class BrokerState:
         self.clients: dict[int, Client] = {}
         self.client_ids: dict[str, int] = {}
         self.consumers: dict[int, Consumer] = {}
+        self.browsers: dict[int, Browser] = {}
         self.streams: dict[tuple[Any, ...], int] = {}  #: last sequence; the least recently used first
         self.totals = Totals()
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
@@ -135,6 +137,8 @@ class BrokerState:
         self._next_client = 1
         self._next_consumer = 1
         self._next_name = 1
+        self._next_publishing = 1
+        self._looking: dict[int, Browser] = {}
         self._awake: dict[int, QueueState] = {}
         self._drains: list[tuple[Consumer, c.Reply | None]] = []
 
@@ -156,6 +160,7 @@ class BrokerState:
                 ended.append(number)
             elif record.kind == "staged":
                 self.staged[record.name] = queue
+                self._next_publishing = max(self._next_publishing, record.publishing + 1)
             elif record.kind == "subscription":
                 self.subscriptions[record.client_id, record.name] = queue
                 self.topics.setdefault(Destination(record.topic or "", DestinationKind.TOPIC), []).append(queue)
@@ -214,6 +219,9 @@ class BrokerState:
             dropped, consumer.credit = consumer.credit, 0
             if reply is not None:
                 effects.replies.append((reply, dropped))
+        if self._looking:
+            effects.browsers += self._looking.values()
+            self._looking = {}
         if self._drains:
             self._drains = [drain for drain in self._drains if drain[0].queue.is_loading]
         for queue in (*awake.values(), *self._awake.values()):
@@ -253,6 +261,8 @@ class BrokerState:
                     self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
                 consumer.unsettled.clear()
                 self._forget_consumer(consumer, client, effects)
+            for number in client.browsers:
+                self._end_browser(self.browsers.pop(number), effects)
             for destination in list(client.temporaries):
                 self._end_temporary(client, destination, effects)
         self._reply(command, None, effects)
@@ -371,6 +381,10 @@ class BrokerState:
         self._held_count -= len(queue.held)
         queue.held.clear()
         self._holding.pop(queue.id, None)
+        for consumer in [each for each in self.consumers.values() if each.queue is queue]:
+            for entry in consumer.unsettled.values():
+                queue.give_back(entry)  # so that it can be trimmed
+            consumer.unsettled.clear()
         if queue.durable:
             queue.record = queue.record._replace(kind="ended")
             effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
@@ -380,7 +394,8 @@ class BrokerState:
         queue = self.queues.pop(command.queue, None)
         if queue is not None:
             self._awake.pop(queue.id, None)
-            self.staged.pop(queue.record.name, None)
+            if self.staged.get(queue.record.name) is queue:
+                del self.staged[queue.record.name]
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), None)
                 effects.durable.put("queues", queue_key(queue.id), None)
@@ -397,6 +412,8 @@ class BrokerState:
         destination = command.destination
         subscription = command.subscription
         if destination.is_topic:
+            if command.browse:
+                raise InvalidDestinationException(f"cannot browse {destination.name!r}: it is a topic")
             if destination.is_temporary and destination not in client.temporaries:
                 raise InvalidDestinationException(
                     f"temporary topic {destination.name!r} can be consumed only by the connection that made it"
@@ -410,6 +427,12 @@ class BrokerState:
                 raise InvalidDestinationException(
                     f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
                 )
+        if command.browse:
+            browser = Browser(self._next_consumer, client.id, queue, command.sink)
+            self._next_consumer += 1
+            self.browsers[browser.id] = client.browsers[browser.id] = browser
+            self._reply(command, browser.id, effects)
+            return
         consumer = Consumer(self._next_consumer, client.id, queue, command.sink, command.presettled)
         self._next_consumer += 1
         self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
@@ -498,7 +521,17 @@ class BrokerState:
             self._end_consumer(consumer)
             if not consumer.unsettled:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        browser = self.browsers.pop(command.consumer, None)
+        if browser is not None:
+            del self.clients[browser.client].browsers[browser.id]
+            self._end_browser(browser, effects)
         self._reply(command, None, effects)
+
+    def _end_browser(self, browser: Browser, effects: Effects) -> None:
+        self._looking.pop(browser.id, None)
+        effects.replies += [(reply, browser.credit) for reply in browser.drains]
+        browser.drains.clear()
+        browser.credit = 0
 
     def _end_consumer(self, consumer: Consumer) -> None:
         if consumer.attached:
@@ -530,10 +563,18 @@ class BrokerState:
         if consumer is not None and consumer.attached:
             consumer.credit += command.messages
             self._awake[consumer.queue.id] = consumer.queue
+        elif command.consumer in self.browsers:
+            browser = self._looking[command.consumer] = self.browsers[command.consumer]
+            browser.credit += command.messages
         self._reply(command, None, effects)
 
     def _drain(self, command: c.Drain, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
+        if command.consumer in self.browsers:
+            browser = self._looking[command.consumer] = self.browsers[command.consumer]
+            if command.reply is not None:
+                browser.drains.append(command.reply)
+            return
         if consumer is None or not consumer.attached:
             self._reply(command, 0, effects)
             return
@@ -933,6 +974,7 @@ class BrokerState:
             for queue in staged:
                 if queue is not None and not queue.record.publishing:
                     self._end_queue(queue, effects)
+                    del self.staged[queue.record.name]
             self._reply(command, False, effects)
             return
         for name, queue in zip(command.transactions, staged, strict=True):
@@ -941,14 +983,26 @@ class BrokerState:
                     f"staged transaction {name!r} does not exist: it was dropped after"
                     f" {self.settings.staged_timeout_seconds:g} s (option staged_timeout_seconds), or never made"
                 )
-        for place, queue in enumerate(staged, 1):
+        for queue in staged:
             assert queue is not None
             self._queue(Destination(queue.record.target or ""), effects)
-            queue.record = queue.record._replace(publishing=place)
+            queue.record = queue.record._replace(publishing=self._next_publishing)
+            self._next_publishing += 1
+            effects.published.append(queue.id)
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
         self._note_stream(stream, command.number, now_ms, effects)
         self._reply(command, True, effects)
+
+    def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
+        dropped = 0
+        for name in command.transactions:
+            queue = self.staged.get(name)
+            if queue is not None and not queue.record.publishing and queue.record.kind == "staged":
+                self._end_queue(queue, effects)
+                del self.staged[name]
+                dropped += 1
+        self._reply(command, dropped, effects)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
         source = self.queues[command.queue]
@@ -1089,6 +1143,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Quarantined: BrokerState._quarantined,
     c.Stage: BrokerState._stage,
     c.Publish: BrokerState._publish,
+    c.Discard: BrokerState._discard,
     c.Move: BrokerState._move,
     c.Statistics: BrokerState._statistics,
 }

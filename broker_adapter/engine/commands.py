@@ -229,6 +229,13 @@ class Publish(NamedTuple):
     reply: Reply | None = None
 
 
+class Discard(NamedTuple):
+    """Drop staged transactions that are not published.  Replies with the number dropped."""
+
+    transactions: Sequence[str]
+    reply: Reply | None = None
+
+
 class Move(NamedTuple):
     """Move these entries of a published transaction to its target.  Replies None."""
 
@@ -263,6 +270,7 @@ Command = (
     | Quarantined
     | Stage
     | Publish
+    | Discard
     | Move
     | Statistics
 )

@@ -78,7 +78,7 @@ class Load(NamedTuple):
 class Effects:
     """All that one or more commands brought about."""
 
-    __slots__ = ("deliveries", "durable", "ended", "loads", "replies", "volatile")
+    __slots__ = ("browsers", "deliveries", "durable", "ended", "loads", "published", "replies", "volatile")
 
     def __init__(self) -> None:
         self.durable = StoreBatch()
@@ -86,4 +86,8 @@ class Effects:
         self.deliveries: list[tuple[Any, list[Outgoing]]] = []  #: (consumer, messages)
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.loads: list[Load] = []
+        self.browsers: list[Any] = []  #: those that have something to do once the commit is done
+        self.published: list[
+            int
+        ] = []  #: staged queues whose entries are to be moved, in order, and which are then to be dropped
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped

@@ -122,6 +122,23 @@ class Consumer:
         )
 
 
+class Browser:
+    """Who looks at a snapshot of a queue, in the order of delivery, taking nothing."""
+
+    __slots__ = ("client", "credit", "drains", "id", "next_number", "place", "queue", "sink", "through")
+
+    def __init__(self, number: int, client: int, queue: QueueState, sink: Any) -> None:
+        self.id = number
+        self.client = client
+        self.queue = queue
+        self.sink = sink
+        self.credit = 0
+        self.next_number = 1
+        self.place = (0, 0)  #: lane and position of the last message seen
+        self.through = queue.next_position - 1  #: the last position of the snapshot
+        self.drains: list[Any] = []  #: replies of those who wait for the end
+
+
 class QueueState:
     """A queue, or the queue behind a subscription."""
 
