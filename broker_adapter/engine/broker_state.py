@@ -236,6 +236,14 @@ class BrokerState:
             heads.append(self._held_at_large[0].deadline_ms)
         return min(heads, default=None)
 
+    def waiting(self) -> list[c.Reply]:
+        """Those who have no answer yet: held sends and drains.  For the end of the engine."""
+        held = [each for queue in self._holding.values() for each in queue.held]
+        replies = [each.command.reply for each in (*held, *self._held_at_large)]
+        replies += [reply for _, reply in self._drains]
+        replies += [reply for browser in self.browsers.values() for reply in browser.drains]
+        return [reply for reply in replies if reply is not None]
+
     # Clients.
 
     def _connect(self, command: c.Connect, now_ms: int, effects: Effects) -> None:

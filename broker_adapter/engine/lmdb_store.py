@@ -275,13 +275,16 @@ class LmdbStore:
         with self._env.begin() as txn:
             return int(txn.stat(db=self._db["quarantine"])["entries"])
 
-    def full_because(self) -> str | None:
-        """Why there is no room for more messages, or None.  A small reserve is kept, so that settling can go on."""
+    def full_because(self, incoming: int = 0) -> str | None:
+        """Why there is no room for ``incoming`` more bytes of messages, or None.
+
+        A reserve of a sixteenth is kept, so that settling can go on.
+        """
         info = self._env.info()
         # Pages in use by LMDB's count; pages that it could use again are not subtracted, except when it must be known.
-        used = (info["last_pgno"] + 1) * self._page_size
+        used = (info["last_pgno"] + 1) * self._page_size + 2 * incoming
         limit = self._settings.max_store_bytes
-        if used > limit - limit // 16 and self._used_bytes() > limit - limit // 16:
+        if used > limit - limit // 16 and self._used_bytes() + 2 * incoming > limit - limit // 16:
             return f"the store in {str(self.path)!r} is full: {used} bytes of {limit} (option max_store_bytes)"
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize

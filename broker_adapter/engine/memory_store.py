@@ -175,6 +175,10 @@ class MemoryStore:
         """(format, payload) of each message."""
         return map(self._messages.get, numbers)
 
+    def message(self, number: int) -> tuple[int, bytes] | None:
+        """(format, payload) of one message."""
+        return self._messages.get(number)
+
     def annotations(self, key: bytes) -> dict[str, object] | None:
         """The annotations of an entry."""
         value = self._annotations.get(key)

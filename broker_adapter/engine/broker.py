@@ -1,0 +1,668 @@
+"""The engine's only driver: decide, persist, deliver.
+
+Theory of operation
+    Commands go into an inbox.  Whoever holds the *runner* lock carries out a cycle: it takes what has gathered, lets
+    the state decide, commits the batches (one commit for all: group commit), and then lets the deliveries and replies
+    go, in that order.  So no effect can leave before the commit it depends on, and effects leave in the order they
+    were decided in.
+
+    A caller that waits for its answer (``call``) takes the runner and carries out the cycle itself if nobody else does:
+    a synchronous send costs a commit and no change of threads.  All else is done by the thread ``holdfast-engine``,
+    which also wakes for what falls due.
+
+    Work that must not stop the engine (trimming a deleted queue, moving a published transaction) is a *chore*: a
+    generator of commands, one of which is carried out a cycle.
+
+    On an error of the store the engine stops rather than guesses: everything after it raises the same error.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from heapq import merge
+from typing import Any
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.effects import Effects, Load, Outgoing
+from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.memory_store import MemoryStore
+from broker_adapter.engine.operations import perform
+from broker_adapter.engine.queue_state import Browser
+from broker_adapter.engine.records import (
+    DELAYED_LANE,
+    FLAG_ANNOTATED,
+    FLAG_PERSISTENT,
+    RawEntry,
+    entry_key,
+    message_key,
+)
+from broker_adapter.engine.store import Loaded, Store
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    StoreException,
+)
+from broker_adapter.settings import EngineSettings
+
+_log = logging.getLogger(__name__)
+
+#: Messages and settlements that one commit takes at most; more wait for the next one.
+CYCLE_MESSAGES = 10_000
+#: Bytes of messages that one commit takes at most.
+CYCLE_BYTES = 16 * 1024 * 1024
+#: Entries that fall due, are trimmed or moved in one cycle.
+CHUNK_ENTRIES = 5_000
+#: Rounds of loading from the store before a commit; what is left waits for the next cycle.
+LOAD_ROUNDS = 16
+#: Longest sleep of the engine's thread.
+_SLEEP_SECONDS = 30.0
+#: How often the room on the disk is looked at.
+_ROOM_CHECK_MS = 250
+
+Message = tuple[int, bytes]  #: message-format, payload
+
+
+class Broker:
+    """A durable-queue engine in this process.
+
+    Args:
+        settings: its limits.
+        path: directory of the store, made where it does not exist; None: everything is in memory.
+
+    Attributes:
+        unique: a word that no other engine has.
+        settings: as given.
+        is_durable: whether it has a store on disk.
+        failed: why it stopped, or None.
+
+    Raises:
+        StoreLockedException, StoreVersionException, StoreCorruptException, StoreException: see ``LmdbStore``.
+    """
+
+    def __init__(self, settings: EngineSettings, path: str | None = None) -> None:
+        self.settings = settings
+        self.failed: JMSException | None = None
+        self._disk = LmdbStore(path, settings) if path is not None else None
+        self._memory = MemoryStore()
+        self.is_durable = self._disk is not None
+        self.unique = self._disk.unique if self._disk is not None else secrets.token_hex(8)
+        self._state = BrokerState(settings, durable=self.is_durable, unique=self.unique)
+        self._inbox: deque[c.Command] = deque()
+        self._runner = threading.Lock()
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._signalled = False
+        self._closing = False
+        self._is_sleeping = False
+        self._alarm_ms: int | None = None
+        self._retries: list[Load] = []
+        self._lookers: list[Browser] = []
+        self._chores: deque[Iterator[c.Command]] = deque()
+        self._cache: dict[int, c.NewMessage] = {}
+        self._cache_bytes = 0
+        self._due_ms: int | None = None
+        self._staged_check_ms = 0
+        self._room_checked_ms = 0
+        self._bytes_since_check = 0
+        self._failure_listeners: list[Callable[[JMSException], None]] = []
+        if self._disk is not None:
+            try:
+                self._restore(self._disk)
+            except BaseException:
+                self._disk.close()
+                raise
+        self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
+        self._thread.start()
+
+    def _restore(self, disk: LmdbStore) -> None:
+        queues = disk.queues()
+        for queue in self._state.restore(queues, disk.streams(), disk.next_message()):
+            self._chores.append(self._trim_and_drop(queue))
+        published = sorted(
+            (found.record.publishing, found.queue)
+            for found in queues
+            if found.record.kind == "staged" and found.record.publishing
+        )
+        self._chores += [self._move_and_drop(queue) for _, queue in published]
+        self._due_ms = disk.first_due_ms()
+
+    # What others call.
+
+    def submit(self, command: c.Command) -> None:
+        """Hand over a command.  Does not wait; the answer comes through ``command.reply``."""
+        self._inbox.append(command)
+        self._signal()
+
+    def submit_all(self, commands: Iterable[c.Command]) -> None:
+        """Hand over several commands, in order, with one wake-up."""
+        self._inbox.extend(commands)
+        self._signal()
+
+    def call(self, command: c.Command, timeout: float | None) -> Any:
+        """Carry out a command and wait for its answer.
+
+        Args:
+            command: its ``reply`` is not used.
+            timeout: longest wait in seconds; None: no limit.  Past it the command is still carried out.
+
+        Returns:
+            The answer.
+
+        Raises:
+            OperationTimedOutException: no answer in time.
+            JMSException: the answer is an error.
+        """
+        waiter = _Waiter()
+        self._inbox.append(command._replace(reply=waiter.answer))
+        if self._runner.acquire(blocking=False):
+            try:
+                self._cycle()
+            finally:
+                self._runner.release()
+            if self._inbox or self._has_more:
+                self._signal()
+        else:
+            self._signal()
+        return waiter.wait(type(command).__name__, timeout)
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        """Carry out an operation beyond messaging; see :mod:`broker_adapter.engine.operations`."""
+        return perform(self, operation, arguments, timeout)
+
+    def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
+        """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""
+        self._failure_listeners.append(listener)
+
+        def remove() -> None:
+            with suppress(ValueError):
+                self._failure_listeners.remove(listener)
+
+        return remove
+
+    def close(self) -> None:
+        """Carry out what was handed over, and give the store free.  Legal twice.  Waits for a cycle under way."""
+        with self._runner:
+            if self._closing:
+                return
+            while self._inbox and self.failed is None:
+                self._cycle()
+            self._closing = True
+            if self.failed is None:
+                self.failed = IllegalStateException("the engine is closed")
+            self._answer_all(self._inbox, self.failed)
+            self._answer_waiting(self.failed)
+        self._signal()
+        self._thread.join()
+        if self._disk is not None:
+            self._disk.close()
+
+    # The engine's thread.
+
+    def _signal(self) -> None:
+        if not self._signalled:
+            self._signalled = True
+            with suppress(RuntimeError):  # another thread was faster
+                self._wake.release()
+
+    def _run(self) -> None:
+        while not self._closing:
+            if not (self._inbox or self._has_more):
+                self._is_sleeping = True  # from here on an earlier alarm wakes this thread
+                alarm_ms = self._alarm_ms
+                sleep = _SLEEP_SECONDS if alarm_ms is None else min((alarm_ms - _now_ms()) / 1000, _SLEEP_SECONDS)
+                if sleep > 0:
+                    self._wake.acquire(timeout=sleep)
+                self._is_sleeping = False
+            self._signalled = False
+            with self._runner:
+                if not self._closing:
+                    self._cycle()
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether work is left that needs no new command."""
+        return self.failed is None and bool(self._retries or self._chores or self._lookers)
+
+    def _set_alarm(self) -> None:
+        """Note when something is due without anybody's doing."""
+        alarms = [self._due_ms, self._state.next_deadline_ms()]
+        if self._state.staged:
+            alarms.append(self._staged_check_ms)
+        before = self._alarm_ms
+        self._alarm_ms = min((alarm for alarm in alarms if alarm is not None), default=None)
+        if self._is_sleeping and self._alarm_ms is not None and (before is None or self._alarm_ms < before):
+            self._signal()
+
+    # One cycle.
+
+    def _cycle(self) -> None:
+        """Decide, persist, deliver.  The runner is held."""
+        commands: list[c.Command] = []
+        if self.failed is not None:
+            self._answer_all(self._inbox, self.failed)
+            return
+        try:
+            now_ms = _now_ms()
+            self._fall_due(now_ms, commands)
+            incoming = self._gather(commands)
+            self._look_for_room(now_ms, incoming)
+            effects = self._state.decide(commands, now_ms)
+            self._load(effects, now_ms)
+            self._persist(effects)
+            self._deliver(effects, now_ms)
+        except Exception as error:
+            self._fail(error, commands)
+            return
+        self._set_alarm()
+
+    def _fall_due(self, now_ms: int, commands: list[c.Command]) -> None:
+        """What has to be done now without anybody's asking, ahead of the commands."""
+        if self._due_ms is not None and self._due_ms <= now_ms:
+            items = [item for store in self._stores for item in store.due(now_ms, CHUNK_ENTRIES)]
+            commands.append(c.Due(items))
+        if self._state.staged and self._staged_check_ms <= now_ms:
+            timeout_ms = int(self.settings.staged_timeout_seconds * 1000)
+            self._staged_check_ms = now_ms + max(1000, timeout_ms // 4)
+            old = [
+                name
+                for name, queue in self._state.staged.items()
+                if queue.record.created_ms + timeout_ms <= now_ms and not queue.record.publishing
+            ]
+            if old:
+                _log.warning("dropping %d staged transactions that nobody published: %s", len(old), old[:10])
+                commands.append(c.Discard(old))
+        while self._chores:
+            command = next(self._chores[0], None)
+            if command is not None:
+                commands.append(command)
+                break
+            self._chores.popleft()
+
+    def _gather(self, commands: list[c.Command]) -> int:
+        """Take commands from the inbox, as many as one commit may hold.  Returns the bytes that come in."""
+        inbox = self._inbox
+        messages = size = 0
+        while inbox and messages < CYCLE_MESSAGES and size < CYCLE_BYTES:
+            command = inbox.popleft()
+            commands.append(command)
+            if isinstance(command, c.Enqueue | c.Stage):
+                messages += len(command.messages)
+                size += sum([len(message.payload) for message in command.messages])
+            elif isinstance(command, c.Settle):
+                messages += len(command.numbers)
+            elif isinstance(command, c.Commit):
+                messages += len(command.sends) + len(command.settlements)
+                size += sum([len(message.payload) for _, message in command.sends])
+            else:
+                messages += 1
+        return size
+
+    def _look_for_room(self, now_ms: int, incoming: int) -> None:
+        """Tell the state whether producers have to be held back."""
+        state = self._state
+        if incoming or state.volatile_held_because:
+            full = self._memory.bytes + incoming > self.settings.max_volatile_bytes
+            state.volatile_held_because = (
+                f"non-persistent messages take {self._memory.bytes} bytes, limit {self.settings.max_volatile_bytes}"
+                " (option max_volatile_bytes)"
+                if full
+                else None
+            )
+        if self._disk is None:
+            return
+        self._bytes_since_check += incoming
+        if not incoming and state.held_because is None:
+            return
+        if now_ms - self._room_checked_ms >= _ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
+            self._room_checked_ms = now_ms
+            self._bytes_since_check = 0
+            state.held_because = self._disk.full_because(incoming)
+
+    def _load(self, effects: Effects, now_ms: int) -> None:
+        """Bring entries into memory that the state has asked for.
+
+        What the batches are about to change is not in the stores yet: entries that they delete are left out, and
+        a load that misses entries which they add is repeated after the commit.
+        """
+        wanted, self._retries = self._retries + effects.loads, []
+        effects.loads = []
+        settled = not effects.durable and not effects.volatile
+        for _ in range(LOAD_ROUNDS):
+            if not wanted:
+                return
+            for load in wanted:
+                found = self._read(load.queue, "load", load.lane, load.after, load.limit)
+                if found.corrupt and self._disk is not None:
+                    self._disk.quarantine("entries", found.corrupt)
+                entries = found.entries
+                changes = effects.durable.entries, effects.volatile.entries
+                if any(changes):
+                    entries = [entry for entry in entries if not _is_deleted(entry, changes)]
+                if self._state.loaded(load, entries, len(found.corrupt), found.complete, settled, effects):
+                    after = found.entries[-1].position if found.entries else load.after
+                    self._retries.append(load._replace(after=after))
+            self._state.settle_down(now_ms, effects)
+            wanted, effects.loads = effects.loads, []
+        self._retries += wanted
+
+    def _persist(self, effects: Effects) -> None:
+        durable, volatile = effects.durable, effects.volatile
+        if durable:
+            if self._disk is None:
+                raise StoreException("the rules put something durable into an engine without a disk")
+            try:
+                self._disk.commit(durable)
+            except ResourceAllocationException as error:
+                # Room was checked before; what is decided cannot be taken back.
+                raise StoreException(f"{error.reason}; make room and start again") from error
+            self._state.totals.commits += 1
+            self._keep_in_cache(durable.messages, durable.gone)
+        if volatile:
+            self._memory.commit(volatile)
+        schedules = durable.tables.get("schedule"), volatile.tables.get("schedule")
+        if any(schedules):
+            self._due_ms = min(
+                (due for due in (store.first_due_ms() for store in self._stores) if due is not None), default=None
+            )
+
+    def _keep_in_cache(self, messages: Mapping[int, c.NewMessage], gone: Sequence[int]) -> None:
+        cache = self._cache
+        size = self._cache_bytes
+        if messages:
+            cache.update(messages)
+            size += sum([len(message.payload) for message in messages.values()])
+        for number in gone:
+            message = cache.pop(number, None)
+            if message is not None:
+                size -= len(message.payload)
+        limit = self.settings.message_cache_bytes
+        while size > limit:
+            number = next(iter(cache))
+            size -= len(cache.pop(number).payload)
+        self._cache_bytes = size
+
+    def _deliver(self, effects: Effects, now_ms: int) -> None:
+        for consumer, messages in effects.deliveries:
+            handouts = self._handouts(messages, consumer.id)
+            if handouts:
+                self._state.totals.delivered += len(handouts)
+                _tell(consumer.sink, handouts)
+        lookers, self._lookers = self._lookers + effects.browsers, []
+        for browser in lookers:
+            self._browse(browser, now_ms)
+        for reply, result in effects.replies:
+            _tell(reply, result)
+        self._chores += [self._move_and_drop(queue) for queue in effects.published]
+        self._chores += [self._trim_and_drop(queue) for queue in effects.ended]
+
+    def _handouts(self, messages: Sequence[Outgoing], consumer: int | None) -> list[c.Handout]:
+        """Deliveries with their payloads; those whose record cannot be trusted are left out and reported."""
+        bodies = self._bodies([(each.message, each.flags) for each in messages])
+        handouts = []
+        for each, body in zip(messages, bodies, strict=True):
+            number, position, count, message, flags, key = each
+            if body is None:
+                self._distrust(message, key)
+                if consumer is not None:
+                    self.submit(c.Quarantined(consumer, number))
+                continue
+            annotations = self._annotations(key, flags) if flags & FLAG_ANNOTATED else None
+            handouts.append(c.Handout(number, position, count, body[0], body[1], annotations))
+        return handouts
+
+    def _bodies(self, wanted: Sequence[tuple[int, int]]) -> list[Message | None]:
+        """(format, payload) for each (message, flags); None where the record cannot be trusted."""
+        cache = self._cache
+        memory = self._memory
+        bodies: list[Message | None] = []
+        missing: list[int] = []
+        for index, (number, flags) in enumerate(wanted):
+            if flags & FLAG_PERSISTENT:
+                message = cache.get(number)
+                if message is None:
+                    missing.append(index)
+                    bodies.append(None)
+                else:
+                    bodies.append((message.format, message.payload))
+            else:
+                bodies.append(memory.message(number))
+        if missing and self._disk is not None:
+            for index, body in zip(missing, self._disk.read_messages([wanted[i][0] for i in missing]), strict=True):
+                bodies[index] = body
+        return bodies
+
+    def _annotations(self, key: bytes, flags: int) -> dict[str, Any] | None:
+        store: Store = self._disk if self._disk is not None and flags & FLAG_PERSISTENT else self._memory
+        return store.annotations(key)
+
+    def _distrust(self, message: int, key: bytes) -> None:
+        if self._disk is not None:
+            _log.error("! message %d cannot be trusted; it is in quarantine and is not delivered", message)
+            self._disk.quarantine("messages", [message_key(message)])
+            self._disk.quarantine("entries", [key])
+
+    def _fail(self, error: Exception, commands: Sequence[c.Command]) -> None:
+        failure = error if isinstance(error, StoreException) else StoreException(f"the engine stopped: {error!r}")
+        if failure is not error:
+            failure.__cause__ = error
+        _log.critical("! the engine stopped: %s", error, exc_info=error)
+        self.failed = failure
+        self._alarm_ms = None
+        self._answer_all(commands, failure)
+        self._answer_waiting(failure)
+        self._answer_all(self._inbox, failure)
+        for listener in list(self._failure_listeners):
+            _tell(listener, failure)
+
+    @staticmethod
+    def _answer_all(commands: Sequence[c.Command] | deque[c.Command], error: JMSException) -> None:
+        for command in list(commands):
+            if command.reply is not None:
+                _tell(command.reply, error)
+        if isinstance(commands, deque):
+            commands.clear()
+
+    def _answer_waiting(self, error: JMSException) -> None:
+        for reply in self._state.waiting():
+            _tell(reply, error)
+
+    # Browsing.
+
+    def _browse(self, browser: Browser, now_ms: int) -> None:
+        """Give a browser what it has credit for, and tell those who wait for the end."""
+        complete = False
+        if browser.credit > 0 and browser.queue.id in self._state.queues:
+            limit = min(browser.credit, CHUNK_ENTRIES)
+            found = self._read(browser.queue.id, "browse", *browser.place, limit)
+            complete = found.complete
+            if found.entries:
+                browser.place = (found.entries[-1].lane, found.entries[-1].position)
+            held = self._held_positions(browser.queue.id)
+            messages = []
+            for entry in found.entries:
+                if entry.position > browser.through or entry.position in held:
+                    continue
+                if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
+                    continue
+                number = browser.next_number
+                browser.next_number += 1
+                key = entry_key(entry.queue, entry.lane, entry.position)
+                messages.append(Outgoing(number, entry.position, entry.delivery_count, entry.number, entry.flags, key))
+            handouts = self._handouts(messages, None)
+            browser.credit -= len(handouts)
+            if handouts:
+                _tell(browser.sink, handouts)
+        else:
+            complete = browser.queue.id not in self._state.queues
+        if browser.credit > 0 and not complete:
+            self._lookers.append(browser)
+            return
+        if browser.drains:
+            dropped, browser.credit = browser.credit, 0
+            replies, browser.drains = browser.drains, []
+            for reply in replies:
+                _tell(reply, dropped)
+
+    def _held_positions(self, queue: int) -> set[int]:
+        """Positions of a queue that are in consumers' hands."""
+        return {
+            entry.position
+            for consumer in self._state.consumers.values()
+            if consumer.queue.id == queue
+            for entry in consumer.unsettled.values()
+        }
+
+    # Reading both stores as one.
+
+    @property
+    def _stores(self) -> tuple[Store, ...]:
+        return (self._memory,) if self._disk is None else (self._disk, self._memory)
+
+    def _read(self, queue: int, how: str, *arguments: int) -> Loaded:
+        """``load``, ``browse`` or ``read_entries`` of both stores, in the order of that call."""
+        if self._disk is None:
+            found: Loaded = getattr(self._memory, how)(queue, *arguments)
+            return found
+        first: Loaded = getattr(self._disk, how)(queue, *arguments)
+        second: Loaded = getattr(self._memory, how)(queue, *arguments)
+        if not second.entries and second.complete:
+            return first
+        if not first.entries and first.complete and not first.corrupt:
+            return second
+        order: Callable[[RawEntry], Any] = _by_position if how == "read_entries" else _by_lane_and_position
+        # Behind the last entry of a store that has more, nothing is known of that store.
+        ends = [order(part.entries[-1]) for part in (first, second) if not part.complete]
+        entries = merge(first.entries, second.entries, key=order)
+        known = [entry for entry in entries if not ends or order(entry) <= min(ends)]
+        limit = arguments[-1]
+        return Loaded(known[:limit], first.corrupt, not ends and len(known) <= limit)
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Keep everybody else out while reading what is committed."""
+        with self._runner:
+            if self.failed is not None:
+                raise self.failed
+            yield Reader(self)
+
+    # Chores.
+
+    def _chunks(self, queue: int) -> Iterator[list[RawEntry]]:
+        """All entries of a queue, in chunks, lane by lane."""
+        for lane in (*range(10), DELAYED_LANE):
+            after = 0
+            while True:
+                found = self._read(queue, "load", lane, after, CHUNK_ENTRIES)
+                if found.corrupt and self._disk is not None:
+                    self._disk.quarantine("entries", found.corrupt)
+                if found.entries:
+                    after = found.entries[-1].position
+                    yield found.entries
+                if found.complete:
+                    break
+
+    def _trim_and_drop(self, queue: int) -> Iterator[c.Command]:
+        for entries in self._chunks(queue):
+            yield c.Trim(queue, entries)
+        yield c.Drop(queue)
+
+    def _move_and_drop(self, queue: int) -> Iterator[c.Command]:
+        for entries in self._chunks(queue):
+            yield c.Move(queue, entries)
+        yield c.Drop(queue)
+
+
+class Reader:
+    """What operations read of the engine between two cycles."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.state = broker._state
+        self.unique = broker.unique
+
+    def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
+        return self._broker._read(queue, "read_entries", first, last, limit)
+
+    def delayed(self, queue: int, after: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries that are not due yet."""
+        return self._broker._read(queue, "load", DELAYED_LANE, after, limit)
+
+    def first_position(self, queue: int) -> int | None:
+        """The lowest position that is there, without delayed ones."""
+        found = [self._broker._read(queue, "load", lane, 0, 1).entries for lane in range(10)]
+        return min((entries[0].position for entries in found if entries), default=None)
+
+    def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
+        """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
+        broker = self._broker
+        bodies = broker._bodies([(entry.number, entry.flags) for entry in entries])
+        result: list[tuple[Message | None, dict[str, Any] | None]] = []
+        for entry, body in zip(entries, bodies, strict=True):
+            annotations = None
+            if entry.flags & FLAG_ANNOTATED:
+                annotations = broker._annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
+            result.append((body, annotations))
+        return result
+
+    @property
+    def has_chores(self) -> bool:
+        """Whether something is still being moved or trimmed."""
+        return bool(self._broker._chores)
+
+
+class _Waiter:
+    """Somebody who waits for an answer."""
+
+    __slots__ = ("_answered", "_result")
+
+    def __init__(self) -> None:
+        self._answered = threading.Lock()
+        self._answered.acquire()
+        self._result: Any = None
+
+    def answer(self, result: Any) -> None:
+        self._result = result
+        with suppress(RuntimeError):  # a failure is told to everybody, also to those who have their answer
+            self._answered.release()
+
+    def wait(self, what: str, timeout: float | None) -> Any:
+        if not self._answered.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            raise OperationTimedOutException(f"no answer to {what} within {timeout:g} s")
+        if isinstance(self._result, JMSException):
+            raise self._result
+        return self._result
+
+
+def _is_deleted(entry: RawEntry, changes: tuple[dict[bytes, Any], dict[bytes, Any]]) -> bool:
+    key = entry_key(entry.queue, entry.lane, entry.position)
+    return any(key in changed and changed[key] is None for changed in changes)
+
+
+def _by_position(entry: RawEntry) -> int:
+    return entry.position
+
+
+def _by_lane_and_position(entry: RawEntry) -> tuple[int, int]:
+    return entry.lane, entry.position
+
+
+def _tell(callback: Callable[[Any], None], value: Any) -> None:
+    """Call somebody's callback; what goes wrong in it is not the engine's end."""
+    try:
+        callback(value)
+    except Exception:
+        _log.exception("! a callback of the engine raised; it must not")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

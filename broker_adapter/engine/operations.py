@@ -1,0 +1,319 @@
+"""What our own engine can be asked beyond messaging: ``Transport.request``, in process and over AMQP.
+
+Arguments and results are plain data (what msgpack carries).  A queue is named by ``destination``, ``kind`` ("queue",
+the default, or "topic") and for a topic ``subscription`` and ``client_id``.
+
+``statistics`` of nothing
+    ``BrokerStatistics`` as a map.
+``purge`` of a queue
+    The number of messages dropped.
+``bounds`` of a queue
+    ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.
+``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes`` and ``incarnation`` (or None)
+    ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
+    ``next``: the first position that the answer does not cover.
+``settle_through`` of a queue, with ``position`` (inclusive) and ``incarnation`` (or None)
+    The number of messages dropped.
+``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
+transaction) and ``messages`` (packed envelopes)
+    Nothing.  What was staged before is not staged again.
+``publish`` with ``group``, ``number`` and ``transactions``
+    True, or False where this number of the group was published before.
+``discard`` with ``transactions``
+    The number of staged transactions dropped.
+
+A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
+tells a queue from one of the same name that was made after it was deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import attrs
+
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.store import Loaded
+from broker_adapter.envelope import ENVELOPE_FORMAT, unpack
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    MessageFormatException,
+    OperationTimedOutException,
+)
+
+#: Most bytes of messages that one answer carries, whatever is asked for.
+MAX_RANGE_BYTES = 8 * 1024 * 1024
+#: Entries read at once.
+_RANGE_ENTRIES = 5_000
+#: Entries settled in one commit.
+_SETTLE_ENTRIES = 20_000
+
+
+class EngineReader(Protocol):
+    """What is committed, read between two cycles of the engine."""
+
+    state: BrokerState
+    unique: str
+
+    def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+        """By position, without delayed ones."""
+
+    def delayed(self, queue: int, after: int, limit: int) -> Loaded:
+        """Those not due yet."""
+
+    def first_position(self, queue: int) -> int | None:
+        """The lowest position that is there."""
+
+    def messages(self, entries: Sequence[RawEntry]) -> list[tuple[tuple[int, bytes] | None, dict[str, Any] | None]]:
+        """Bodies and annotations."""
+
+    @property
+    def has_chores(self) -> bool:
+        """Whether something is still being moved."""
+
+
+class Engine(Protocol):
+    """What operations need of the broker."""
+
+    def call(self, command: c.Command, timeout: float | None) -> Any:
+        """Carry out a command."""
+
+    def reading(self) -> AbstractContextManager[EngineReader]:
+        """Keep everybody else out."""
+
+
+def perform(engine: Engine, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+    """Carry out one operation of the table above.
+
+    Args:
+        engine: the broker.
+        operation: its name.
+        arguments: by name.
+        timeout: longest wait in seconds; None: no limit.
+
+    Raises:
+        InvalidDestinationException: the queue, or this incarnation of it, is gone.
+        MessageFormatException: an argument is missing or of the wrong type, or the operation is unknown.
+        OperationTimedOutException: not done in time; what was done so far stays done, and it may be repeated.
+    """
+    handler = _OPERATIONS.get(operation)
+    if handler is None:
+        raise MessageFormatException(f"unknown operation {operation!r}; the operations are {', '.join(_OPERATIONS)}")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    return handler(engine, _Arguments(operation, arguments), deadline)
+
+
+class _Arguments:
+    """Arguments with their types checked."""
+
+    def __init__(self, operation: str, values: Mapping[str, Any]) -> None:
+        self._operation = operation
+        self._values = values
+
+    def get(self, name: str, kind: type, default: Any = ...) -> Any:
+        value = self._values.get(name, default)
+        if value is ... or (not isinstance(value, kind) and value is not default):
+            raise MessageFormatException(
+                f"operation {self._operation!r} needs the argument {name!r} of type {kind.__name__}, not {value!r:.100}"
+            )
+        return value
+
+    def strings(self, name: str) -> list[str]:
+        values = self.get(name, list)
+        if not all(isinstance(value, str) for value in values):
+            raise MessageFormatException(f"operation {self._operation!r}: argument {name!r} is not a list of strings")
+        return list(values)
+
+    def queue(self, state: BrokerState) -> QueueState:
+        """The queue that they name."""
+        name = self.get("destination", str)
+        kind = self.get("kind", str, "queue")
+        subscription = self.get("subscription", str, None)
+        if kind == "topic":
+            if subscription is None:
+                raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
+            queue = state.subscriptions.get((self.get("client_id", str, None), subscription))
+            if queue is None or queue.record.topic != name:
+                raise InvalidDestinationException(
+                    f"topic {name!r} has no subscription {subscription!r}; make it first with a durable consumer"
+                )
+        else:
+            found = state.by_destination.get(Destination(name))
+            found = found or state.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
+            if found is None:
+                raise InvalidDestinationException(f"there is no queue {name!r}")
+            queue = found
+        return queue
+
+    def this_queue(self, reader: EngineReader) -> QueueState:
+        """The queue that they name, of the incarnation that they name."""
+        queue = self.queue(reader.state)
+        wanted = self.get("incarnation", str, None)
+        if wanted is not None and wanted != _incarnation(reader, queue):
+            raise InvalidDestinationException(
+                f"queue {queue.label!r} was deleted and made again (it is {_incarnation(reader, queue)!r} now, and was"
+                f" {wanted!r}): positions of the old one mean nothing; start anew"
+            )
+        return queue
+
+
+def _incarnation(reader: EngineReader, queue: QueueState) -> str:
+    return f"{reader.unique}-{queue.id}"
+
+
+def _left(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise OperationTimedOutException("the time is over; what was done stays done, and the call may be repeated")
+    return left
+
+
+def _statistics(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+    result: dict[str, Any] = attrs.asdict(engine.call(c.Statistics(), _left(deadline)))
+    result["queues"] = list(result["queues"])
+    return result
+
+
+def _purge(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
+    with engine.reading() as reader:
+        number = arguments.queue(reader.state).id
+        last = reader.state.queues[number].next_position - 1
+    dropped = _settle(engine, number, last, deadline)
+    after = 0
+    while True:
+        with engine.reading() as reader:
+            found = reader.delayed(number, after, _SETTLE_ENTRIES)
+        if found.entries:
+            after = found.entries[-1].position
+            dropped += engine.call(c.Trim(number, found.entries), _left(deadline))
+        if found.complete:
+            return dropped
+
+
+def _bounds(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+    if arguments.get("kind", str, "queue") == "queue":
+        engine.call(c.Declare(Destination(arguments.get("destination", str))), _left(deadline))
+    with engine.reading() as reader:
+        queue = arguments.queue(reader.state)
+        first = reader.first_position(queue.id)
+        return {
+            "incarnation": _incarnation(reader, queue),
+            "first": queue.next_position if first is None else first,
+            "next": queue.next_position,
+        }
+
+
+def _read_range(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+    first, last = arguments.get("first", int), arguments.get("last", int)
+    max_bytes = min(arguments.get("max_bytes", int, MAX_RANGE_BYTES), MAX_RANGE_BYTES)
+    _left(deadline)
+    with engine.reading() as reader:
+        queue = arguments.this_queue(reader)
+        found = reader.entries(queue.id, max(first, 0), min(last, queue.next_position - 1), _RANGE_ENTRIES)
+        entries: list[RawEntry] = []
+        size = 0
+        for entry in found.entries:
+            size += entry.size
+            if entries and size > max_bytes:
+                break
+            entries.append(entry)
+        bodies = reader.messages(entries)
+    messages = [
+        (entry.position, entry.delivery_count, *body, annotations)
+        for entry, (body, annotations) in zip(entries, bodies, strict=True)
+        if body is not None
+    ]
+    done = found.complete and len(entries) == len(found.entries)
+    return {"messages": messages, "next": last + 1 if done else entries[-1].position + 1}
+
+
+def _settle_through(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
+    with engine.reading() as reader:
+        queue = arguments.this_queue(reader)
+        if queue.consumers:
+            raise IllegalStateException(
+                f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"
+                " them, or give each reader a subscription of its own"
+            )
+        number = queue.id
+        last = min(arguments.get("position", int), queue.next_position - 1)
+    return _settle(engine, number, last, deadline)
+
+
+def _settle(engine: Engine, queue: int, last: int, deadline: float | None) -> int:
+    """Drop what has positions up to ``last``, except what consumers hold."""
+    first = dropped = 0
+    while True:
+        with engine.reading() as reader:
+            found = reader.entries(queue, first, last, _SETTLE_ENTRIES)
+        if found.entries:
+            first = found.entries[-1].position + 1
+            dropped += engine.call(c.Trim(queue, found.entries), _left(deadline))
+        if found.complete:
+            return dropped
+
+
+def _stage(engine: Engine, arguments: _Arguments, deadline: float | None) -> None:
+    messages = []
+    for payload in arguments.get("messages", list):
+        if not isinstance(payload, bytes):
+            raise MessageFormatException(f"a staged message is bytes, not {type(payload).__name__}")
+        envelope = unpack(payload)
+        if type(envelope.priority) is not int or not 0 <= envelope.priority <= 9:
+            raise MessageFormatException(f"priority {envelope.priority!r} is not from 0 to 9")
+        expires_at_ms = envelope.expires_at_ms
+        if expires_at_ms is not None and type(expires_at_ms) is not int:
+            raise MessageFormatException(f"expiry {expires_at_ms!r} is not a number of milliseconds")
+        messages.append(
+            c.NewMessage(ENVELOPE_FORMAT, payload, envelope.priority, True, expires_at_ms, envelope.deliver_at_ms, None)
+        )
+    engine.call(
+        c.Stage(
+            arguments.get("transaction", str),
+            Destination(arguments.get("queue", str)),
+            arguments.get("first", int),
+            messages,
+        ),
+        _left(deadline),
+    )
+
+
+def _publish(engine: Engine, arguments: _Arguments, deadline: float | None) -> bool:
+    """Returns when the messages are in their queue."""
+    published: bool = engine.call(
+        c.Publish(arguments.get("group", str), arguments.get("number", int), arguments.strings("transactions")),
+        _left(deadline),
+    )
+    while published:
+        with engine.reading() as reader:
+            if not reader.has_chores:
+                break
+        engine.call(c.Due(()), _left(deadline))  # each cycle of the engine moves some
+    return published
+
+
+def _discard(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
+    dropped: int = engine.call(c.Discard(arguments.strings("transactions")), _left(deadline))
+    return dropped
+
+
+_OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
+    "statistics": _statistics,
+    "purge": _purge,
+    "bounds": _bounds,
+    "read_range": _read_range,
+    "settle_through": _settle_through,
+    "stage": _stage,
+    "publish": _publish,
+    "discard": _discard,
+}
