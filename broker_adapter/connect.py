@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker_adapter.amqp.codec import decode_payload
 from broker_adapter.amqp.transport import AmqpTransport
-from broker_adapter.errors import InvalidURLException
+from broker_adapter.in_process import InProcessTransport
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Peer, Transport, TransportEvent
 from broker_adapter.url import AmqpURL, parse_url
@@ -32,8 +33,7 @@ def open_transport(
         InvalidURLException, ConnectionLostException, JMSSecurityException, InvalidClientIDException, StoreException
     """
     parsed = parse_url(url)
-    if not isinstance(parsed, AmqpURL):
-        raise InvalidURLException("the embedded engine is not connected yet")
-    transport = AmqpTransport(parsed)
+    transport: Transport
+    transport = AmqpTransport(parsed) if isinstance(parsed, AmqpURL) else InProcessTransport(parsed, decode_payload)
     peer = transport.open(credentials, listener, parsed.client.connect_timeout_seconds if timeout is None else timeout)
     return transport, peer, parsed.client

@@ -27,10 +27,12 @@
     └── TransactionInDoubtException           nobody can tell whether it was committed
 
 The names are those of JMS, because that is what people search for; where Python has a word, it is
-inherited as well.  This file imports nothing.
+inherited as well.  This file imports nothing of ours.
 """
 
 from __future__ import annotations
+
+from copy import copy
 
 
 class JMSException(Exception):
@@ -144,3 +146,10 @@ class TransactionRolledBackException(JMSException):
 
 class TransactionInDoubtException(JMSException):
     """The connection was lost during ``commit()``, and the broker cannot tell whether it was done."""
+
+
+def copied(error: JMSException) -> JMSException:
+    """The same error for another thread: each raise of an error adds to its traceback."""
+    twin: JMSException = copy(error)
+    twin.__cause__ = error.__cause__
+    return twin

@@ -17,7 +17,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -37,7 +36,9 @@ from broker_adapter.errors import (
     MessageFormatException,
     OperationTimedOutException,
     ProtocolException,
+    copied,
 )
+from broker_adapter.send_window import SendWindow
 from broker_adapter.transport import (
     Credentials,
     Failed,
@@ -49,6 +50,7 @@ from broker_adapter.transport import (
     TransportEvent,
 )
 from broker_adapter.url import AmqpURL
+from broker_adapter.version import own_version
 
 
 class Io(Protocol):
@@ -103,63 +105,8 @@ class _Call:
                     raise OperationTimedOutException(f"{what} had no answer within {seconds:g} s")
         if self._error is not None:
             # A new traceback for each thread that waits; the error itself may be shared.
-            raise _copied(self._error)
+            raise copied(self._error)
         return self._result
-
-
-def _copied(error: JMSException) -> JMSException:
-    """The same error for another thread."""
-    copy = type(error)(error.reason, error_code=error.error_code)
-    copy.__cause__ = error.__cause__
-    return copy
-
-
-class _SendWindow:
-    """How many sends of a connection may wait for their answer; the sender of one more waits."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._used = 0
-        self._waiters = 0
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._error: JMSException | None = None
-
-    def enter(self, seconds: float | None, *, waits: bool = True) -> None:
-        """Take a place, waiting for one at most this long; a callback, which must not wait, takes one in any case."""
-        with self._lock:
-            if waits and self._used >= self._size:
-                self._wait(seconds)
-            if self._error is not None:
-                raise _copied(self._error)
-            self._used += 1
-
-    def _wait(self, seconds: float | None) -> None:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        self._waiters += 1
-        try:
-            while self._used >= self._size and self._error is None:
-                remaining = None if deadline is None else deadline - time.monotonic()
-                if remaining is not None and remaining <= 0:
-                    raise OperationTimedOutException(
-                        f"no place in the send window of {self._size} messages within {seconds:g} s"
-                    )
-                self._room.wait(remaining)
-        finally:
-            self._waiters -= 1
-
-    def leave(self, count: int) -> None:
-        """Give places back."""
-        with self._lock:
-            self._used -= count
-            if self._waiters:
-                self._room.notify_all()
-
-    def close(self, error: JMSException) -> None:
-        """Wake everybody with this error."""
-        with self._lock:
-            self._error = error
-            self._room.notify_all()
 
 
 class AmqpTransport:
@@ -188,7 +135,7 @@ class AmqpTransport:
         self._commit_prefix = commit_prefix or str(uuid4())
         self._make_io = make_io
         self._make_login = make_login
-        self._window = _SendWindow(url.client.send_window_messages)
+        self._window = SendWindow(url.client.send_window_messages)
         self._io: Io | None = None
         self._protocol: ClientProtocol | None = None
         self._listener: Callable[[TransportEvent], None] | None = None
@@ -213,7 +160,7 @@ class AmqpTransport:
         options = ClientOptions(
             container_id=credentials.client_id or f"holdfast-{uuid4()}",
             hostname=url.amqp.vhost if url.amqp.vhost is not None else url.host,
-            version=_version(),
+            version=own_version(),
             has_client_id=credentials.client_id is not None,
             commit_prefix=self._commit_prefix,
             envelope=url.amqp.envelope,
@@ -297,7 +244,7 @@ class AmqpTransport:
         own = self._url.client.request_timeout_seconds
         limit = own if timeout is None else timeout
         if self._error is not None:
-            raise _copied(self._error)
+            raise copied(self._error)
         io, protocol = self._io, self._protocol
         assert io is not None
         assert protocol is not None
@@ -409,7 +356,7 @@ class AmqpTransport:
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.send`."""
         if self._error is not None:
-            raise _copied(self._error)
+            raise copied(self._error)
         io = self._io
         assert io is not None
         payload = self._packed(link, envelope)
@@ -437,7 +384,7 @@ class AmqpTransport:
 
     def _usable(self) -> tuple[Io, ClientProtocol]:
         if self._error is not None:
-            raise _copied(self._error)
+            raise copied(self._error)
         io, protocol = self._io, self._protocol
         assert io is not None
         assert protocol is not None
@@ -446,13 +393,6 @@ class AmqpTransport:
 
 def _named(destination: Destination | None) -> str:
     return "no destination" if destination is None else repr(destination.name)
-
-
-def _version() -> str:
-    try:
-        return version("holdfast")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 _LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")

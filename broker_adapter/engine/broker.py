@@ -50,6 +50,7 @@ from broker_adapter.errors import (
     OperationTimedOutException,
     ResourceAllocationException,
     StoreException,
+    copied,
 )
 from broker_adapter.settings import EngineSettings
 
@@ -96,7 +97,7 @@ class Broker:
         self.is_durable = self._disk is not None
         self.unique = self._disk.unique if self._disk is not None else secrets.token_hex(8)
         self._state = BrokerState(settings, durable=self.is_durable, unique=self.unique)
-        self._inbox: deque[c.Command] = deque()
+        self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -137,7 +138,7 @@ class Broker:
 
     # What others call.
 
-    def submit(self, command: c.Command) -> None:
+    def submit(self, command: c.Command | c.Gather) -> None:
         """Hand over a command.  Does not wait; the answer comes through ``command.reply``."""
         self._inbox.append(command)
         self._signal()
@@ -293,6 +294,9 @@ class Broker:
         messages = size = 0
         while inbox and messages < CYCLE_MESSAGES and size < CYCLE_BYTES:
             command = inbox.popleft()
+            if isinstance(command, c.Gather):
+                inbox.extendleft(reversed(command.take()))
+                continue
             commands.append(command)
             if isinstance(command, c.Enqueue | c.Stage):
                 messages += len(command.messages)
@@ -464,10 +468,12 @@ class Broker:
             _tell(listener, failure)
 
     @staticmethod
-    def _answer_all(commands: Sequence[c.Command] | deque[c.Command], error: JMSException) -> None:
+    def _answer_all(commands: Sequence[c.Command] | deque[c.Command | c.Gather], error: JMSException) -> None:
         for command in list(commands):
-            if command.reply is not None:
-                _tell(command.reply, error)
+            gathered = command.take() if isinstance(command, c.Gather) else (command,)
+            for each in gathered:
+                if each.reply is not None:
+                    _tell(each.reply, error)
         if isinstance(commands, deque):
             commands.clear()
 
@@ -551,7 +557,7 @@ class Broker:
         """Keep everybody else out while reading what is committed."""
         with self._runner:
             if self.failed is not None:
-                raise self.failed
+                raise copied(self.failed)
             yield Reader(self)
 
     # Chores.
@@ -639,7 +645,7 @@ class _Waiter:
         if not self._answered.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
             raise OperationTimedOutException(f"no answer to {what} within {timeout:g} s")
         if isinstance(self._result, JMSException):
-            raise self._result
+            raise copied(self._result)
         return self._result
 
 

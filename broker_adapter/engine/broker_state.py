@@ -265,9 +265,7 @@ class BrokerState:
             self._drop_held_of(client.id)
             for consumer in list(client.consumers.values()):
                 self._end_consumer(consumer)
-                for entry in consumer.unsettled.values():
-                    self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
-                consumer.unsettled.clear()
+                self._give_back_all(consumer, effects)
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
                 self._end_browser(self.browsers.pop(number), effects)
@@ -525,8 +523,10 @@ class BrokerState:
 
     def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
-        if consumer is not None and consumer.attached:
+        if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer)
+            if command.give_back:
+                self._give_back_all(consumer, effects)
             if not consumer.unsettled:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
         browser = self.browsers.pop(command.consumer, None)
@@ -534,6 +534,12 @@ class BrokerState:
             del self.clients[browser.client].browsers[browser.id]
             self._end_browser(browser, effects)
         self._reply(command, None, effects)
+
+    def _give_back_all(self, consumer: Consumer, effects: Effects) -> None:
+        """The deliveries that a consumer holds have failed."""
+        for entry in consumer.unsettled.values():
+            self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
+        consumer.unsettled.clear()
 
     def _end_browser(self, browser: Browser, effects: Effects) -> None:
         self._looking.pop(browser.id, None)

@@ -98,9 +98,13 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """A consumer goes.  What it holds may still be settled until its client disconnects.  Replies None."""
+    """A consumer goes.  What it holds may still be settled until its client disconnects.  Replies None.
+
+    With ``give_back`` the deliveries that it holds have failed.
+    """
 
     consumer: int
+    give_back: bool = False
     reply: Reply | None = None
 
 
@@ -248,6 +252,15 @@ class Statistics(NamedTuple):
     """Replies with :class:`broker_adapter.engine.statistics.BrokerStatistics`."""
 
     reply: Reply | None = None
+
+
+class Gather(NamedTuple):
+    """Not a command, but whom to ask for commands once the engine gets to it.
+
+    Small things that come one by one are so carried out together: the more there is to do, the larger the batches.
+    """
+
+    take: Callable[[], Sequence[Command]]
 
 
 Command = (

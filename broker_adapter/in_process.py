@@ -1,0 +1,457 @@
+"""The transport port over an engine in this process: ``embedded:PATH`` and ``embedded:``.
+
+Theory of operation
+    Every connection in the process that names the same directory shares one engine.  It is opened with the first of
+    them and closed with the last one; the engine without a directory lives as long as the process.
+
+    Asynchronous sends and settlements gather in an outbox, which the engine empties when it gets to it: one command
+    for many of them.  All else is one call of the engine.  Messages are packed in the thread that sends them and
+    decoded in the thread that looks at them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+from uuid import uuid4
+
+from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+    copied,
+)
+from broker_adapter.send_window import SendWindow
+from broker_adapter.transport import (
+    Credentials,
+    Delivery,
+    Failed,
+    OnSettled,
+    Peer,
+    ReceiverSpec,
+    SenderSpec,
+    Sink,
+    TransportEvent,
+)
+from broker_adapter.url import EmbeddedURL
+from broker_adapter.version import PRODUCT, own_version
+
+#: What the engine can do, in the capabilities of AMQP.
+CAPABILITIES = frozenset({"ANONYMOUS-RELAY", "SHARED-SUBS", "DELAYED_DELIVERY"})
+
+
+class EngineLease:
+    """The right to use the engine of a URL; it stays open until the last lease is given back.
+
+    Args:
+        url: where the engine keeps its store, and its options.
+
+    Attributes:
+        broker: the engine.
+
+    Raises:
+        StoreException, StoreLockedException: it cannot be opened.
+        IllegalStateException: it is open in this process with other options.
+    """
+
+    def __init__(self, url: EmbeddedURL) -> None:
+        self._key = None if url.path is None else os.path.realpath(url.path)
+        self._released = False
+        with _registry_lock:
+            entry = _registry.get(self._key)
+            if entry is None:
+                entry = _registry[self._key] = _Shared(Broker(url.engine, self._key))
+            else:
+                _check_options(url, entry.broker)
+            entry.users += 1
+        self.broker = entry.broker
+
+    def release(self) -> None:
+        """Give the engine back; legal twice.  The last one closes an engine that has a store."""
+        with _registry_lock:
+            entry = _registry.get(self._key)
+            if self._released or entry is None or entry.broker is not self.broker:
+                return
+            self._released = True
+            entry.users -= 1
+            if entry.users == 0 and (self._key is not None or entry.broker.failed is not None):
+                del _registry[self._key]
+                entry.broker.close()
+
+
+class _Shared:
+    """An engine and the number of its users."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.users = 0
+
+
+_registry: dict[str | None, _Shared] = {}
+_registry_lock = threading.Lock()
+
+
+def _check_options(url: EmbeddedURL, broker: Broker) -> None:
+    for name in sorted(url.engine_options):
+        asked, used = getattr(url.engine, name), getattr(broker.settings, name)
+        if asked != used:
+            raise IllegalStateException(
+                f"the engine of embedded:{url.path or ''} is open in this process with {name}={used!r}, so it cannot"
+                f" be used with {name}={asked!r}; give the same options to every connection, or close the others first"
+            )
+
+
+def _after_fork() -> None:
+    """A child has no engine thread, and must not touch its parent's store."""
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    for entry in _registry.values():
+        entry.broker.failed = IllegalStateException(
+            "this engine belongs to the process that this one was forked from; connect after the fork, to a directory"
+            " of its own or to a server"
+        )
+        _inherited.append(entry.broker)  # kept, so that nothing closes the parent's files
+    _registry.clear()
+
+
+_inherited: list[Broker] = []
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class InProcessTransport:
+    """One connection to the engine in this process.
+
+    Args:
+        url: which engine.
+        decode_amqp: decodes a message that came from an AMQP client of the same engine.
+        epoch: what this connection's deliveries carry.
+        commit_prefix: names the client in commit ids.
+    """
+
+    def __init__(
+        self,
+        url: EmbeddedURL,
+        decode_amqp: Callable[[bytes], Envelope],
+        *,
+        epoch: int = 0,
+        commit_prefix: str | None = None,
+    ) -> None:
+        self._url = url
+        self._decode_amqp = decode_amqp
+        self._epoch = epoch
+        self._commit_prefix = commit_prefix or str(uuid4())
+        self._window = SendWindow(url.client.send_window_messages)
+        self._lease: EngineLease | None = None
+        self._broker: Broker = cast(Broker, None)
+        self._client = 0
+        self._error: JMSException | None = IllegalStateException("the connection is not open yet")
+        self._lock = threading.Lock()
+        self._closed = False
+        self._next_link = 1
+        self._senders: dict[int, Destination | None] = {}
+        self._consumers: dict[int, int] = {}  #: link → the engine's number; kept for late settlements
+        self._session_links: dict[int, list[int]] = {}
+        #: sends, as tuples (destination, message, callback), and settlements, as lists
+        self._outbox: deque[Any] = deque()
+        self._gather = c.Gather(self._take_outbox)
+        self._gathering = False
+        self._forget_failure: Callable[[], None] = _nothing
+
+    def __repr__(self) -> str:
+        return f"<InProcessTransport embedded:{self._url.path or ''}, client {self._client}>"
+
+    # The connection.
+
+    def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        """See :meth:`broker_adapter.transport.Transport.open`.  Who may open the directory may connect."""
+        with self._lock:
+            if self._lease is not None or self._closed:
+                raise IllegalStateException("the connection was opened before")
+            lease = EngineLease(self._url)
+            try:
+                self._client = lease.broker.call(c.Connect(credentials.client_id), timeout)
+            except BaseException:
+                lease.release()
+                raise
+            self._lease = lease
+            self._broker = lease.broker
+            self._error = None
+
+        def failed(error: JMSException) -> None:
+            self._error = error
+            self._window.close(error)
+            if not self._closed:
+                listener(Failed(error))
+
+        self._forget_failure = lease.broker.on_failure(failed)
+        client_id = credentials.client_id or f"holdfast-{uuid4()}"
+        return Peer(PRODUCT, own_version(), client_id, is_holdfast=True, capabilities=CAPABILITIES)
+
+    def close(self, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.close`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            lease = self._lease
+        was_open = self._error is None
+        self._error = IllegalStateException("the connection is closed")
+        self._window.close(self._error)
+        self._forget_failure()
+        if lease is None:
+            return
+        try:
+            if was_open:
+                own = self._url.client.close_timeout_seconds
+                limit = own if timeout is None else min(own, timeout)
+                lease.broker.call(c.Disconnect(self._client), limit)
+        except JMSException:
+            pass  # an engine that is gone takes nothing from a close
+        finally:
+            lease.release()
+
+    # Links.
+
+    def end_session(self, session: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.end_session`."""
+        broker = self._usable()
+        for link in self._session_links.pop(session, []):
+            self._senders.pop(link, None)
+            consumer = self._consumers.get(link)
+            if consumer is not None:
+                broker.call(c.Detach(consumer, give_back=True), self._request_limit(timeout))
+                del self._consumers[link]
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+        """See :meth:`broker_adapter.transport.Transport.attach`."""
+        broker = self._usable()
+        limit = self._request_limit(timeout)
+        with self._lock:
+            link = self._next_link
+            self._next_link += 1
+        if isinstance(spec, SenderSpec):
+            if spec.destination is not None:
+                broker.call(c.Declare(spec.destination), limit)
+            self._senders[link] = spec.destination
+        else:
+            if sink is None:
+                raise IllegalStateException("a receiver's link needs a sink")
+            self._consumers[link] = broker.call(
+                c.Attach(
+                    self._client,
+                    spec.destination,
+                    self._sink(link, sink),
+                    spec.subscription,
+                    spec.selector,
+                    spec.no_local,
+                    spec.presettled or spec.browse,
+                    spec.browse,
+                ),
+                limit,
+            )
+        self._session_links.setdefault(spec.session, []).append(link)
+        return link
+
+    def _sink(self, link: int, sink: Sink) -> c.EngineSink:
+        epoch, decode = self._epoch, self._decode
+
+        def deliver(handouts: Sequence[c.Handout]) -> None:
+            sink(
+                [
+                    Delivery(DeliveryTag(epoch, link, number), (form, payload, annotations), decode, count, position)
+                    for number, position, count, form, payload, annotations in handouts
+                ]
+            )
+
+        return deliver
+
+    def _decode(self, stored: tuple[int, bytes, dict[str, Any] | None]) -> Envelope:
+        form, payload, annotations = stored
+        envelope = unpack(payload) if form == ENVELOPE_FORMAT else self._decode_amqp(payload)
+        if annotations:
+            envelope = envelope._replace(properties={**(envelope.properties or {}), **annotations})
+        return envelope
+
+    def detach(self, link: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.detach`."""
+        broker = self._usable()
+        self._senders.pop(link, None)
+        consumer = self._consumers.get(link)
+        if consumer is not None:
+            broker.call(c.Detach(consumer), self._request_limit(timeout))
+
+    def unsubscribe(self, name: str, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
+        self._usable().call(c.Unsubscribe(self._client, name), self._request_limit(timeout))
+
+    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+        """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
+        command = c.DeclareTemporary(self._client, kind)
+        destination: Destination = self._usable().call(command, self._request_limit(timeout))
+        return destination
+
+    def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.delete_temporary`."""
+        self._usable().call(c.DeleteTemporary(self._client, destination), self._request_limit(timeout))
+
+    # Receiving.
+
+    def credit(self, link: int, messages: int) -> None:
+        """See :meth:`broker_adapter.transport.Transport.credit`."""
+        broker = self._usable()
+        consumer = self._consumers.get(link)
+        if consumer is not None:
+            broker.submit(c.Credit(consumer, messages))
+
+    def drain(self, link: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.drain`."""
+        broker = self._usable()
+        consumer = self._consumers.get(link)
+        if consumer is not None:
+            broker.call(c.Drain(consumer), self._request_limit(timeout))
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """See :meth:`broker_adapter.transport.Transport.settle`."""
+        self._usable()
+        self._outbox.append(settlements if type(settlements) is list else list(settlements))
+        self._flush()
+
+    # Sending.
+
+    def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.send`."""
+        broker = self._usable()
+        destination, message = self._message(link, envelope)
+        limit = self._url.client.send_timeout_seconds if timeout is None else timeout
+        if on_settled is None:
+            errors = broker.call(c.Enqueue(self._client, destination, (message,)), limit)
+            if errors is not None:
+                raise errors[0]
+            return
+        self._window.enter(limit)
+        self._outbox.append((destination, message, on_settled))
+        self._flush()
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        timeout: float | None,
+    ) -> None:
+        """See :meth:`broker_adapter.transport.Transport.commit`."""
+        broker = self._usable()
+        if any(settlement.tag.epoch != self._epoch for settlement in settlements):
+            raise TransactionRolledBackException("nothing was committed: deliveries of an earlier connection are stale")
+        settled = [(self._consumers.get(link, -1), number, outcome) for (_, link, number), outcome in settlements]
+        command = c.Commit(
+            self._client,
+            c.CommitId(f"{self._commit_prefix}/{session}", commit_number),
+            [self._message(link, envelope) for link, envelope in sends],
+            settled,
+        )
+        try:
+            broker.call(command, self._request_limit(timeout))
+        except OperationTimedOutException as error:
+            raise TransactionInDoubtException(f"the commit may yet be done: {error.reason}") from error
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        """See :meth:`broker_adapter.transport.Transport.request`."""
+        return self._usable().request(operation, arguments, self._request_limit(timeout))
+
+    def _message(self, link: int, envelope: Envelope) -> tuple[Destination, c.NewMessage]:
+        try:
+            destination = self._senders[link]
+        except KeyError:
+            raise InvalidDestinationException("the producer's link is closed") from None
+        payload = pack(envelope)
+        limit = self._broker.settings.max_message_bytes
+        if len(payload) > limit:
+            raise MessageFormatException(
+                f"message of {len(payload)} bytes is larger than the limit of {limit} bytes (option max_message_bytes)"
+            )
+        return destination or envelope.destination, c.NewMessage(
+            ENVELOPE_FORMAT,
+            payload,
+            envelope.priority,
+            envelope.persistent,
+            envelope.expires_at_ms,
+            envelope.deliver_at_ms,
+            envelope.identity,
+        )
+
+    # The outbox.
+
+    def _flush(self) -> None:
+        if not self._gathering:
+            self._gathering = True
+            self._broker.submit(self._gather)
+
+    def _take_outbox(self) -> list[c.Command]:
+        """What has gathered, as few commands as its order allows.  In the engine's thread."""
+        self._gathering = False  # before the outbox is emptied: what comes from here on asks for its own turn
+        commands: list[c.Command] = []
+        outbox, consumers, epoch = self._outbox, self._consumers, self._epoch
+        target: Destination | None = None
+        messages: list[c.NewMessage] = []
+        callbacks: list[OnSettled] = []
+        settled: tuple[int, Outcome] | None = None
+        numbers: list[int] = []
+        while outbox:
+            item = outbox.popleft()
+            if type(item) is tuple:
+                destination, message, on_settled = item
+                if destination != target:
+                    target, messages, callbacks = destination, [], []
+                    commands.append(c.Enqueue(self._client, destination, messages, self._confirm(callbacks)))
+                messages.append(message)
+                callbacks.append(on_settled)
+                settled = None
+                continue
+            target = None
+            for (of_epoch, link, number), outcome in item:
+                if of_epoch != epoch or link not in consumers:
+                    continue
+                if settled != (link, outcome):
+                    settled, numbers = (link, outcome), []
+                    commands.append(c.Settle(consumers[link], numbers, outcome))
+                numbers.append(number)
+        return commands
+
+    def _confirm(self, callbacks: Sequence[OnSettled]) -> c.Reply:
+        def reply(result: Any) -> None:
+            self._window.leave(len(callbacks))
+            if result is None:
+                for callback in callbacks:
+                    callback(None)
+                return
+            errors = [result] * len(callbacks) if isinstance(result, JMSException) else result
+            for callback, error in zip(callbacks, errors, strict=True):
+                callback(error)
+
+        return reply
+
+    def _usable(self) -> Broker:
+        if self._error is not None:
+            raise copied(self._error)
+        return self._broker
+
+    def _request_limit(self, timeout: float | None) -> float:
+        return self._url.client.request_timeout_seconds if timeout is None else timeout
+
+
+def _nothing() -> None:
+    pass
