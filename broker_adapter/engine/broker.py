@@ -313,14 +313,7 @@ class Broker:
     def _look_for_room(self, now_ms: int, incoming: int) -> None:
         """Tell the state whether producers have to be held back."""
         state = self._state
-        if incoming or state.volatile_held_because:
-            full = self._memory.bytes + incoming > self.settings.max_volatile_bytes
-            state.volatile_held_because = (
-                f"non-persistent messages take {self._memory.bytes} bytes, limit {self.settings.max_volatile_bytes}"
-                " (option max_volatile_bytes)"
-                if full
-                else None
-            )
+        state.volatile_room = self.settings.max_volatile_bytes - self._memory.bytes
         if self._disk is None:
             return
         self._bytes_since_check += incoming

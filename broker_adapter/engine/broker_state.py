@@ -127,7 +127,7 @@ class BrokerState:
         self.streams: dict[tuple[Any, ...], int] = {}  #: last sequence; the least recently used first
         self.totals = Totals()
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
-        self.volatile_held_because: str | None = None
+        self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._held_count = 0
         self._holding: dict[int, QueueState] = {}
         self._held_at_large: deque[Held] = deque()
@@ -625,6 +625,7 @@ class BrokerState:
             settings.max_message_bytes,
         )
         local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
+        all_durable = self.durable and all(queue.durable for queue in local)
         stream: tuple[Any, ...] | None = None
         last = 0
         producer_id, thread_id = None, None
@@ -645,8 +646,11 @@ class BrokerState:
                     break
             if self.held_because and message.persistent:
                 reason = self.held_because
-            elif self.volatile_held_because and not (message.persistent and self.durable):
-                reason = self.volatile_held_because
+            elif self.volatile_room is not None and not (message.persistent and all_durable):
+                if len(message.payload) > self.volatile_room:
+                    reason = self._volatile_full()
+                else:
+                    self.volatile_room -= len(message.payload)
             if reason:
                 held.index = index
                 break
@@ -744,6 +748,12 @@ class BrokerState:
         else:
             queue.held.append(held)
             self._holding[queue.id] = queue
+
+    def _volatile_full(self) -> str:
+        return (
+            f"non-persistent messages take all of the {self.settings.max_volatile_bytes} bytes that they may"
+            " (option max_volatile_bytes)"
+        )
 
     def _resume_held(self, now_ms: int, effects: Effects) -> None:
         for queue in list(self._holding.values()):
@@ -897,6 +907,7 @@ class BrokerState:
                 )
         sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
         wanted: dict[int, int] = {}
+        volatile_bytes = 0
         limit = settings.max_queue_messages
         for destination, message in command.sends:
             if len(message.payload) > settings.max_message_bytes:
@@ -909,7 +920,12 @@ class BrokerState:
                 queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))
             ]
             sends.append((queues, destination, message))
-            reason = self.held_because if message.persistent else self.volatile_held_because
+            reason = self.held_because
+            if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
+                volatile_bytes += len(message.payload)
+                reason = None
+                if self.volatile_room is not None and volatile_bytes > self.volatile_room:
+                    reason = self._volatile_full()
             if reason:
                 self._hold(held, None, reason, effects)
                 return False
@@ -919,6 +935,8 @@ class BrokerState:
                     self._hold(held, queue, queue_full(queue, limit, None), effects)
                     return False
         # From here on nothing can fail.
+        if self.volatile_room is not None:
+            self.volatile_room -= volatile_bytes
         for queues, destination, message in sends:
             identity = message.identity
             if identity is not None:
@@ -1099,7 +1117,8 @@ class BrokerState:
             commits=totals.commits,
             clients=len(self.clients),
             volatile_bytes=sum(queue.bytes - queue.stored_bytes for queue in self.queues.values()),
-            held_because=self.held_because or self.volatile_held_because,
+            held_because=self.held_because
+            or (self._volatile_full() if self.volatile_room is not None and self.volatile_room <= 0 else None),
             queues=tuple(sorted(queues, key=lambda each: (each.kind, each.name))),
         )
         self._reply(command, result, effects)

@@ -1,0 +1,572 @@
+"""The driver over real stores: what is on disk before what leaves, restarts, limits, alarms, failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import CYCLE_MESSAGES, Broker
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.records import entry_key
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    StoreException,
+    StoreLockedException,
+)
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import (
+    WAIT,
+    Inbox,
+    attach,
+    connect,
+    depth,
+    drained,
+    message,
+    payloads,
+    send,
+    settle,
+)
+
+
+class Engines:
+    """Brokers over one directory (or memory), one at a time, all closed at the end."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.broker: Broker | None = None
+
+    def start(self, **settings: Any) -> Broker:
+        """Start, or start again."""
+        if self.broker is not None:
+            self.broker.close()
+        self.broker = Broker(EngineSettings(**settings), str(self.path) if self.path else None)
+        return self.broker
+
+
+@pytest.fixture(params=["disk", "memory"])
+def engines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engines]:
+    engines = Engines(tmp_path / "data" if request.param == "disk" else None)
+    yield engines
+    if engines.broker is not None:
+        engines.broker.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Engines]:
+    engines = Engines(tmp_path / "data")
+    yield engines
+    if engines.broker is not None:
+        engines.broker.close()
+
+
+def test_messages_go_in_and_out_in_order(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    send(broker, client, "q", *range(100))
+    consumer, inbox = attach(broker, client, "q", credit=60)
+    broker.call(c.Credit(consumer, 60), WAIT)
+    handouts = inbox.wait_for(100)
+    assert payloads(handouts) == [str(number).encode() for number in range(100)]
+    settle(broker, consumer, handouts)
+    assert depth(broker, "q") == 0
+
+
+def test_a_backlog_far_beyond_the_window_keeps_its_order(engines: Engines) -> None:
+    broker = engines.start(window_messages=10)
+    client = connect(broker)
+    for start in range(0, 1000, 100):
+        send(broker, client, "q", *range(start, start + 100), persistent=start % 200 == 0)
+    assert payloads(drained(broker, client, "q")) == [str(number).encode() for number in range(1000)]
+
+
+def test_priorities_hold_over_the_whole_backlog(engines: Engines) -> None:
+    broker = engines.start(window_messages=10)
+    client = connect(broker)
+    send(broker, client, "q", *["low"] * 50, priority=1)
+    send(broker, client, "q", *["high"] * 50, priority=9)
+    send(broker, client, "q", *["middle"] * 50, priority=4, persistent=False)
+    assert payloads(drained(broker, client, "q")) == [b"high"] * 50 + [b"middle"] * 50 + [b"low"] * 50
+
+
+def test_what_is_delivered_is_on_disk_before(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    seen: list[bool] = []
+
+    def sink(handouts: Any) -> None:
+        assert broker._disk is not None
+        for handout in handouts:
+            (found,) = broker._disk.load(number, 5, handout.position - 1, 1).entries
+            seen.append(found.position == handout.position)
+
+    consumer = broker.call(c.Attach(client, queue("q"), sink), WAIT)
+    number = broker._state.by_destination[queue("q")].id
+    broker.submit(c.Credit(consumer, 1000))
+    sent = threading.Thread(target=lambda: [send(broker, client, "q", body) for body in range(200)])
+    sent.start()
+    sent.join(WAIT)
+    broker.call(c.Drain(consumer), WAIT)
+    assert seen == [True] * 200
+
+
+def test_one_commit_serves_all_that_waited(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    replies: list[Any] = []
+    before = broker.call(c.Statistics(), WAIT).commits
+    with broker._runner:  # nothing is done while the sends gather
+        for number in range(500):
+            broker.submit(c.Enqueue(client, queue("q"), [message(number)], replies.append))
+    assert depth(broker, "q") == 500
+    assert replies == [None] * 500
+    assert broker.call(c.Statistics(), WAIT).commits - before == 1
+
+
+def test_a_commit_takes_no_more_than_its_limit(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    replies: list[Any] = []
+    with broker._runner:
+        before = broker._state.totals.commits
+        for _ in range(3):
+            body = [message()] * CYCLE_MESSAGES
+            broker.submit(c.Enqueue(client, queue("q"), body, replies.append))
+    assert depth(broker, "q") == 3 * CYCLE_MESSAGES
+    assert broker.call(c.Statistics(), WAIT).commits - before == 3
+
+
+def test_many_threads_send_and_nothing_is_lost_or_doubled(engines: Engines) -> None:
+    broker = engines.start()
+
+    def work(name: int) -> None:
+        client = connect(broker)
+        for number in range(100):
+            send(broker, client, "q", f"{name} {number}")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    bodies = payloads(drained(broker, connect(broker), "q"))
+    assert sorted(bodies) == sorted(f"{name} {number}".encode() for name in range(8) for number in range(100))
+    for name in range(8):
+        own = [body for body in bodies if body.startswith(f"{name} ".encode())]
+        assert own == [f"{name} {number}".encode() for number in range(100)]
+
+
+def test_a_restart_finds_everything_persistent_and_nothing_else(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", "kept 1")
+    send(broker, client, "q", "gone", persistent=False)
+    send(broker, client, "q", "kept 2", priority=9)
+    broker = disk.start()
+    handouts = drained(broker, connect(broker), "q")
+    assert payloads(handouts) == [b"kept 2", b"kept 1"]
+    assert [each.delivery_count for each in handouts] == [0, 0]
+
+
+def test_what_was_delivered_before_a_restart_comes_again_as_redelivered(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", *range(10))
+    attach(broker, client, "q", credit=4)[1].wait_for(4)
+    broker = disk.start()
+    handouts = drained(broker, connect(broker), "q")
+    assert [each.delivery_count for each in handouts] == [1] * 4 + [0] * 6
+
+
+def test_positions_are_never_used_again_over_restarts(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", "a", "b")
+    consumer, inbox = attach(broker, client, "q", credit=2)
+    settle(broker, consumer, inbox.wait_for(2))
+    highest = inbox.handouts[-1].position
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", "c")
+    assert drained(broker, client, "q")[0].position > highest
+
+
+def test_a_durable_subscription_outlives_a_restart(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker, "me")
+    subscription = Subscription("sub", durable=True, shared=False)
+    consumer, _ = attach(broker, client, topic("news"), subscription=subscription)
+    broker.call(c.Detach(consumer), WAIT)
+    send(broker, client, topic("news"), "one")
+    broker = disk.start()
+    client = connect(broker, "me")
+    send(broker, client, topic("news"), "two")
+    assert payloads(drained(broker, client, topic("news"), subscription=subscription)) == [b"one", b"two"]
+
+
+def test_a_topic_keeps_one_copy_for_all_its_subscribers(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker, "me")
+    for name in "abc":
+        consumer, _ = attach(broker, client, topic("t"), subscription=Subscription(name, durable=True, shared=True))
+        broker.call(c.Detach(consumer), WAIT)
+    send(broker, client, topic("t"), "x", "y")
+    assert broker._disk is not None
+    with broker._disk._env.begin() as txn:
+        assert txn.stat(db=broker._disk._db["messages"])["entries"] == 2
+    for name in "abc":
+        consumer, inbox = attach(
+            broker, client, topic("t"), 10, subscription=Subscription(name, durable=True, shared=True)
+        )
+        settle(broker, consumer, inbox.wait_for(2))
+    with broker._disk._env.begin() as txn:
+        assert txn.stat(db=broker._disk._db["messages"])["entries"] == 0
+        assert txn.stat(db=broker._disk._db["references"])["entries"] == 0
+
+
+def test_an_ended_queue_leaves_nothing_in_the_store(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker, "me")
+    subscription = Subscription("sub", durable=True, shared=False)
+    consumer, _ = attach(broker, client, topic("t"), subscription=subscription)
+    broker.call(c.Detach(consumer), WAIT)
+    send(broker, client, topic("t"), *range(2000), expires_at_ms=_now_ms() + 3_600_000)
+    send(broker, client, topic("t"), "later", deliver_at_ms=_now_ms() + 150)
+    broker.call(c.Unsubscribe(client, "sub"), WAIT)
+    assert broker._disk is not None
+
+    def left() -> dict[str, int]:
+        assert broker._disk is not None
+        with broker._disk._env.begin() as txn:
+            counts = {table: txn.stat(db=handle)["entries"] for table, handle in broker._disk._db.items()}
+        return {table: count for table, count in counts.items() if count and table != "meta"}
+
+    _eventually(lambda: not broker._chores and left() == {})  # the schedule of a delayed one goes when it is due
+
+
+def test_a_queue_that_ended_just_before_a_crash_is_cleared_at_the_next_start(tmp_path: Path) -> None:
+    settings = EngineSettings()
+    store = LmdbStore(tmp_path, settings)
+    state = BrokerState(settings, durable=True, unique="u")
+    attach_it = c.Attach(1, topic("t"), Inbox(), Subscription("s", durable=True, shared=False))
+    commands = [c.Connect("me"), attach_it, c.Detach(1), c.Enqueue(1, topic("t"), [message("x")])]
+    effects = state.decide([*commands, c.Unsubscribe(1, "s")], _now_ms())
+    store.commit(effects.durable)
+    store.close()
+    broker = Broker(settings, str(tmp_path))
+    try:
+        while broker._chores:
+            broker.call(c.Statistics(), WAIT)
+        assert broker._disk is not None
+        assert broker._disk.queues() == []
+        assert list(broker._disk.read_messages([1])) == [None]
+    finally:
+        broker.close()
+
+
+def test_a_published_transaction_is_moved_at_the_next_start(tmp_path: Path) -> None:
+    settings = EngineSettings()
+    store = LmdbStore(tmp_path, settings)
+    state = BrokerState(settings, durable=True, unique="u")
+    commands = [
+        c.Stage("b", queue("target"), 0, [message("3"), message("4")]),
+        c.Stage("a", queue("target"), 0, [message("1"), message("2")]),
+        c.Publish("group", 7, ["a", "b"]),
+    ]
+    store.commit(state.decide(commands, _now_ms()).durable)
+    store.close()
+    broker = Broker(settings, str(tmp_path))
+    try:
+        while broker._chores:
+            broker.call(c.Statistics(), WAIT)
+        client = connect(broker)
+        assert payloads(drained(broker, client, "target")) == [b"1", b"2", b"3", b"4"]
+        assert broker.call(c.Publish("group", 7, ["a", "b"]), WAIT) is False
+    finally:
+        broker.close()
+
+
+def test_a_staged_transaction_that_nobody_publishes_is_dropped(engines: Engines) -> None:
+    broker = engines.start(staged_timeout_seconds=1.0)
+    broker.call(c.Stage("t", queue("target"), 0, [message("x")]), WAIT)
+    _eventually(lambda: not broker._state.staged and not broker._chores)
+    assert depth(broker, "t") == 0
+    with pytest.raises(JMSException, match="staged_timeout_seconds"):
+        broker.call(c.Publish("group", 1, ["t"]), WAIT)
+
+
+def test_a_delayed_message_comes_when_its_time_has_come(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    due_ms = _now_ms() + 200
+    _, inbox = attach(broker, client, "q", credit=10)
+    send(broker, client, "q", "late", deliver_at_ms=due_ms)
+    send(broker, client, "q", "soon")
+    handouts = inbox.wait_for(2)
+    assert payloads(handouts) == [b"soon", b"late"]
+    assert _now_ms() >= due_ms
+
+
+def test_an_expired_message_goes_without_anybody_asking_for_it(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    send(broker, client, "q", "short", expires_at_ms=_now_ms() + 100)
+    send(broker, client, "q", "long", expires_at_ms=_now_ms() + 100_000)
+    assert depth(broker, "q") == 2
+    _eventually(lambda: depth(broker, "q") == 1)
+    assert payloads(drained(broker, client, "q")) == [b"long"]
+    assert broker.call(c.Statistics(), WAIT).expired == 1
+
+
+def test_expiry_and_delay_hold_over_a_restart(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", "short", expires_at_ms=_now_ms() + 150)
+    send(broker, client, "q", "late", deliver_at_ms=_now_ms() + 150)
+    broker = disk.start()
+    _, inbox = attach(broker, connect(broker), "other", credit=1)
+    _eventually(lambda: broker.call(c.Statistics(), WAIT).expired == 1)
+    _eventually(lambda: payloads(drained(broker, connect(broker), "q")) == [b"late"])
+    assert inbox.handouts == []
+
+
+def test_a_full_queue_holds_producers_back_until_there_is_room(engines: Engines) -> None:
+    broker = engines.start(max_queue_messages=10)
+    client = connect(broker)
+    send(broker, client, "q", *range(10))
+    replies: list[Any] = []
+    for number in (10, 11):
+        broker.submit(c.Enqueue(client, queue("q"), [message(number)], replies.append))
+    assert depth(broker, "q") == 10
+    assert replies == []
+    consumer, inbox = attach(broker, client, "q", credit=2)
+    settle(broker, consumer, inbox.wait_for(2))
+    assert replies == [None, None]
+    assert [int(each.payload) for each in drained(broker, client, "q")] == list(range(2, 12))
+
+
+def test_a_producer_held_back_too_long_gets_an_error_that_names_the_limit(engines: Engines) -> None:
+    broker = engines.start(max_queue_messages=1, hold_timeout_seconds=0.2)
+    client = connect(broker)
+    send(broker, client, "q", "a")
+    started = time.monotonic()
+    (error,) = send(broker, client, "q", "b")
+    assert isinstance(error, ResourceAllocationException)
+    assert "max_queue_messages" in str(error)
+    assert 0.15 <= time.monotonic() - started < WAIT / 2
+    assert depth(broker, "q") == 1
+
+
+def test_volatile_messages_have_a_limit_of_their_own(engines: Engines) -> None:
+    broker = engines.start(max_volatile_bytes=1000, hold_timeout_seconds=0.1)
+    client = connect(broker)
+    assert send(broker, client, "q", b"x" * 900, persistent=False) is None
+    (error,) = send(broker, client, "q", b"x" * 200, persistent=False)
+    assert "max_volatile_bytes" in str(error)
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    settle(broker, consumer, inbox.wait_for(1))
+    assert send(broker, client, "q", b"x" * 900, persistent=False) is None
+
+
+def test_a_full_store_holds_producers_back_and_lets_consumers_go_on(disk: Engines) -> None:
+    broker = disk.start(max_store_bytes=16 * 1024 * 1024, hold_timeout_seconds=0.1, min_free_disk_bytes=0)
+    client = connect(broker)
+    body = b"x" * 100_000
+    sent = 0
+    while True:
+        reply = send(broker, client, "q", body)
+        if reply is not None:
+            break
+        sent += 1
+        assert sent < 200
+    assert "max_store_bytes" in str(reply[0])
+    assert sent > 50
+    consumer, inbox = attach(broker, client, "q", credit=sent)
+    settle(broker, consumer, inbox.wait_for(sent))
+    _eventually(lambda: send(broker, client, "q", body) is None)
+
+
+def test_a_damaged_message_is_kept_aside_and_the_others_are_delivered(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", "one", "two", "three")
+    broker.close()
+    disk.broker = None
+    assert disk.path is not None
+    _change(disk.path, "messages", (2).to_bytes(8, "big"), lambda value: value[:-1] + bytes([value[-1] ^ 1]))
+    broker = disk.start()
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, "q", credit=3)
+    assert payloads(inbox.wait_for(2)) == [b"one", b"three"]
+    broker.call(c.Drain(consumer), WAIT)
+    statistics = broker.call(c.Statistics(), WAIT)
+    assert (statistics.quarantined, depth(broker, "q")) == (1, 2)
+    assert broker._disk is not None
+    assert broker._disk.quarantined() == 2  # the message and its entry
+
+
+def test_a_damaged_entry_is_kept_aside_and_the_others_are_delivered(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    send(broker, client, "q", "one", "two", "three")
+    number = broker._state.by_destination[queue("q")].id
+    broker.close()
+    disk.broker = None
+    assert disk.path is not None
+    _change(disk.path, "entries", entry_key(number, 5, 2), lambda value: bytes(len(value)))
+    broker = disk.start()
+    client = connect(broker)
+    assert payloads(drained(broker, client, "q")) == [b"one", b"three"]
+    assert depth(broker, "q") == 2
+    assert broker.call(c.Statistics(), WAIT).quarantined == 1
+
+
+def test_the_engine_stops_on_an_error_of_the_store(disk: Engines) -> None:
+    broker = disk.start(max_queue_messages=1)
+    client = connect(broker)
+    send(broker, client, "q", "a")
+    told: list[Any] = []
+    held: list[Any] = []
+    broker.on_failure(told.append)
+    broker.submit(c.Enqueue(client, queue("q"), [message("held")], held.append))
+    assert depth(broker, "q") == 1
+    assert broker._disk is not None
+    broker._disk._env.close()
+    with pytest.raises(StoreException):
+        send(broker, client, "other", "b")
+    with pytest.raises(StoreException):
+        broker.call(c.Statistics(), WAIT)
+    assert [type(error) for error in told + held] == [StoreException, StoreException]
+
+
+def test_a_closed_engine_says_so(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    replies: list[Any] = []
+    broker.close()
+    broker.close()
+    with pytest.raises(IllegalStateException, match="closed"):
+        send(broker, client, "q", "x")
+    broker.submit(c.Enqueue(client, queue("q"), [message()], replies.append))
+    assert replies == [] or isinstance(replies[0], IllegalStateException)
+
+
+def test_closing_answers_those_who_are_held_back(engines: Engines) -> None:
+    broker = engines.start(max_queue_messages=1)
+    client = connect(broker)
+    send(broker, client, "q", "a")
+    replies: list[Any] = []
+    broker.submit(c.Enqueue(client, queue("q"), [message()], replies.append))
+    broker.close()
+    assert [type(reply) for reply in replies] == [IllegalStateException]
+
+
+def test_a_call_keeps_its_deadline_and_is_carried_out_all_the_same(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    with broker._runner, pytest.raises(OperationTimedOutException, match="no answer to Enqueue within"):
+        broker.call(c.Enqueue(client, queue("q"), [message()]), 0.05)
+    _eventually(lambda: depth(broker, "q") == 1)
+
+
+def test_a_callback_that_raises_does_not_stop_the_engine(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
+    broker = engines.start()
+    client = connect(broker)
+
+    def bad(_result: Any) -> None:
+        raise RuntimeError("mine")
+
+    broker.submit(c.Enqueue(client, queue("q"), [message()], bad))
+    _eventually(lambda: depth(broker, "q") == 1)
+    assert "callback of the engine raised" in caplog.text
+
+
+def test_a_store_has_one_owner(disk: Engines) -> None:
+    disk.start()
+    with pytest.raises(StoreLockedException, match=r"in use by process \d+"):
+        Broker(EngineSettings(), str(disk.path))
+
+
+def test_a_browser_sees_what_waits_in_order_and_takes_nothing(engines: Engines) -> None:
+    broker = engines.start(window_messages=10)
+    client = connect(broker)
+    send(broker, client, "q", *range(50), persistent=False)
+    send(broker, client, "q", *range(50, 100))
+    send(broker, client, "q", "first", priority=9)
+    _, held = attach(broker, client, "q", credit=1)
+    held.wait_for(1)
+    browser, inbox = attach(broker, client, "q", credit=30, browse=True)
+    send(broker, client, "q", "after the snapshot")
+    broker.call(c.Drain(browser), WAIT)
+    assert payloads(inbox.handouts) == [str(number).encode() for number in range(30)]
+    broker.call(c.Credit(browser, 1000), WAIT)
+    broker.call(c.Drain(browser), WAIT)
+    assert payloads(inbox.handouts) == [str(number).encode() for number in range(100)]
+    assert depth(broker, "q") == 102
+    broker.call(c.Detach(browser), WAIT)
+
+
+def test_work_for_a_commit_of_sends_and_settlements_is_all_or_nothing(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    send(broker, client, "in", "a", "b")
+    consumer, inbox = attach(broker, client, "in", credit=2)
+    first, second = inbox.wait_for(2)
+    commit = c.Commit(
+        client, c.CommitId("s", 1), [(queue("out"), message("c"))], [(consumer, first.number, Outcome.ACCEPTED)]
+    )
+    broker.call(commit, WAIT)
+    broker.call(commit, WAIT)  # once more is harmless
+    with pytest.raises(JMSException, match="not held any more"):
+        broker.call(
+            c.Commit(
+                client,
+                c.CommitId("s", 2),
+                [(queue("out"), message("d"))],
+                [(consumer, second.number, Outcome.ACCEPTED), (consumer, 99, Outcome.ACCEPTED)],
+            ),
+            WAIT,
+        )
+    assert (depth(broker, "in"), depth(broker, "out")) == (1, 1)
+
+
+def test_a_commit_id_is_known_after_a_restart(disk: Engines) -> None:
+    broker = disk.start()
+    commit = c.Commit(connect(broker), c.CommitId("s", 1), [(queue("out"), message("c"))], [])
+    broker.call(commit, WAIT)
+    broker = disk.start()
+    broker.call(commit._replace(client=connect(broker)), WAIT)
+    assert depth(broker, "out") == 1
+
+
+def _eventually(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _change(path: Path, table: str, key: bytes, change: Any) -> None:
+    with lmdb.open(str(path), max_dbs=20, map_size=1 << 28) as env:
+        handle = env.open_db(table.encode())
+        with env.begin(write=True, db=handle) as txn:
+            value = txn.get(key)
+            assert value is not None
+            txn.put(key, change(value))
