@@ -1,0 +1,241 @@
+"""What the engine can be asked beyond messaging, over both stores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.destination import queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
+    OperationTimedOutException,
+)
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, payloads, send
+
+
+@pytest.fixture(params=["disk", "memory"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(EngineSettings(), str(tmp_path) if request.param == "disk" else None)
+    yield broker
+    broker.close()
+
+
+def ask(broker: Broker, operation: str, **arguments: Any) -> Any:
+    return broker.request(operation, arguments, WAIT)
+
+
+def envelope(body: str, **fields: Any) -> bytes:
+    return pack(Envelope(queue("target"), body=body, **fields))
+
+
+def bodies(answer: dict[str, Any]) -> list[bytes]:
+    return [payload for _, _, _, payload, _ in answer["messages"]]
+
+
+def test_bounds_of_an_empty_queue_meet(broker: Broker) -> None:
+    bounds = ask(broker, "bounds", destination="q")
+    assert bounds["first"] == bounds["next"]
+
+
+def test_bounds_move_with_what_comes_and_goes(broker: Broker) -> None:
+    client = connect(broker)
+    before = ask(broker, "bounds", destination="q")
+    send(broker, client, "q", "a", "b", "c")
+    after = ask(broker, "bounds", destination="q")
+    assert (after["first"], after["next"]) == (before["next"], before["next"] + 3)
+    ask(broker, "settle_through", destination="q", position=after["first"], incarnation=after["incarnation"])
+    assert ask(broker, "bounds", destination="q")["first"] == after["first"] + 1
+
+
+def test_bounds_include_what_a_consumer_holds(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", "a", "b")
+    first = ask(broker, "bounds", destination="q")["first"]
+    attach(broker, client, "q", credit=1)[1].wait_for(1)
+    assert ask(broker, "bounds", destination="q")["first"] == first
+
+
+def test_a_range_reads_the_same_until_it_is_settled_by_position_over_priorities(broker: Broker) -> None:
+    client = connect(broker)
+    for number in range(10):
+        send(broker, client, "q", number, priority=number, persistent=number % 2 == 0)
+    bounds = ask(broker, "bounds", destination="q")
+    first, last = bounds["first"], bounds["next"] - 1
+    for _ in range(2):
+        answer = ask(broker, "read_range", destination="q", first=first, last=last, incarnation=bounds["incarnation"])
+        assert bodies(answer) == [str(number).encode() for number in range(10)]
+        assert answer["next"] == last + 1
+    part = ask(broker, "read_range", destination="q", first=first + 2, last=first + 4)
+    assert bodies(part) == [b"2", b"3", b"4"]
+    assert ask(broker, "settle_through", destination="q", position=first + 2) == 3
+    rest = ask(broker, "read_range", destination="q", first=first, last=last)
+    assert bodies(rest) == [str(number).encode() for number in range(3, 10)]
+
+
+def test_a_large_range_comes_in_chunks_that_miss_nothing(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", *(b"%06d" % number + b"x" * 100 for number in range(6000)))
+    bounds = ask(broker, "bounds", destination="q")
+    position, found, rounds = bounds["first"], [], 0
+    while position < bounds["next"]:
+        answer = ask(broker, "read_range", destination="q", first=position, last=bounds["next"] - 1, max_bytes=100_000)
+        assert sum(map(len, bodies(answer))) <= 100_000
+        found += bodies(answer)
+        position = answer["next"]
+        rounds += 1
+    assert [int(body[:6]) for body in found] == list(range(6000))
+    assert rounds >= 6
+
+
+def test_a_message_larger_than_the_chunk_comes_alone(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", b"x" * 5000, b"y" * 5000)
+    bounds = ask(broker, "bounds", destination="q")
+    answer = ask(broker, "read_range", destination="q", first=bounds["first"], last=bounds["next"] - 1, max_bytes=100)
+    assert bodies(answer) == [b"x" * 5000]
+    assert answer["next"] == bounds["first"] + 1
+
+
+def test_a_range_of_another_incarnation_is_refused(broker: Broker) -> None:
+    ask(broker, "bounds", destination="q")
+    with pytest.raises(InvalidDestinationException, match="deleted and made again"):
+        ask(broker, "read_range", destination="q", first=1, last=2, incarnation="other-1")
+    with pytest.raises(InvalidDestinationException, match="deleted and made again"):
+        ask(broker, "settle_through", destination="q", position=1, incarnation="other-1")
+
+
+def test_a_range_is_not_settled_under_a_consumer(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", "a")
+    consumer, _ = attach(broker, client, "q")
+    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+        ask(broker, "settle_through", destination="q", position=1)
+    broker.call(c.Detach(consumer), WAIT)
+    assert ask(broker, "settle_through", destination="q", position=1) == 1
+
+
+def test_a_subscription_is_read_and_settled_like_a_queue(broker: Broker) -> None:
+    client = connect(broker)
+    consumer, _ = attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=True))
+    broker.call(c.Detach(consumer), WAIT)
+    if not broker.is_durable:
+        consumer, _ = attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=True))
+    send(broker, client, topic("t"), "a", "b")
+    bounds = ask(broker, "bounds", destination="t", kind="topic", subscription="s")
+    answer = ask(
+        broker, "read_range", destination="t", kind="topic", subscription="s", first=0, last=bounds["next"] - 1
+    )
+    assert bodies(answer) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("operation", ["purge", "read_range", "settle_through"])
+def test_an_unknown_queue_is_an_error(broker: Broker, operation: str) -> None:
+    with pytest.raises(InvalidDestinationException, match="there is no queue 'nowhere'"):
+        ask(broker, operation, destination="nowhere", first=0, last=1, position=1)
+
+
+def test_an_unknown_subscription_is_an_error(broker: Broker) -> None:
+    with pytest.raises(InvalidDestinationException, match="has no subscription 's'"):
+        ask(broker, "bounds", destination="t", kind="topic", subscription="s")
+    with pytest.raises(InvalidDestinationException, match="name a subscription"):
+        ask(broker, "bounds", destination="t", kind="topic")
+
+
+def test_purge_drops_what_waits_also_what_is_not_due_and_leaves_what_is_held(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", *range(50))
+    send(broker, client, "q", *range(50), persistent=False, priority=7)
+    send(broker, client, "q", "later", deliver_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
+    attach(broker, client, "q", credit=3)[1].wait_for(3)
+    assert ask(broker, "purge", destination="q") == 98
+    assert depth(broker, "q") == 3
+
+
+def test_statistics_are_plain_data(broker: Broker) -> None:
+    send(broker, connect(broker), "q", "a")
+    statistics = ask(broker, "statistics")
+    assert statistics["enqueued"] == 1
+    (found,) = [each for each in statistics["queues"] if each["name"] == "q"]
+    assert (found["messages"], found["bytes"], found["kind"]) == (1, 1, "queue")
+
+
+def test_staged_messages_are_seen_only_when_they_are_published(broker: Broker) -> None:
+    ask(broker, "stage", transaction="t1", queue="target", first=0, messages=[envelope("a"), envelope("b", priority=7)])
+    ask(broker, "stage", transaction="t2", queue="target", first=0, messages=[envelope("c")])
+    assert depth(broker, "target") == 0
+    assert ask(broker, "publish", group="g", number=0, transactions=["t1", "t2"]) is True
+    handouts = drained(broker, connect(broker), "target")
+    assert [unpack(payload).body for payload in payloads(handouts)] == ["b", "a", "c"]
+    assert all(handout.format == ENVELOPE_FORMAT for handout in handouts)
+    assert not [each for each in ask(broker, "statistics")["queues"] if each["kind"] == "staged"]
+
+
+def test_a_chunk_that_is_staged_again_is_not_staged_twice(broker: Broker) -> None:
+    first, second = [envelope("a"), envelope("b")], [envelope("c"), envelope("d")]
+    ask(broker, "stage", transaction="t", queue="target", first=0, messages=first)
+    ask(broker, "stage", transaction="t", queue="target", first=0, messages=first)
+    ask(broker, "stage", transaction="t", queue="target", first=2, messages=second)
+    ask(broker, "stage", transaction="t", queue="target", first=1, messages=[*first[1:], *second])
+    with pytest.raises(IllegalStateException, match="has 4 messages"):
+        ask(broker, "stage", transaction="t", queue="target", first=5, messages=second)
+    ask(broker, "publish", group="g", number=1, transactions=["t"])
+    assert depth(broker, "target") == 4
+
+
+def test_a_number_of_a_group_is_published_once(broker: Broker) -> None:
+    for attempt in ("first", "again"):
+        ask(broker, "stage", transaction=attempt, queue="target", first=0, messages=[envelope(attempt)])
+        assert ask(broker, "publish", group="g", number=3, transactions=[attempt]) is (attempt == "first")
+    assert ask(broker, "publish", group="g", number=2, transactions=[]) is False
+    assert [unpack(payload).body for payload in payloads(drained(broker, connect(broker), "target"))] == ["first"]
+    assert not broker._state.staged
+
+
+def test_publishing_what_was_never_staged_publishes_nothing(broker: Broker) -> None:
+    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("a")])
+    with pytest.raises(InvalidDestinationException, match="'missing' does not exist"):
+        ask(broker, "publish", group="g", number=1, transactions=["t", "missing"])
+    assert depth(broker, "target") == 0
+    assert ask(broker, "publish", group="g", number=1, transactions=["t"]) is True
+
+
+def test_discarded_transactions_are_gone(broker: Broker) -> None:
+    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("a")])
+    assert ask(broker, "discard", transactions=["t", "unknown"]) == 1
+    with pytest.raises(JMSException, match="does not exist"):
+        ask(broker, "publish", group="g", number=1, transactions=["t"])
+    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("b")])
+    assert ask(broker, "publish", group="g", number=1, transactions=["t"]) is True
+    assert [unpack(payload).body for payload in payloads(drained(broker, connect(broker), "target"))] == ["b"]
+
+
+def test_wrong_arguments_are_named(broker: Broker) -> None:
+    with pytest.raises(MessageFormatException, match="unknown operation 'nothing'; the operations are statistics"):
+        ask(broker, "nothing")
+    with pytest.raises(MessageFormatException, match="needs the argument 'first' of type int"):
+        ask(broker, "read_range", destination="q", last=1)
+    with pytest.raises(MessageFormatException, match="'destination' of type str, not 5"):
+        ask(broker, "bounds", destination=5)
+    with pytest.raises(MessageFormatException, match="not a list of strings"):
+        ask(broker, "discard", transactions=[1])
+    with pytest.raises(MessageFormatException, match="not a packed envelope"):
+        ask(broker, "stage", transaction="t", queue="q", first=0, messages=[b"junk"])
+    with pytest.raises(MessageFormatException, match="is bytes, not str"):
+        ask(broker, "stage", transaction="t", queue="q", first=0, messages=["junk"])
+
+
+def test_an_operation_keeps_its_deadline(broker: Broker) -> None:
+    with pytest.raises(OperationTimedOutException):
+        broker.request("statistics", {}, 0)
