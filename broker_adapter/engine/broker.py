@@ -258,8 +258,9 @@ class Broker:
             self._look_for_room(now_ms, incoming)
             effects = self._state.decide(commands, now_ms)
             self._load(effects, now_ms)
+            taken = self._read_what_is_taken(effects)
             self._persist(effects)
-            self._deliver(effects, now_ms)
+            self._deliver(effects, taken, now_ms)
         except Exception as error:
             self._fail(error, commands)
             return
@@ -351,6 +352,14 @@ class Broker:
             wanted, effects.loads = effects.loads, []
         self._retries += wanted
 
+    def _read_what_is_taken(self, effects: Effects) -> dict[int, list[c.Handout]]:
+        """The deliveries that settle themselves, by consumer: the commit takes their messages out of the stores."""
+        return {
+            consumer.id: self._handouts(messages, None, effects)
+            for consumer, messages in effects.deliveries
+            if consumer.presettled
+        }
+
     def _persist(self, effects: Effects) -> None:
         durable, volatile = effects.durable, effects.volatile
         if durable:
@@ -387,9 +396,9 @@ class Broker:
             size -= len(cache.pop(number).payload)
         self._cache_bytes = size
 
-    def _deliver(self, effects: Effects, now_ms: int) -> None:
+    def _deliver(self, effects: Effects, taken: Mapping[int, list[c.Handout]], now_ms: int) -> None:
         for consumer, messages in effects.deliveries:
-            handouts = self._handouts(messages, consumer.id)
+            handouts = taken[consumer.id] if consumer.presettled else self._handouts(messages, consumer.id)
             if handouts:
                 self._state.totals.delivered += len(handouts)
                 _tell(consumer.sink, handouts)
@@ -401,9 +410,17 @@ class Broker:
         self._chores += [self._move_and_drop(queue) for queue in effects.published]
         self._chores += [self._trim_and_drop(queue) for queue in effects.ended]
 
-    def _handouts(self, messages: Sequence[Outgoing], consumer: int | None) -> list[c.Handout]:
-        """Deliveries with their payloads; those whose record cannot be trusted are left out and reported."""
-        bodies = self._bodies([(each.message, each.flags) for each in messages])
+    def _handouts(
+        self, messages: Sequence[Outgoing], consumer: int | None, pending: Effects | None = None
+    ) -> list[c.Handout]:
+        """Deliveries with their payloads; those whose record cannot be trusted are left out and reported.
+
+        Args:
+            messages: what to deliver.
+            consumer: who holds them, so that they can be taken back; None where nobody does.
+            pending: what is not in the stores yet.
+        """
+        bodies = self._bodies([(each.message, each.flags) for each in messages], pending)
         handouts = []
         for each, body in zip(messages, bodies, strict=True):
             number, position, count, message, flags, key = each
@@ -416,13 +433,19 @@ class Broker:
             handouts.append(c.Handout(number, position, count, body[0], body[1], annotations))
         return handouts
 
-    def _bodies(self, wanted: Sequence[tuple[int, int]]) -> list[Message | None]:
+    def _bodies(self, wanted: Sequence[tuple[int, int]], pending: Effects | None = None) -> list[Message | None]:
         """(format, payload) for each (message, flags); None where the record cannot be trusted."""
         cache = self._cache
         memory = self._memory
         bodies: list[Message | None] = []
         missing: list[int] = []
         for index, (number, flags) in enumerate(wanted):
+            if pending is not None:
+                batch = pending.durable if flags & FLAG_PERSISTENT else pending.volatile
+                message = batch.messages.get(number)
+                if message is not None:
+                    bodies.append((message.format, message.payload))
+                    continue
             if flags & FLAG_PERSISTENT:
                 message = cache.get(number)
                 if message is None:

@@ -519,6 +519,24 @@ def test_a_browser_sees_what_waits_in_order_and_takes_nothing(engines: Engines) 
     broker.call(c.Detach(browser), WAIT)
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_consumer_that_never_settles_gets_what_the_stores_forget(
+    engines: Engines, persistent: bool, waits: bool
+) -> None:
+    broker = engines.start(message_cache_bytes=0)
+    client = connect(broker)
+    if waits:
+        send(broker, client, "q", "a", "b", persistent=persistent)
+    consumer, inbox = attach(broker, client, "q", presettled=True)
+    broker.submit_all(
+        [c.Credit(consumer, 10), *([] if waits else [c.Enqueue(client, queue("q"), [message("a"), message("b")])])]
+    )
+    assert payloads(inbox.wait_for(2)) == [b"a", b"b"]
+    assert depth(broker, "q") == 0
+    assert broker.call(c.Statistics(), WAIT).quarantined == 0
+
+
 def test_work_for_a_commit_of_sends_and_settlements_is_all_or_nothing(engines: Engines) -> None:
     broker = engines.start()
     client = connect(broker)
