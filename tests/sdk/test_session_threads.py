@@ -1,0 +1,585 @@
+"""Which thread may do what: misuse, listeners, callbacks, closing."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    DeliveryMode,
+    IllegalStateException,
+    JMSException,
+    Message,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    Session,
+    TransactionRolledBackException,
+)
+from tests.sdk.small_broker import SmallBroker
+
+_WAIT = 10.0
+
+
+@pytest.fixture
+def broker() -> SmallBroker:
+    return SmallBroker(prefetch_messages=10, close_timeout_seconds=_WAIT)
+
+
+@pytest.fixture
+def connection(broker: SmallBroker) -> Iterator[Connection]:
+    with broker.connect() as connection:
+        connection.start()
+        yield connection
+
+
+def _send(connection: Connection, *bodies: str) -> None:
+    with connection.create_session() as session, session.create_producer(session.create_queue("q")) as producer:
+        for body in bodies:
+            producer.send(body)
+
+
+def _in_thread(act: Callable[[], Any]) -> tuple[threading.Thread, queue.SimpleQueue[Any]]:
+    """Run it in another thread; the queue gets its result or its error."""
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put(act())
+        except Exception as error:
+            results.put(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def _receiving(session: Session) -> None:
+    """Return when another thread waits in this session's receive."""
+    state = session._state
+    assert state.wait_until(lambda: True, None)
+    while not state.waiting:
+        threading.Event().wait(0.001)
+
+
+# Misuse.
+
+
+def test_session_in_use_by_another_thread_raises(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    destination = session.create_queue("q")
+    consumer, producer = session.create_consumer(destination), session.create_producer(destination)
+    thread, results = _in_thread(consumer.receive)
+    _receiving(session)
+
+    calls: list[Callable[[], object]] = [
+        lambda: producer.send("x"),
+        consumer.receive,
+        consumer.receive_nowait,
+        session.recover,
+        lambda: session.create_consumer(destination),
+        lambda: session.create_producer(destination),
+        lambda: list(session.create_browser(destination)),
+        session.create_temporary_queue,
+        lambda: setattr(consumer, "listener", print),
+    ]
+    for call in calls:
+        with pytest.raises(IllegalStateException, match="session 1 is in use by another thread"):
+            call()
+
+    _send(connection, "end")
+    assert str(results.get(timeout=_WAIT)) == "end"
+    thread.join()
+    producer.send("and now it is free")
+
+
+def test_message_cannot_be_acknowledged_while_another_thread_uses_its_session(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue("q"))
+    _send(connection, "x")
+    message = consumer.receive(_WAIT)
+    assert message is not None
+    thread, results = _in_thread(consumer.receive)
+    _receiving(session)
+
+    with pytest.raises(IllegalStateException, match="in use by another thread"):
+        message.acknowledge()
+
+    consumer.close()
+    assert results.get(timeout=_WAIT) is None
+    thread.join()
+
+
+def test_sessions_with_listeners_belong_to_their_thread(connection: Connection) -> None:
+    session = connection.create_session()
+    destination = session.create_queue("q")
+    consumer, producer = session.create_consumer(destination), session.create_producer(destination)
+    called = threading.Event()
+    consumer.listener = lambda message: called.set()
+    _send(connection, "x")
+    assert called.wait(_WAIT)
+
+    with pytest.raises(IllegalStateException, match="served by the thread of its listeners"):
+        producer.send("x")
+    with pytest.raises(IllegalStateException, match="served by the thread of its listeners"):
+        consumer.receive()
+
+    session.create_consumer(session.create_queue("another")).listener = print  # setting up is allowed
+    connection.stop()
+    while True:  # the thread lets go in its own time
+        try:
+            producer.send("y")
+            break
+        except IllegalStateException:
+            threading.Event().wait(0.001)
+
+
+def test_receive_is_refused_where_the_session_has_listeners(connection: Connection) -> None:
+    connection.stop()
+    session = connection.create_session()
+    one, two = (session.create_consumer(session.create_queue(name)) for name in ("q", "r"))
+    one.listener = print
+
+    with pytest.raises(IllegalStateException, match="session 1 has listeners"):
+        two.receive(0)
+
+    one.listener = None
+    assert two.receive(0) is None
+
+
+@pytest.mark.parametrize("thing", ["listener", "exception_listener", "on_completion"])
+def test_callback_that_cannot_be_called_is_refused(connection: Connection, thing: str) -> None:
+    session = connection.create_session()
+    destination = session.create_queue("q")
+
+    with pytest.raises(TypeError, match=f"{thing}=7 cannot be called"):  # noqa: PT012
+        if thing == "listener":
+            session.create_consumer(destination).listener = 7  # type: ignore[assignment]
+        elif thing == "exception_listener":
+            connection.exception_listener = 7  # type: ignore[assignment]
+        else:
+            session.create_producer(destination).send("x", on_completion=7)  # type: ignore[arg-type]
+
+
+# Listeners.
+
+
+def test_listeners_of_one_session_run_one_after_the_other_on_its_thread(connection: Connection) -> None:
+    connection.stop()
+    session = connection.create_session()
+    running: list[int] = []
+    seen: list[tuple[str, str]] = []
+    done = threading.Event()
+
+    def listen(message: Message) -> None:
+        running.append(1)
+        assert len(running) == 1
+        seen.append((str(message), threading.current_thread().name))
+        running.pop()
+        if len(seen) == 100:
+            done.set()
+
+    for name in ("a", "b"):
+        destination = session.create_queue(name)
+        producer = session.create_producer(destination)
+        for number in range(50):
+            producer.send(f"{name}{number}")
+        session.create_consumer(destination).listener = listen
+    connection.start()
+
+    assert done.wait(_WAIT)
+    assert {thread for _, thread in seen} == {"holdfast-session-1"}
+    for name in ("a", "b"):
+        assert [body for body, _ in seen if body[0] == name] == [f"{name}{number}" for number in range(50)]
+
+
+def test_listener_that_raises_is_logged_and_the_next_message_comes(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, int]] = []
+    done = threading.Event()
+
+    def listen(message: Message) -> None:
+        seen.append((str(message), message.delivery_count))
+        if len(seen) == 3:
+            done.set()
+        if str(message) == "bad" and not message.redelivered:
+            raise SystemExit("not even this ends the thread")
+
+    session = connection.create_session()
+    _send(connection, "bad", "good")
+    with caplog.at_level(logging.ERROR, "sdk"):
+        session.create_consumer(session.create_queue("q")).listener = listen
+        assert done.wait(_WAIT)
+        session.close()
+
+    assert sorted(seen) == [("bad", 1), ("bad", 2), ("good", 1)]
+    assert "SystemExit: not even this" in caplog.text
+
+
+def test_client_session_recovers_when_its_listener_raises(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, int]] = []
+    done = threading.Event()
+
+    def listen(message: Message) -> None:
+        seen.append((str(message), message.delivery_count))
+        if len(seen) == 5:
+            message.acknowledge()
+            done.set()
+        if str(message) == "b" and not message.redelivered:
+            raise ValueError("failed")
+
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    _send(connection, "a", "b", "c")
+    with caplog.at_level(logging.CRITICAL, "sdk"):
+        session.create_consumer(session.create_queue("q")).listener = listen
+        assert done.wait(_WAIT)
+        session.close()
+
+    assert seen == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("c", 1)]
+
+
+def test_listener_may_use_its_session(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    producer = session.create_producer(session.create_queue("out"))
+    done = threading.Event()
+
+    def forward(message: Message) -> None:
+        producer.send(message)
+        session.commit()
+        done.set()
+
+    session.create_consumer(session.create_queue("q")).listener = forward
+    _send(connection, "x")
+
+    assert done.wait(_WAIT)
+    other = connection.create_session()
+    assert str(other.create_consumer(other.create_queue("out")).receive(_WAIT)) == "x"
+
+
+def test_listener_that_recovers_gets_the_message_again(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.AUTO)
+    counts: list[int] = []
+    done = threading.Event()
+
+    def listen(message: Message) -> None:
+        counts.append(message.delivery_count)
+        if message.redelivered:
+            done.set()
+        else:
+            session.recover()
+
+    session.create_consumer(session.create_queue("q")).listener = listen
+    _send(connection, "x")
+
+    assert done.wait(_WAIT)
+    assert counts == [1, 2]
+
+
+def test_listener_may_close_its_consumer(broker: SmallBroker, connection: Connection) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    seen: list[str] = []
+    done = threading.Event()
+
+    def listen(message: Message) -> None:
+        seen.append(str(message))
+        consumer.close()
+        done.set()
+
+    _send(connection, "a", "b")
+    consumer.listener = listen
+    assert done.wait(_WAIT)
+    session.close()
+
+    assert seen == ["a"]
+    assert [outcome.name for outcome in broker.outcomes()] == ["RELEASED", "ACCEPTED"]
+
+
+@pytest.mark.parametrize("what", ["session.close", "connection.close", "connection.stop"])
+def test_listener_cannot_close_or_stop_what_it_runs_in(connection: Connection, what: str) -> None:
+    session = connection.create_session()
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    act = {"session.close": session.close, "connection.close": connection.close, "connection.stop": connection.stop}
+
+    def listen(message: Message) -> None:
+        try:
+            results.put(act[what]())
+        except JMSException as error:
+            results.put(error)
+
+    session.create_consumer(session.create_queue("q")).listener = listen
+    _send(connection, "x")
+
+    assert isinstance(results.get(timeout=_WAIT), IllegalStateException)
+
+
+# Closing.
+
+
+@pytest.mark.parametrize("what", ["consumer", "session", "connection"])
+def test_closing_wakes_a_receive_that_waits(connection: Connection, what: str) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    thread, results = _in_thread(consumer.receive)
+    _receiving(session)
+
+    {"consumer": consumer, "session": session, "connection": connection}[what].close()  # type: ignore[attr-defined]
+
+    assert results.get(timeout=_WAIT) is None
+    thread.join()
+
+
+@pytest.mark.parametrize("what", ["consumer", "session", "connection", "stop"])
+def test_closing_and_stopping_wait_for_a_listener_that_runs(connection: Connection, what: str) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
+
+    def listen(message: Message) -> None:
+        entered.set()
+        leave.wait(_WAIT)
+        left.set()
+
+    consumer.listener = listen
+    _send(connection, "x")
+    assert entered.wait(_WAIT)
+    acts = {
+        "consumer": consumer.close,
+        "session": session.close,
+        "connection": connection.close,
+        "stop": connection.stop,
+    }
+
+    thread, results = _in_thread(lambda: (acts[what](), left.is_set())[1])
+    assert not threading.Event().wait(0.02)
+    assert results.empty()
+    leave.set()
+
+    assert results.get(timeout=_WAIT) is True
+    thread.join()
+
+
+def test_close_gives_up_on_a_listener_that_does_not_return(caplog: pytest.LogCaptureFixture) -> None:
+    broker = SmallBroker(close_timeout_seconds=0.05)
+    entered, leave = threading.Event(), threading.Event()
+    with broker.connect() as connection, caplog.at_level(logging.CRITICAL, "sdk"):
+        connection.start()
+        session = connection.create_session()
+
+        def listen(message: Message) -> None:
+            entered.set()
+            leave.wait(_WAIT)
+
+        session.create_consumer(session.create_queue("q")).listener = listen
+        _send(connection, "x")
+        assert entered.wait(_WAIT)
+        with pytest.raises(OperationTimedOutException, match="has not returned in time"):
+            connection.stop()
+
+        session.close()
+
+        assert [outcome.name for outcome in broker.outcomes()] == ["MODIFIED"]
+        thread = session._thread
+        assert thread is not None
+        leave.set()
+        thread.thread.join(_WAIT)
+        assert [outcome.name for outcome in broker.outcomes()] == ["MODIFIED"]  # settled once
+
+
+@pytest.mark.parametrize("what", ["connection", "session", "producer", "consumer", "browser"])
+def test_closing_twice_is_legal_and_using_afterwards_is_not(connection: Connection, what: str) -> None:
+    session = connection.create_session()
+    destination = session.create_queue("q")
+    things: dict[str, Any] = {
+        "connection": connection,
+        "session": session,
+        "producer": session.create_producer(destination),
+        "consumer": session.create_consumer(destination),
+        "browser": session.create_browser(destination),
+    }
+    uses: dict[str, Callable[[], object]] = {
+        "connection": connection.create_session,
+        "session": lambda: session.create_consumer(destination),
+        "producer": lambda: things["producer"].send("x"),
+        "consumer": things["consumer"].receive,
+        "browser": lambda: list(things["browser"]),
+    }
+
+    things[what].close()
+    things[what].close()
+
+    for name in list(things)[list(things).index(what) :] if what in ("connection", "session") else [what]:
+        with pytest.raises(IllegalStateException, match="CLOSED"):
+            uses[name]()
+
+
+def test_closed_consumer_leaves_what_it_received_to_the_session(broker: SmallBroker, connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    _send(connection, "a", "b")
+    with session.create_consumer(session.create_queue("q")) as consumer:
+        message = consumer.receive(_WAIT)
+        assert message is not None
+
+    message.acknowledge()
+
+    assert [outcome.name for outcome in broker.outcomes()] == ["RELEASED", "ACCEPTED"]
+    session.close()
+    with pytest.raises(IllegalStateException, match="session 1 is CLOSED"):
+        message.acknowledge()
+
+
+# Asynchronous sends.
+
+
+def test_completions_come_in_the_order_of_the_sends_on_the_session_thread(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    broker.hold_answers = True
+    session = connection.create_session()
+    producers = [session.create_producer(session.create_queue(name)) for name in ("a", "b")]
+    told: queue.SimpleQueue[tuple[str, JMSException | None, str]] = queue.SimpleQueue()
+
+    def on_completion(message: Message, error: JMSException | None) -> None:
+        told.put((str(message), error, threading.current_thread().name))
+
+    for number in range(4):
+        producers[number % 2].send(str(number), on_completion=on_completion)
+    for answer in reversed(broker.answers):
+        assert told.empty()
+        answer(None)
+
+    assert [told.get(timeout=_WAIT) for _ in range(4)] == [(str(n), None, "holdfast-session-1") for n in range(4)]
+
+
+def test_completion_tells_what_went_wrong_and_another_still_comes(
+    broker: SmallBroker, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.refuse_send = ResourceAllocationException("the queue is full")
+    session = connection.create_session()
+    producer = session.create_producer(session.create_queue("q"))
+    told: list[JMSException | None] = []
+
+    def on_completion(message: Message, error: JMSException | None) -> None:
+        told.append(error)
+        raise ValueError("the callback is wrong")
+
+    with caplog.at_level(logging.CRITICAL, "sdk"):
+        producer.send("x", on_completion=on_completion)
+        producer.send("y", on_completion=on_completion)
+        producer.close()  # waits for both
+
+    assert [str(error) for error in told] == ["the queue is full"] * 2
+
+
+def test_closing_a_session_waits_for_its_completions(broker: SmallBroker, connection: Connection) -> None:
+    broker.hold_answers = True
+    session = connection.create_session()
+    told: list[object] = []
+    session.create_producer(session.create_queue("q")).send("x", on_completion=lambda *facts: told.append(facts))
+
+    thread, results = _in_thread(lambda: (session.close(), len(told))[1])
+    assert not threading.Event().wait(0.02)
+    assert results.empty()
+    broker.answers[0](None)
+
+    assert results.get(timeout=_WAIT) == 1
+    thread.join()
+
+
+def test_failed_non_persistent_send_is_told_to_the_exception_listener(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    told: queue.SimpleQueue[JMSException] = queue.SimpleQueue()
+    connection.exception_listener = told.put
+    broker.refuse_send = ResourceAllocationException("the queue is full")
+    session = connection.create_session()
+
+    session.create_producer(session.create_queue("q")).send("x", delivery_mode=DeliveryMode.NON_PERSISTENT)
+
+    assert str(told.get(timeout=_WAIT)) == "the queue is full"
+
+
+def test_completions_of_a_transaction_come_with_its_end(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    producer = session.create_producer(session.create_queue("q"))
+    told: queue.SimpleQueue[tuple[str, JMSException | None]] = queue.SimpleQueue()
+
+    def on_completion(message: Message, error: JMSException | None) -> None:
+        told.put((str(message), error))
+
+    producer.send("kept", on_completion=on_completion)
+    assert told.empty()
+    session.commit()
+    assert told.get(timeout=_WAIT) == ("kept", None)
+    producer.send("dropped", on_completion=on_completion)
+    session.rollback()
+    assert isinstance(told.get(timeout=_WAIT)[1], TransactionRolledBackException)
+
+
+@pytest.mark.parametrize("what", ["commit", "rollback", "close"])
+def test_completion_callback_cannot_end_its_session_or_transaction(connection: Connection, what: str) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    acts = {"commit": session.commit, "rollback": session.rollback, "close": session.close}
+
+    def on_completion(message: Message, error: JMSException | None) -> None:
+        try:
+            results.put(acts[what]())
+        except JMSException as refusal:
+            results.put(refusal)
+
+    session.create_producer(session.create_queue("q")).send("x", on_completion=on_completion)
+    session.commit()
+
+    assert isinstance(results.get(timeout=_WAIT), IllegalStateException)
+
+
+# The exception listener.
+
+
+def test_exception_listener_may_close_the_connection(broker: SmallBroker) -> None:
+    connection = broker.connect()
+    closed = threading.Event()
+    connection.exception_listener = lambda error: (connection.close(), closed.set())
+    connection.create_session()
+
+    broker.fail()
+
+    assert closed.wait(_WAIT)
+    assert broker.closed
+
+
+def test_exception_listener_that_raises_hears_of_the_next_error(
+    broker: SmallBroker, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: queue.SimpleQueue[JMSException] = queue.SimpleQueue()
+
+    def listen(error: JMSException) -> None:
+        told.put(error)
+        raise ValueError("the listener is wrong")
+
+    connection.exception_listener = listen
+    with caplog.at_level(logging.CRITICAL, "sdk"):
+        for _ in range(2):
+            broker.interrupt()
+            broker.restore()
+            told.get(timeout=_WAIT)
+
+
+def test_no_thread_runs_where_none_is_needed(connection: Connection) -> None:
+    before = threading.active_count()
+    session = connection.create_session()
+    _send(connection, "x")
+    consumer = session.create_consumer(session.create_queue("q"))
+    consumer.receive(_WAIT)
+
+    assert threading.active_count() == before
