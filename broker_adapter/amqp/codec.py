@@ -721,7 +721,7 @@ def _typed_id(value: Any) -> str:
 # Requests to our own server.
 
 #: Largest request or answer, in bytes.
-MAX_MANAGEMENT_BYTES: Final = 8 * 1024 * 1024
+MAX_MANAGEMENT_BYTES: Final = 32 * 1024 * 1024
 
 
 class Request(NamedTuple):

@@ -293,7 +293,8 @@ class BrokerState:
         client = self._client(command.client)
         if command.kind not in (DestinationKind.TEMPORARY_QUEUE, DestinationKind.TEMPORARY_TOPIC):
             raise InvalidDestinationException(f"{command.kind!r} is not a temporary kind")
-        name = command.name or f"temporary/{self.unique}/{self._next_name}"
+        word = "topic" if command.kind is DestinationKind.TEMPORARY_TOPIC else "queue"
+        name = command.name or f"temporary-{word}/{self.unique}/{self._next_name}"
         self._next_name += 1
         destination = Destination(checked_name(name), command.kind)
         if destination in self.by_destination or destination in self.topics:

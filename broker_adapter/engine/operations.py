@@ -50,7 +50,7 @@ from broker_adapter.errors import (
 )
 
 #: Most bytes of messages that one answer carries, whatever is asked for.
-MAX_RANGE_BYTES = 8 * 1024 * 1024
+MAX_RANGE_BYTES = 4 * 1024 * 1024
 #: Entries read at once.
 _RANGE_ENTRIES = 5_000
 #: Entries settled in one commit.

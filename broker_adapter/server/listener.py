@@ -1,0 +1,319 @@
+"""The AMQP server's sockets: one asyncio loop in one thread, a protocol for each connection.
+
+Theory of operation
+    The engine answers from its own thread.  A connection that has news is put into a deque, and the loop is woken
+    once for all that gathers there.  Bytes are written while the socket takes them; what it does not take stays in
+    the protocol, which then asks the engine for no more.
+
+    Any peer may be hostile before it has logged in: it has ``handshake_timeout_seconds`` for all of login and open,
+    its frames are small, and it costs nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from broker_adapter.amqp.client_protocol import Login
+from broker_adapter.amqp.io_loop import LoopThread
+from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
+from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
+
+#: Bytes in a socket's buffer above which the protocol is not asked for more.
+_HIGH_WATER_BYTES = 256 * 1024
+#: Connections that the system may keep for us until we accept them.
+_BACKLOG = 1024
+#: Threads that carry out operations beyond messaging.
+_REQUEST_THREADS = 4
+#: Longest time such an operation may take, in seconds.
+_REQUEST_SECONDS = 300.0
+
+
+class Listener:
+    """An engine as an AMQP 1.0 server.
+
+    Args:
+        broker: the engine; it is not closed with the listener.
+        host: the address to listen on.
+        port: the port; 0: any that is free.
+        settings: the server's limits.
+        make_login: makes the SASL exchange of each connection.
+        tls: the server's certificate, for ``amqps``; None: no TLS.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        host: str,
+        port: int,
+        settings: ServerSettings,
+        make_login: Callable[[], Login],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._broker = broker
+        self._host = host
+        self._port = port
+        self.settings = settings
+        self._make_login = make_login
+        self._tls = tls
+        self._thread: LoopThread | None = None
+        self._server: asyncio.Server | None = None
+        self._workers = ThreadPoolExecutor(_REQUEST_THREADS, "holdfast-request")
+        self.connections: set[ClientConnection] = set()
+        self._with_news: deque[ClientConnection] = deque()
+        self._signalled = False
+        self._forget_failure: Callable[[], None] = lambda: None
+        self._all_gone: asyncio.Event | None = None
+
+    def start(self) -> tuple[str, int]:
+        """Listen, in a thread of its own.  Returns the address and port.
+
+        Raises:
+            ConnectionLostException: the address cannot be listened on, because another process has it, say.
+        """
+        if self._thread is not None:
+            raise IllegalStateException("the listener is started already")
+        self._thread = LoopThread("holdfast-server")
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._thread.loop).result()
+        except OSError as error:
+            self._thread.stop()
+            raise ConnectionLostException(
+                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; stop what has the port, or"
+                " choose another"
+            ) from error
+        self._forget_failure = self._broker.on_failure(self._engine_failed)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    async def _listen(self) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, self._tick)
+        return await loop.create_server(
+            lambda: ClientConnection(self), self._host, self._port, ssl=self._tls, backlog=_BACKLOG
+        )
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Close all connections with a word, and stop listening.  Legal twice.  Waits at most ``timeout`` seconds."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._forget_failure()
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._close_all(timeout), thread.loop).result(timeout + 1)
+        thread.stop()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _close_all(self, seconds: float) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._all_gone = asyncio.Event()
+        stopping = ConnectionLostException("the server is stopping", error_code="amqp:connection:forced")
+        for connection in list(self.connections):
+            connection.close(stopping)
+        if self.connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), seconds)
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _engine_failed(self, error: JMSException) -> None:
+        thread = self._thread
+        if thread is not None:
+            _log.critical("! the engine stopped, so the server closes its connections: %s", error)
+            thread.loop.call_soon_threadsafe(self._close_for, error)
+
+    def _close_for(self, error: JMSException) -> None:
+        for connection in list(self.connections):
+            connection.close(StoreException(error.reason))
+
+    # From the engine's thread.
+
+    def wake(self, connection: ClientConnection) -> None:
+        """A connection has news."""
+        self._with_news.append(connection)
+        if not self._signalled:
+            self._signalled = True
+            thread = self._thread
+            if thread is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    thread.loop.call_soon_threadsafe(self._write_news)
+
+    # In the loop's thread.
+
+    def _write_news(self) -> None:
+        self._signalled = False
+        waiting = self._with_news
+        for _ in range(len(waiting)):
+            waiting.popleft().write()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for connection in list(self.connections):
+            connection.tick(now)
+        asyncio.get_running_loop().call_later(1.0, self._tick)
+
+    def gone(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        if self._all_gone is not None and not self.connections:
+            self._all_gone.set()
+
+    def request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+        """Carry out an operation beyond messaging in a worker thread."""
+
+        def work() -> None:
+            try:
+                result = self._broker.request(operation, arguments, _REQUEST_SECONDS)
+            except JMSException as error:
+                result = error
+            except Exception as error:
+                _log.exception("! request %s failed unexpectedly", operation)
+                result = JMSException(f"the request failed unexpectedly: {error!r}")
+            done(result)
+
+        try:
+            self._workers.submit(work)
+        except RuntimeError:  # shut down
+            done(IllegalStateException("the server is stopping"))
+
+    def protocol(self, connection: ClientConnection) -> ServerProtocol:
+        """A protocol for a new connection."""
+        return ServerProtocol(
+            self._broker, self.settings, self._make_login(), lambda: self.wake(connection), self.request
+        )
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's socket."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._protocol = listener.protocol(self)
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._since = time.monotonic()
+        self._next_tick_ms = 0
+        self._closing_since: float | None = None
+        self.name = "?"
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection {self.name}>"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.name = ":".join(map(str, peer[:2])) if peer else "?"
+        connections, limits = self._listener.connections, self._listener.settings
+        if len(connections) >= limits.max_connections:
+            _log.warning(
+                "refusing %s: %d connections are the limit (option max_connections)", self.name, len(connections)
+            )
+            transport.abort()
+            return
+        connections.add(self)
+        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        try:
+            self._protocol.receive(data, time.time_ns() // 1_000_000)
+        except Exception as error:
+            self._broken(error)
+            return
+        self.write()
+
+    def eof_received(self) -> bool:
+        """The client will send no more."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._transport = None
+        self._listener.gone(self)
+        error = self._protocol.error
+        if error is not None:
+            _log.warning("connection of %s ended: %s", self.name, error)
+        self._protocol.receive_end()
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full."""
+        self._paused = True
+        self._protocol.pause()
+
+    def resume_writing(self) -> None:
+        """The socket takes again."""
+        self._paused = False
+        self._protocol.resume()
+        self.write()
+
+    def write(self) -> None:
+        """Write what the protocol has to say."""
+        transport = self._transport
+        if transport is None:
+            self._protocol.pending_output(0)  # what the engine still has to say must not pile up
+            return
+        try:
+            while not self._paused:
+                data = self._protocol.pending_output(_HIGH_WATER_BYTES)
+                if not data:
+                    break
+                transport.write(data)
+        except Exception as error:
+            self._broken(error)
+            return
+        if not self._paused and self._protocol.output_closed:
+            transport.close()
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        limits = self._listener.settings
+        if not self._protocol.is_open and now - self._since > limits.handshake_timeout_seconds:
+            _log.warning(
+                "dropping %s: no login and open within %g s (option handshake_timeout_seconds)",
+                self.name,
+                limits.handshake_timeout_seconds,
+            )
+            self.abort()
+            return
+        if self._closing_since is not None and now - self._closing_since > limits.handshake_timeout_seconds:
+            self.abort()
+            return
+        now_ms = int(now * 1000)
+        if now_ms >= self._next_tick_ms:
+            self._next_tick_ms = self._protocol.tick(now_ms) or now_ms + 1000
+            self.write()
+
+    def close(self, error: JMSException) -> None:
+        """Close with a word."""
+        self._closing_since = time.monotonic()
+        self._protocol.close(error)
+        self.write()
+        if not self._protocol.is_open:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop it."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _broken(self, error: Exception) -> None:
+        _log.error("the connection of %s ends because of an unexpected error", self.name, exc_info=error)
+        self.abort()

@@ -1,0 +1,962 @@
+"""The server's side of one AMQP connection: between a peer and the engine; no sockets, threads or clock.
+
+Theory of operation
+    ``receive(data, now_ms)`` takes bytes; what they ask of the engine is gathered and submitted at the end of the call,
+    the messages of one link as one command.  The engine's answers and deliveries come from its own thread into a
+    deque; ``pending_output()`` takes them from there in the connection's thread, and returns bytes.  ``wake`` is
+    called, from the engine's thread, when the deque was empty.
+
+    A producer's credit is given back when its messages have their answer, so what is held at a limit of the engine
+    holds the producer back.  A consumer's credit is passed on to the engine in slices, and not at all while the
+    connection has more to send than it can, so a slow client costs a bounded amount of memory.
+
+    What a link means is told by its terminus, in the manner of the JMS mapping: see ``_attach_producer`` and
+    ``_attach_consumer``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import attrs
+
+from ack_modes import Outcome
+from broker_adapter.amqp.client_commits import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.client_protocol import DELETE_ON_CLOSE_CODE, NO_LOCAL_CODE, SELECTOR_CODE, Login
+from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
+from broker_adapter.amqp.codec import (
+    ENVELOPE_CAPABILITY,
+    Answer,
+    as_amqp,
+    error_fields,
+    new_message,
+    pack_answer,
+    unpack_request,
+    with_delivery,
+    with_place,
+)
+from broker_adapter.amqp.conditions import AmqpError, error_for
+from broker_adapter.amqp.peer import (
+    ACCEPTED,
+    ACCEPTED_STATE,
+    DECLARED,
+    MODIFIED,
+    REJECTED,
+    TRANSACTIONAL,
+    Dispositions,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    Peer,
+    PeerLimits,
+    RemoteClose,
+    RemoteOpen,
+    SessionRemoteClose,
+    SessionRemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+    TransportFailed,
+)
+from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import commands as c
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    MessageFormatException,
+)
+from broker_adapter.settings import EngineSettings, ServerSettings
+from broker_adapter.transport import Subscription
+from broker_adapter.version import PRODUCT, own_version
+
+#: Most messages that a consumer's link may have on their way from the engine.
+SLICE_MESSAGES: Final = 1000
+#: Most messages and requests on their way to a coordinator or to the management node.
+_CONTROL_CREDIT: Final = 100
+#: Most transactions of a connection that are open at once.
+_MAX_TRANSACTIONS: Final = 1000
+
+_OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
+_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
+_KINDS: Final = {
+    "queue": DestinationKind.QUEUE,
+    "topic": DestinationKind.TOPIC,
+    "temporary-queue": DestinationKind.TEMPORARY_QUEUE,
+    "temporary-topic": DestinationKind.TEMPORARY_TOPIC,
+}
+_CAPABILITIES: Final = {kind: name for name, kind in _KINDS.items()}
+_PREFIXES: Final = {
+    "temporary-queue/": DestinationKind.TEMPORARY_QUEUE,
+    "temporary-topic/": DestinationKind.TEMPORARY_TOPIC,
+}
+_SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
+_NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
+_UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
+
+
+class Engine(Protocol):
+    """What a connection needs of the broker."""
+
+    settings: EngineSettings
+
+    def submit_all(self, commands: Iterable[c.Command]) -> None:
+        """Hand over commands; the answers come through their ``reply``, from another thread."""
+
+
+#: Runs an operation elsewhere: (operation, arguments, done); done gets the result or a JMSException, in any thread.
+RunRequest = Callable[[str, dict[str, Any], Callable[[Any], None]], None]
+
+
+@attrs.define(eq=False)
+class _Producer:
+    """A link that the client sends messages on.  ``destination`` None: each message names its own."""
+
+    link: int
+    destination: Destination | None
+    temporary: bool = False  #: the destination ends with the link
+    owed: int = 0  #: credit to give back
+
+
+@attrs.define(eq=False)
+class _Consumer:
+    """A link that the client receives messages on."""
+
+    link: int
+    session: int
+    number: int  #: the engine's
+    presettled: bool
+    credit: int = 0  #: what the client allows beyond what was sent
+    granted: int = 0  #: what of it the engine has, and has not used yet
+    draining: bool = False
+    detached: bool = False
+    mean_bytes: int = 1024  #: of its messages, so far
+    unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
+    subscription: str | None = None  #: durable: its name
+    temporary: Destination | None = None  #: ends with the link
+
+
+@attrs.define(eq=False)
+class _Transaction:
+    """What a client has put into a transaction so far."""
+
+    coordinator: int
+    sends: list[tuple[Destination, c.NewMessage]] = attrs.field(factory=list)
+    settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
+    send_bytes: int = 0
+    refusal: JMSException | None = None
+
+
+class ServerProtocol:
+    """One client's connection.  See the module's theory of operation."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServerSettings,
+        login: Login | None,
+        wake: Callable[[], None],
+        run_request: RunRequest,
+    ) -> None:
+        """A connection on which nothing has been said yet.
+
+        Args:
+            engine: the broker.
+            settings: the server's limits.
+            login: the SASL exchange to go through first; None: none is accepted.
+            wake: called from any thread when ``pending_output()`` is to be asked.
+            run_request: carries out operations beyond messaging.
+        """
+        self._engine = engine
+        self._settings = settings
+        self._login = login
+        self._wake = wake
+        self._run_request = run_request
+        limits = PeerLimits(
+            max_frame_bytes=settings.max_frame_bytes,
+            max_message_bytes=engine.settings.max_message_bytes,
+            max_sessions=settings.max_sessions,
+            max_links=settings.max_links,
+            idle_timeout_ms=int(settings.idle_timeout_seconds * 1000),
+        )
+        self._peer = Peer(limits, server=True)
+        self._news: deque[Callable[[], None]] = deque()
+        self._told = False  #: whether somebody was woken for the news
+        self._commands: list[c.Command] = []
+        self._client: int | None = None
+        self._waiting: list[Any] = []  #: events that came before the engine knew the client
+        self._opening = False
+        self._ended = False
+        self._paused = False
+        self._now_ms = 0
+        self._envelope = False
+        self._producers: dict[int, _Producer] = {}
+        self._consumers: dict[int, _Consumer] = {}
+        self._sessions: dict[int, set[int]] = {}
+        self._coordinators: set[int] = set()
+        self._transactions: dict[bytes, _Transaction] = {}
+        self._next_transaction = 1
+        self._requesters: set[int] = set()
+        self._answerers: list[int] = []
+        self._answers: deque[bytes] = deque()
+        self.error: JMSException | None = None  #: why the connection ended, where it did badly
+        self.peer_name = ""  #: container id of the client
+
+    def __repr__(self) -> str:
+        return f"<ServerProtocol {self.peer_name!r} producers={len(self._producers)} consumers={len(self._consumers)}>"
+
+    # Bytes.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client has logged in and its connection is open."""
+        return self._client is not None
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        """Take bytes from the client; ``now_ms`` is the time of day in milliseconds."""
+        self._now_ms = now_ms
+        login = self._login
+        if login is not None:
+            login.receive(data)
+            if login.error is not None:
+                self.error = login.error
+                return
+            if not login.done:
+                return
+            self._login = None
+            data = login.leftover()
+        if data:
+            self._peer.receive(data)
+            self._process()
+
+    def receive_end(self) -> None:
+        """The client is gone."""
+        self._disconnect()
+
+    def pending_output(self, limit_bytes: int | None = None) -> bytes:
+        """The bytes to send now, after what the engine had to say."""
+        login = self._login
+        if login is not None:
+            return login.pending_output()
+        self._take_news()
+        return self._peer.pending_output(limit_bytes)
+
+    @property
+    def output_closed(self) -> bool:
+        """Whether nothing more will be sent: close the socket."""
+        if self._login is not None:
+            return self._login.error is not None
+        return self._peer.output_closed
+
+    def tick(self, now_ms: int) -> int | None:
+        """Let time pass, on a clock that never goes back; returns when to call again at the latest."""
+        if self._login is not None or self._ended:
+            return None
+        deadline = self._peer.tick(now_ms)
+        self._process()
+        return deadline
+
+    def pause(self) -> None:
+        """The client takes no more: ask the engine for no more deliveries."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """The client takes again."""
+        self._paused = False
+        for consumer in self._consumers.values():
+            self._grant(consumer)
+        self._submit()
+
+    def close(self, error: JMSException | None = None) -> None:
+        """Close the connection from our side."""
+        if self._login is None:
+            self._peer.close(None if error is None else error_for(error))
+        self._disconnect()
+
+    def _process(self) -> None:
+        for event in self._peer.events():
+            self._on_event(event)
+        self._submit()
+
+    def _on_event(self, event: Any) -> None:
+        if self._ended:
+            return
+        if self._client is None and not isinstance(event, RemoteOpen | RemoteClose | TransportFailed):
+            self._waiting.append(event)
+            return
+        self._HANDLERS[type(event)](self, event)
+
+    def _submit(self) -> None:
+        if self._commands:
+            commands, self._commands = self._commands, []
+            self._engine.submit_all(commands)
+
+    # What the engine says.
+
+    def _tell(self, act: Callable[..., None], *arguments: Any) -> None:
+        """From any thread: have this done in the connection's own."""
+        self._news.append(partial(act, *arguments))
+        if not self._told:
+            self._told = True
+            self._wake()
+
+    def _take_news(self) -> None:
+        self._told = False  # before the deque is emptied: who comes later wakes again
+        news = self._news
+        while news:
+            news.popleft()()
+        self._submit()
+
+    def _reply(self, act: Callable[..., None], *arguments: Any) -> c.Reply:
+        """A reply that has ``act(*arguments, result)`` done in the connection's thread."""
+
+        def reply(result: Any) -> None:
+            self._tell(act, *arguments, result)
+
+        return reply
+
+    # The connection.
+
+    def _on_open(self, event: RemoteOpen) -> None:
+        if self._opening:
+            return
+        self._opening = True
+        self.peer_name = event.container_id
+        self._envelope = ENVELOPE_CAPABILITY in event.desired_capabilities
+        client_id = event.container_id if "sole-connection-for-container" in event.desired_capabilities else None
+        self._commands.append(c.Connect(client_id, self._reply(self._on_connected)))
+
+    def _on_connected(self, result: int | JMSException) -> None:
+        if isinstance(result, JMSException):
+            self._open({"amqp:connection-establishment-failed": True})
+            self._peer.close(error_for(result))
+            self._ended = True
+            return
+        if self._ended:
+            self._commands.append(c.Disconnect(result))
+            return
+        self._client = result
+        self._open({})
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            self._on_event(event)
+
+    def _open(self, properties: dict[str, Any]) -> None:
+        offered = (*_OFFERED, ENVELOPE_CAPABILITY) if self._envelope else _OFFERED
+        self._peer.open(
+            "holdfast",
+            offered_capabilities=offered,
+            properties={"product": PRODUCT, "version": own_version(), **properties},
+        )
+
+    def _on_close(self, event: RemoteClose) -> None:
+        self._peer.close()
+        self._disconnect()
+
+    def _on_failed(self, event: TransportFailed) -> None:
+        self.error = JMSException(event.error.description or "the connection broke", error_code=event.error.condition)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._client is not None:
+            self._commands.append(c.Disconnect(self._client))
+        self._submit()
+
+    # Sessions and links.
+
+    def _on_session_open(self, event: SessionRemoteOpen) -> None:
+        self._sessions[event.session] = set()
+
+    def _on_session_close(self, event: SessionRemoteClose) -> None:
+        for link in self._sessions.pop(event.session, ()):
+            consumer = self._consumers.pop(link, None)
+            if consumer is not None:
+                self._commands.append(c.Detach(consumer.number, give_back=True))
+                self._end_temporary(consumer.temporary)
+            self._forget_producer(link)
+
+    def _on_link_open(self, event: LinkRemoteOpen) -> None:
+        self._sessions.setdefault(event.session, set()).add(event.link)
+        try:
+            if event.is_sender:
+                self._attach_consumer(event)
+            else:
+                self._attach_producer(event)
+        except JMSException as error:
+            self._peer.refuse_link(event.link, error_for(error))
+
+    def _attach_producer(self, event: LinkRemoteOpen) -> None:
+        """A link that we receive on: to a destination, anywhere, a new temporary destination, or a node of ours."""
+        target = event.target
+        link = event.link
+        if target is None:
+            raise InvalidDestinationException("an attach of a sender needs a target")
+        if target.coordinator:
+            self._coordinators.add(link)
+            self._peer.accept_link(link, event.source, target)
+            self._peer.credit(link, _CONTROL_CREDIT)
+        elif target.dynamic:
+            kind = _kind_of(target, DestinationKind.TEMPORARY_QUEUE)
+            command = c.DeclareTemporary(
+                self._known_client, _temporary(kind), None, self._reply(self._on_temporary, event)
+            )
+            self._commands.append(command)
+        elif target.address == MANAGEMENT_ADDRESS:
+            self._requesters.add(link)
+            self._peer.accept_link(link, event.source, target)
+            self._peer.credit(link, _CONTROL_CREDIT)
+        elif target.address is None:
+            self._accept_producer(event, None, target)
+        else:
+            destination = _destination(target)
+            self._commands.append(c.Declare(destination, self._reply(self._on_declared, event, destination)))
+
+    def _on_declared(self, event: LinkRemoteOpen, destination: Destination, result: JMSException | None) -> None:
+        if self._refused(event, result):
+            return
+        assert event.target is not None
+        self._accept_producer(event, destination, event.target)
+
+    def _on_temporary(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
+        if self._refused(event, result):
+            return
+        assert isinstance(result, Destination)
+        self._accept_producer(event, result, _temporary_terminus(result), temporary=True)
+
+    def _accept_producer(
+        self, event: LinkRemoteOpen, destination: Destination | None, target: Terminus, *, temporary: bool = False
+    ) -> None:
+        link = event.link
+        self._producers[link] = _Producer(link, destination, temporary)
+        self._peer.accept_link(link, event.source, target, max_message_bytes=self._engine.settings.max_message_bytes)
+        self._peer.credit(link, self._settings.link_credit_messages)
+
+    def _refused(self, event: LinkRemoteOpen, result: Any) -> bool:
+        """Refuse a link where the engine did; returns whether there is nothing more to do."""
+        if self._ended or not self._is_attached(event):
+            return True
+        if isinstance(result, JMSException):
+            self._peer.refuse_link(event.link, error_for(result))
+            return True
+        return False
+
+    def _is_attached(self, event: LinkRemoteOpen) -> bool:
+        return event.link in self._sessions.get(event.session, ())
+
+    def _attach_consumer(self, event: LinkRemoteOpen) -> None:
+        """A link that we send on: from a queue, a browser's, a subscription's, from a node of ours.
+
+        The JMS mapping tells a subscription by the link's name (behind a ``|`` stands what makes several links of a
+        shared one differ) and the source's capabilities.  No source: the client looks for the subscription of the
+        link's name, to end it.
+        """
+        source = event.source
+        link = event.link
+        name = event.name.partition("|")[0]
+        if source is None:
+            command = c.Unsubscribe(self._known_client, name, self._reply(self._on_unsubscribed, event))
+            self._commands.append(command)
+            return
+        if source.address == MANAGEMENT_ADDRESS:
+            self._answerers.append(link)
+            self._peer.accept_link(link, source, event.target)
+            return
+        if source.dynamic:
+            kind = _temporary(_kind_of(source, DestinationKind.TEMPORARY_QUEUE))
+            reply = self._reply(self._on_temporary_source, event)
+            self._commands.append(c.DeclareTemporary(self._known_client, kind, None, reply))
+            return
+        if source.address is None:
+            raise InvalidDestinationException("an attach of a receiver needs a source with an address")
+        self._attach_to(event, source, _destination(source), name)
+
+    def _on_temporary_source(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
+        if self._refused(event, result):
+            return
+        assert isinstance(result, Destination)
+        self._attach_to(event, _temporary_terminus(result), result, event.name, temporary=result)
+
+    def _attach_to(
+        self,
+        event: LinkRemoteOpen,
+        source: Terminus,
+        destination: Destination,
+        name: str,
+        temporary: Destination | None = None,
+    ) -> None:
+        selector, no_local = _filters(source)
+        subscription: Subscription | None = None
+        durable = source.durable > 0 or source.expiry == "never"
+        if destination.kind is DestinationKind.TOPIC and (durable or "shared" in source.capabilities):
+            subscription = Subscription(name, durable, "shared" in source.capabilities)
+        browse = source.copies and not destination.is_topic
+        link = event.link
+        consumer = _Consumer(link, event.session, 0, event.presettled or browse)
+        consumer.subscription = subscription.name if subscription is not None and subscription.durable else None
+        consumer.temporary = temporary
+
+        def sink(handouts: Sequence[c.Handout]) -> None:
+            self._tell(self._deliver, consumer, handouts)
+
+        self._commands.append(
+            c.Attach(
+                self._known_client,
+                destination,
+                sink,
+                subscription,
+                selector,
+                no_local,
+                consumer.presettled,
+                browse,
+                self._reply(self._on_attached, event, source, consumer),
+            )
+        )
+
+    def _on_attached(
+        self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, result: int | JMSException
+    ) -> None:
+        if isinstance(result, int) and (self._ended or not self._is_attached(event)):
+            self._commands.append(c.Detach(result, give_back=True))
+            return
+        if self._refused(event, result):
+            self._end_temporary(consumer.temporary)
+            return
+        assert isinstance(result, int)
+        consumer.number = result
+        self._consumers[event.link] = consumer
+        self._peer.accept_link(event.link, source._replace(outcomes=_OUTCOMES), event.target)
+        consumer.credit = self._peer.remaining_credit(event.link)
+        self._grant(consumer)
+
+    def _on_unsubscribed(self, event: LinkRemoteOpen, result: JMSException | None) -> None:
+        """The subscription is gone already; the client closes the link that it looked for it with."""
+        if not self._refused(event, result):
+            self._peer.accept_link(event.link, Terminus(event.name.partition("|")[0]), event.target)
+
+    def _on_link_close(self, event: LinkRemoteClose) -> None:
+        link = event.link
+        for links in self._sessions.values():
+            links.discard(link)
+        consumer = self._consumers.get(link)
+        if consumer is not None and not consumer.detached:
+            consumer.detached = True
+            consumer.granted = 0
+            reply = self._reply(self._on_detached, link, event.closed)
+            self._commands.append(c.Detach(consumer.number, reply=reply))
+            if event.closed and consumer.subscription is not None:
+                self._commands.append(c.Unsubscribe(self._known_client, consumer.subscription))
+            self._end_temporary(consumer.temporary)
+            return
+        producer = self._producers.get(link)
+        if producer is not None and producer.temporary and producer.destination is not None:
+            del self._producers[link]
+            reply = self._reply(self._on_deleted, link, event.closed)
+            self._commands.append(c.DeleteTemporary(self._known_client, producer.destination, reply))
+            return
+        self._forget_producer(link)
+        self._peer.close_link(link, closed=event.closed)
+
+    def _on_detached(self, link: int, closed: bool, _result: Any) -> None:
+        self._peer.close_link(link, closed=closed)
+        consumer = self._consumers.get(link)
+        if consumer is not None and not consumer.unsettled:
+            del self._consumers[link]
+
+    def _on_deleted(self, link: int, closed: bool, result: JMSException | None) -> None:
+        self._peer.close_link(link, None if result is None else error_for(result), closed=closed)
+
+    def _forget_producer(self, link: int) -> None:
+        producer = self._producers.pop(link, None)
+        if producer is not None and producer.temporary:
+            self._end_temporary(producer.destination)
+        self._requesters.discard(link)
+        if link in self._answerers:
+            self._answerers.remove(link)
+        if link in self._coordinators:
+            self._coordinators.discard(link)
+            for txn_id, transaction in list(self._transactions.items()):
+                if transaction.coordinator == link:
+                    del self._transactions[txn_id]
+                    self._roll_back(transaction)
+
+    def _end_temporary(self, destination: Destination | None) -> None:
+        if destination is not None:
+            self._commands.append(c.DeleteTemporary(self._known_client, destination))
+
+    @property
+    def _known_client(self) -> int:
+        assert self._client is not None
+        return self._client
+
+    # Deliveries.
+
+    def _on_flow(self, event: LinkFlow) -> None:
+        consumer = self._consumers.get(event.link)
+        if consumer is None:
+            if event.link in self._answerers:
+                self._send_answers()
+            return
+        consumer.credit = event.credit
+        consumer.draining = event.drain
+        self._grant(consumer)
+
+    def _grant(self, consumer: _Consumer) -> None:
+        """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""
+        if consumer.detached or self._paused:
+            return
+        most = min(SLICE_MESSAGES, max(1, self._settings.max_output_bytes // consumer.mean_bytes))
+        wanted = min(consumer.credit, most) - consumer.granted
+        # A flow for each few messages would cost more than it brings.
+        if wanted > 0 and (consumer.granted <= most // 2 or consumer.draining):
+            consumer.granted += wanted
+            self._commands.append(c.Credit(consumer.number, wanted))
+        if consumer.draining and consumer.granted >= consumer.credit:
+            consumer.draining = False
+            self._commands.append(c.Drain(consumer.number, self._reply(self._on_drained, consumer)))
+
+    def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
+        consumer.granted = 0
+        if not consumer.detached:
+            consumer.credit = 0
+            self._peer.drained(consumer.link)
+
+    def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout]) -> None:
+        if consumer.detached or self._ended:
+            if not self._ended and not consumer.presettled:
+                numbers = [handout.number for handout in handouts]
+                self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+            return
+        send, link, settled, unsettled = self._peer.send, consumer.link, consumer.presettled, consumer.unsettled
+        size = 0
+        envelope = self._envelope
+        for number, position, count, form, payload, added in handouts:
+            if envelope:
+                data = with_place(position, count, added, payload)
+            else:
+                try:
+                    data = with_delivery(as_amqp(form, payload), count, added)
+                except MessageFormatException:
+                    self._commands.append(c.Settle(consumer.number, (number,), Outcome.REJECTED))
+                    continue
+            size += len(data)
+            sent = send(link, data, settled=settled)
+            if not settled:
+                unsettled[sent] = number
+        count = len(handouts)
+        consumer.granted = max(0, consumer.granted - count)
+        consumer.credit = max(0, consumer.credit - count)
+        consumer.mean_bytes = max(1, (consumer.mean_bytes * 3 + size // max(1, count)) // 4)
+        if consumer.granted < consumer.credit:
+            self._grant(consumer)
+
+    def _on_dispositions(self, event: Dispositions) -> None:
+        consumer = self._consumers.get(event.link)
+        if consumer is None:
+            return
+        take = consumer.unsettled.pop
+        numbers = [number for number in [take(each, 0) for each in event.numbers] if number]
+        state = event.state
+        if state.code == TRANSACTIONAL:
+            transaction = self._transactions.get(state.txn_id or b"")
+            if transaction is None:
+                self._commands.append(c.Settle(consumer.number, numbers, Outcome.MODIFIED))
+            else:
+                outcome = _outcome(state.outcome) if state.outcome is not None else Outcome.RELEASED
+                transaction.settlements += [(consumer.number, number, outcome) for number in numbers]
+        else:
+            self._commands.append(c.Settle(consumer.number, numbers, _outcome(state)))
+        if consumer.detached and not consumer.unsettled:
+            del self._consumers[event.link]
+
+    # Messages that come in.
+
+    def _on_transfers(self, event: Transfers) -> None:
+        link = event.link
+        producer = self._producers.get(link)
+        if producer is None:
+            if link in self._coordinators:
+                self._on_control(event)
+            elif link in self._requesters:
+                self._on_requests(event)
+            return
+        own = producer.destination
+        now_ms = self._now_ms
+        target: Destination | None = None
+        messages: list[c.NewMessage] = []
+        numbers: list[int] = []
+        for number, payload, state in event.deliveries:
+            try:
+                message, named = new_message(payload, now_ms)
+            except MessageFormatException as error:
+                undecodable = State(REJECTED, error=AmqpError("amqp:decode-error", error.reason))
+                self._answer(producer, (number,), undecodable)
+                continue
+            destination = own or named
+            if destination is None:
+                nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
+                self._answer(producer, (number,), State(REJECTED, error=nowhere))
+                continue
+            if state is not None and state.code == TRANSACTIONAL:
+                self._put_into_transaction(producer, number, state, destination, message)
+                continue
+            if destination is not target and destination != target:
+                target, messages, numbers = _resolved(destination), [], []
+                reply = self._reply(self._on_taken, producer, numbers)
+                self._commands.append(c.Enqueue(self._known_client, target, messages, reply))
+                target = destination
+            messages.append(message)
+            numbers.append(number)
+
+    def _on_taken(self, producer: _Producer, numbers: list[int], result: Any) -> None:
+        """The engine has answered messages of a link."""
+        if result is None:
+            self._answer(producer, numbers, ACCEPTED_STATE)
+            return
+        errors = [result] * len(numbers) if isinstance(result, JMSException) else result
+        for number, error in zip(numbers, errors, strict=True):
+            self._answer(
+                producer, (number,), ACCEPTED_STATE if error is None else State(REJECTED, error=error_for(error))
+            )
+
+    def _answer(self, producer: _Producer, numbers: Sequence[int], state: State) -> None:
+        """Settle messages, and give the credit for them back, now or a little later."""
+        peer, link = self._peer, producer.link
+        peer.settle(link, numbers, state)
+        producer.owed += len(numbers)
+        if producer.owed * 4 >= self._settings.link_credit_messages:
+            peer.credit(link, producer.owed)
+            producer.owed = 0
+
+    def _put_into_transaction(
+        self, producer: _Producer, number: int, state: State, destination: Destination, message: c.NewMessage
+    ) -> None:
+        transaction = self._transactions.get(state.txn_id or b"")
+        if transaction is None:
+            unknown = AmqpError("amqp:transaction:unknown-id", f"there is no transaction {state.txn_id!r}")
+            self._answer(producer, (number,), State(REJECTED, error=unknown))
+            return
+        limits = self._engine.settings
+        transaction.send_bytes += len(message.payload)
+        if (
+            len(transaction.sends) >= limits.max_transaction_messages
+            or transaction.send_bytes > limits.max_transaction_bytes
+        ):
+            # The engine says so at the discharge, with the figures; until then nothing more is kept.
+            transaction.refusal = JMSException(
+                f"the transaction is larger than {limits.max_transaction_messages} messages or"
+                f" {limits.max_transaction_bytes} bytes",
+                error_code="amqp:resource-limit-exceeded",
+            )
+            transaction.sends.clear()
+        else:
+            transaction.sends.append((_resolved(destination), message))
+        self._answer(producer, (number,), State(TRANSACTIONAL, txn_id=state.txn_id, outcome=ACCEPTED_STATE))
+
+    # Transactions.
+
+    def _on_control(self, event: Transfers) -> None:
+        for number, payload, _ in event.deliveries:
+            self._peer.credit(event.link, 1)
+            try:
+                annotations, body = _control(payload)
+            except ValueError as error:
+                bad = State(REJECTED, error=AmqpError("amqp:decode-error", str(error)))
+                self._peer.settle(event.link, (number,), bad)
+                continue
+            if body.descriptor in (DECLARE_CODE, "amqp:declare:list"):
+                self._on_declare(event.link, number)
+            elif body.descriptor in (DISCHARGE_CODE, "amqp:discharge:list"):
+                self._on_discharge(event.link, number, annotations, body.value)
+            else:
+                other = AmqpError("amqp:not-implemented", f"a coordinator cannot {body.descriptor!r}")
+                self._peer.settle(event.link, (number,), State(REJECTED, error=other))
+
+    def _on_declare(self, link: int, number: int) -> None:
+        if len(self._transactions) >= _MAX_TRANSACTIONS:
+            error = AmqpError("amqp:resource-limit-exceeded", f"{_MAX_TRANSACTIONS} transactions are open already")
+            self._peer.settle(link, (number,), State(REJECTED, error=error))
+            return
+        txn_id = self._next_transaction.to_bytes(8, "big")
+        self._next_transaction += 1
+        self._transactions[txn_id] = _Transaction(link)
+        self._peer.settle(link, (number,), State(DECLARED, txn_id=txn_id))
+
+    def _on_discharge(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
+        txn_id = fields[0] if fields else None
+        transaction = self._transactions.pop(txn_id, None) if isinstance(txn_id, bytes) else None
+        if transaction is None:
+            unknown = AmqpError("amqp:transaction:unknown-id", f"there is no transaction {txn_id!r}")
+            self._peer.settle(link, (number,), State(REJECTED, error=unknown))
+            return
+        if len(fields) > 1 and fields[1] is True:
+            self._roll_back(transaction)
+            self._peer.settle(link, (number,), ACCEPTED_STATE)
+            return
+        if transaction.refusal is not None:
+            self._on_committed(link, number, transaction, transaction.refusal)
+            return
+        commit_id: c.CommitId | None = None
+        named = annotations.get(COMMIT_ID)
+        if isinstance(named, list) and len(named) == 2 and isinstance(named[0], str) and type(named[1]) is int:
+            commit_id = c.CommitId(named[0], named[1])
+        reply = self._reply(self._on_committed, link, number, transaction)
+        self._commands.append(
+            c.Commit(self._known_client, commit_id, transaction.sends, transaction.settlements, reply)
+        )
+
+    def _on_committed(self, link: int, number: int, transaction: _Transaction, result: JMSException | None) -> None:
+        if result is None:
+            self._peer.settle(link, (number,), ACCEPTED_STATE)
+            return
+        self._roll_back(transaction)
+        error = error_for(result)._replace(condition="amqp:transaction:rollback")
+        self._peer.settle(link, (number,), State(REJECTED, error=error))
+
+    def _roll_back(self, transaction: _Transaction) -> None:
+        """What was settled in it comes again: the client has let go of it."""
+        for consumer, number, _ in transaction.settlements:
+            self._commands.append(c.Settle(consumer, (number,), Outcome.MODIFIED))
+
+    # Operations beyond messaging.
+
+    def _on_requests(self, event: Transfers) -> None:
+        for number, payload, _ in event.deliveries:
+            self._peer.settle(event.link, (number,), ACCEPTED_STATE)
+            try:
+                request = unpack_request(payload)
+            except MessageFormatException as error:
+                self._peer.close_link(event.link, error_for(error))
+                return
+            self._run_request(
+                request.operation, request.arguments, self._reply(self._on_done, event.link, request.number)
+            )
+
+    def _on_done(self, link: int, number: int, result: Any) -> None:
+        self._peer.credit(link, 1)
+        if self._ended:
+            return
+        try:
+            if isinstance(result, JMSException):
+                answer = pack_answer(Answer(number, error_fields(result), None))
+            else:
+                answer = pack_answer(Answer(number, None, result))
+        except MessageFormatException as error:
+            answer = pack_answer(Answer(number, error_fields(error), None))
+        self._answers.append(answer)
+        self._send_answers()
+
+    def _send_answers(self) -> None:
+        if not self._answerers:
+            return
+        link = self._answerers[-1]
+        while self._answers and self._peer.remaining_credit(link) > 0:
+            self._peer.send(link, self._answers.popleft(), settled=True)
+
+    _HANDLERS: Final[dict[type, Any]] = {
+        RemoteOpen: _on_open,
+        RemoteClose: _on_close,
+        SessionRemoteOpen: _on_session_open,
+        SessionRemoteClose: _on_session_close,
+        LinkRemoteOpen: _on_link_open,
+        LinkRemoteClose: _on_link_close,
+        LinkFlow: _on_flow,
+        Transfers: _on_transfers,
+        Dispositions: _on_dispositions,
+        TransportFailed: _on_failed,
+    }
+
+
+def _outcome(state: State) -> Outcome:
+    """How a delivery ended, by the state that the client gave it."""
+    code = state.code
+    if code == ACCEPTED:
+        return Outcome.ACCEPTED
+    if code == REJECTED or (code == MODIFIED and state.undeliverable):
+        return Outcome.REJECTED
+    if code == MODIFIED and state.failed:
+        return Outcome.MODIFIED
+    return Outcome.RELEASED  # also where it was settled without a word
+
+
+def _kind_of(terminus: Terminus, default: DestinationKind) -> DestinationKind:
+    for name in terminus.capabilities:
+        if name in _KINDS:
+            return _KINDS[name]
+    return default
+
+
+def _temporary(kind: DestinationKind) -> DestinationKind:
+    if kind in (DestinationKind.TOPIC, DestinationKind.TEMPORARY_TOPIC):
+        return DestinationKind.TEMPORARY_TOPIC
+    return DestinationKind.TEMPORARY_QUEUE
+
+
+def _destination(terminus: Terminus) -> Destination:
+    """The destination of a terminus with an address."""
+    return _resolved(Destination(terminus.address or "", _kind_of(terminus, DestinationKind.QUEUE)))
+
+
+def _resolved(destination: Destination) -> Destination:
+    """Temporary destinations are known by their names too: not every client tells the kind."""
+    if destination.kind is DestinationKind.QUEUE or destination.kind is DestinationKind.TOPIC:
+        for prefix, kind in _PREFIXES.items():
+            if destination.name.startswith(prefix):
+                return Destination(destination.name, kind)
+    return destination
+
+
+def _temporary_terminus(destination: Destination) -> Terminus:
+    return Terminus(
+        destination.name,
+        dynamic=True,
+        expiry="link-detach",
+        dynamic_properties={"lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), [])},
+        capabilities=(_CAPABILITIES[destination.kind],),
+    )
+
+
+def _filters(source: Terminus) -> tuple[str | None, bool]:
+    """The selector and no-local filters of a source.
+
+    Raises:
+        InvalidSelectorException: the selector is no string.
+        IllegalStateException: there is a filter that this server does not know, so that it could not apply it.
+    """
+    selector: str | None = None
+    no_local = False
+    for key, value in (source.filters or {}).items():
+        descriptor = getattr(value, "descriptor", None)
+        if descriptor in _SELECTOR_NAMES:
+            if not isinstance(value.value, str):
+                raise InvalidSelectorException(f"selector {value.value!r} is not a string")
+            selector = value.value
+        elif descriptor in _NO_LOCAL_NAMES:
+            no_local = True
+        else:
+            raise IllegalStateException(f"unknown filter {str(key)!r}", error_code="amqp:not-implemented")
+    return selector, no_local
+
+
+def _control(payload: bytes) -> tuple[dict[Any, Any], Any]:
+    """The message annotations and the body of a message to the coordinator; raises ValueError."""
+    reader = Reader(payload)
+    annotations: dict[Any, Any] = {}
+    while reader.position < len(payload):
+        section = reader.value()
+        descriptor = getattr(section, "descriptor", None)
+        if descriptor in (0x72, Symbol("amqp:message-annotations:map")) and isinstance(section.value, dict):
+            annotations = section.value
+        elif descriptor in (0x77, Symbol("amqp:amqp-value:*")):
+            body = section.value
+            if not isinstance(body, Described) or not isinstance(body.value, list):
+                raise ValueError("the message to the coordinator is neither a declare nor a discharge")
+            return annotations, body
+    raise ValueError("the message to the coordinator has no body")
