@@ -323,6 +323,8 @@ class Peer:
         self._c_collector = self._collector._impl
         self._sessions: dict[int, _Session] = {}
         self._sessions_by_pointer: dict[Any, _Session] = {}
+        self._opened = False
+        self._unanswered_sessions: list[_Session] = []
         self._links: dict[int, _Link] = {}
         self._links_by_pointer: dict[Any, _Link] = {}
         self._next_number = 1
@@ -694,7 +696,10 @@ class Peer:
         by_peer = session is None
         if session is None:
             session = self._add_session(_wrap_session(pointer))
-            session.endpoint.open()
+            if self._opened:
+                session.endpoint.open()
+            else:  # proton would forget to answer a session that came ahead of our own open
+                self._unanswered_sessions.append(session)
         happened.append(SessionRemoteOpen(session.number, by_peer))
 
     def _on_link_remote_open(self, pointer: Any, happened: list[Event]) -> None:
@@ -759,6 +764,11 @@ class Peer:
         _write_names(lib.pn_connection_offered_capabilities(connection), offered_capabilities)
         _write_names(lib.pn_connection_desired_capabilities(connection), desired_capabilities)
         _write_mapping(lib.pn_connection_properties(connection), properties)
+        self._opened = True
+        for session in self._unanswered_sessions:
+            if session.number in self._sessions:
+                session.endpoint.open()
+        self._unanswered_sessions.clear()
 
     def close(self, error: AmqpError | None = None) -> None:
         """Close the connection, or answer the peer's close.  Legal twice."""

@@ -670,3 +670,16 @@ def test_damaged_frames_give_events_or_one_failure(data: st.DataObject) -> None:
             del frame[where]
         frame[:4] = len(frame).to_bytes(4)
     serve(b"AMQP\x00\x01\x00\x00" + b"".join(frames), data.draw(st.sampled_from([10**6, 1_000, 4_096])))
+
+
+def test_a_session_that_came_ahead_of_our_open_is_answered_after_it() -> None:
+    client, server = Peer(PeerLimits()), Peer(PeerLimits(), server=True)
+    client.open("client")
+    session = client.begin_session()
+    server.receive(client.pending_output())
+    assert [type(event) for event in server.events()] == [RemoteOpen, SessionRemoteOpen]
+    client.receive(server.pending_output())  # the header only
+    server.open("server")
+    client.receive(server.pending_output())
+    assert [type(event) for event in client.events()] == [RemoteOpen, SessionRemoteOpen]
+    assert session in client._sessions
