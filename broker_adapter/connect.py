@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker_adapter.amqp.codec import decode_payload
-from broker_adapter.amqp.transport import AmqpTransport
+from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.in_process import InProcessTransport
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Peer, Transport, TransportEvent
@@ -34,6 +34,10 @@ def open_transport(
     """
     parsed = parse_url(url)
     transport: Transport
-    transport = AmqpTransport(parsed) if isinstance(parsed, AmqpURL) else InProcessTransport(parsed, decode_payload)
+    transport = (
+        AmqpTransport(parsed, make_login=login_for)
+        if isinstance(parsed, AmqpURL)
+        else InProcessTransport(parsed, decode_payload)
+    )
     peer = transport.open(credentials, listener, parsed.client.connect_timeout_seconds if timeout is None else timeout)
     return transport, peer, parsed.client

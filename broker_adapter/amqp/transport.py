@@ -25,6 +25,7 @@ from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, D
 from broker_adapter.amqp.codec import encode_amqp
 from broker_adapter.amqp.io_loop import SocketConnection, Work
 from broker_adapter.amqp.peer import PeerLimits
+from broker_adapter.amqp.sasl import ClientLogin
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
@@ -447,6 +448,21 @@ def usable_mechanisms(url: AmqpURL, username: str | None, password: str | None) 
             )
         raise JMSSecurityException(f"{what} {'without a user name and a password' if not named else 'here'}")
     return allowed
+
+
+def login_for(url: AmqpURL, credentials: Credentials) -> Login:
+    """The login of a connection: with the given credentials, or else those of the URL.
+
+    Raises:
+        JMSSecurityException: the URL asks for mechanisms of which none can be used.
+    """
+    username, password = credentials.username, credentials.password
+    if username is None:
+        username, password = url.username, url.password
+    if password is None:
+        username = None
+    mechanisms = [name for name in usable_mechanisms(url, username, password) if name != "EXTERNAL"]
+    return ClientLogin(mechanisms, username, password, url.amqp.vhost if url.amqp.vhost is not None else url.host)
 
 
 def _tls_context(url: AmqpURL) -> ssl.SSLContext:

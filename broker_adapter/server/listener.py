@@ -90,6 +90,7 @@ class Listener:
             self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._thread.loop).result()
         except OSError as error:
             self._thread.stop()
+            self._thread = None
             raise ConnectionLostException(
                 f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; stop what has the port, or"
                 " choose another"

@@ -175,6 +175,7 @@ class ServerProtocol:
         self._engine = engine
         self._settings = settings
         self._login = login
+        self._last_words = b""  #: of the login, ahead of AMQP
         self._wake = wake
         self._run_request = run_request
         limits = PeerLimits(
@@ -229,6 +230,7 @@ class ServerProtocol:
             if not login.done:
                 return
             self._login = None
+            self._last_words = login.pending_output()
             data = login.leftover()
         if data:
             self._peer.receive(data)
@@ -244,6 +246,9 @@ class ServerProtocol:
         if login is not None:
             return login.pending_output()
         self._take_news()
+        if self._last_words:
+            words, self._last_words = self._last_words, b""
+            return words
         return self._peer.pending_output(limit_bytes)
 
     @property

@@ -1,0 +1,352 @@
+"""The login ahead of AMQP (AMQP 1.0 part 5.3), both ends: ANONYMOUS, PLAIN and SCRAM-SHA-256; no I/O.
+
+Theory of operation
+    Each end says ``AMQP 3 1 0 0``; then frames of five kinds go to and fro: the server's mechanisms, the client's init,
+    challenges and responses, and the server's outcome.  After an outcome of 0 both ends begin anew with AMQP itself.
+
+    Whoever has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched, and
+    a server answers an unknown user exactly as it answers a wrong password.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from scramp import ScramClient, ScramException, ScramMechanism
+
+from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
+from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
+
+SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+ANONYMOUS: Final = "ANONYMOUS"
+PLAIN: Final = "PLAIN"
+SCRAM_SHA_256: Final = "SCRAM-SHA-256"
+
+#: Largest frame of a login.
+MAX_FRAME_BYTES: Final = 8192
+#: Most frames that one side may send in a login.
+MAX_FRAMES: Final = 8
+
+_MECHANISMS: Final = 0x40
+_INIT: Final = 0x41
+_CHALLENGE: Final = 0x42
+_RESPONSE: Final = 0x43
+_OUTCOME: Final = 0x44
+_NAMES: Final = {
+    _MECHANISMS: "amqp:sasl-mechanisms:list",
+    _INIT: "amqp:sasl-init:list",
+    _CHALLENGE: "amqp:sasl-challenge:list",
+    _RESPONSE: "amqp:sasl-response:list",
+    _OUTCOME: "amqp:sasl-outcome:list",
+}
+_CODES: Final[dict[Any, int]] = {name: code for code, name in _NAMES.items()} | {code: code for code in _NAMES}
+
+OK: Final = 0
+AUTH: Final = 1  #: wrong credentials
+SYS: Final = 2
+
+#: What SCRAM needs of a user: salt, stored key, server key, iterations.
+Verifier = tuple[bytes, bytes, bytes, int]
+
+
+class Users(Protocol):
+    """Who may log in."""
+
+    def verifier(self, username: str) -> Verifier | None:
+        """What proves this user's password; None where there is no such user."""
+
+    def check(self, username: str, password: str) -> bool:
+        """Whether this is the password; takes as long for unknown users."""
+
+
+class _Exchange:
+    """What both ends have in common: the header, the frames, their limits."""
+
+    def __init__(self) -> None:
+        self._input = b""
+        self._output: list[bytes] = []
+        self._header_seen = False
+        self._frames = 0
+        self.done = False
+        self.error: JMSException | None = None
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the other side."""
+        self._input += data
+        while not self.done and self.error is None:
+            if not self._header_seen:
+                if len(self._input) < 8 and SASL_HEADER.startswith(self._input):
+                    return
+                head = self._input[:8]
+                if head == SASL_HEADER:
+                    self._input = self._input[8:]
+                    self._header_seen = True
+                    self._on_header()
+                elif len(head) < 8 and AMQP_HEADER.startswith(head):
+                    return
+                else:
+                    self._on_other_header(head)
+                    return
+                continue
+            if not self._take_frame():
+                return
+
+    def _take_frame(self) -> bool:
+        data = self._input
+        if len(data) < 8:
+            return False
+        size = int.from_bytes(data[:4])
+        if not 8 <= size <= MAX_FRAME_BYTES:
+            self._break(f"a frame of the login has {size} bytes; the limits are 8 and {MAX_FRAME_BYTES}")
+            return False
+        if len(data) < size:
+            return False
+        self._input = data[size:]
+        self._frames += 1
+        start = 4 * data[4]
+        if data[5] != 1 or start < 8 or self._frames > MAX_FRAMES:
+            self._break("what came is no frame of a login, or one too many")
+            return False
+        try:
+            performative = Reader(data, start, size).value()
+            code = _CODES.get(getattr(performative, "descriptor", None))
+            if code is None or not isinstance(performative.value, list):
+                raise ValueError(f"{performative!r:.100} is no part of a login")
+            self._on_frame(code, [*performative.value, None, None, None])
+        except (ValueError, ScramException, UnicodeDecodeError) as error:
+            self._break(f"the login cannot be understood: {error}")
+        return True
+
+    def pending_output(self) -> bytes:
+        """The bytes to send now."""
+        output, self._output = self._output, []
+        return b"".join(output)
+
+    def leftover(self) -> bytes:
+        """What came after the login."""
+        rest, self._input = self._input, b""
+        return rest
+
+    def _send(self, code: int, *fields: Any) -> None:
+        body = encode(Described(ULong(code), list(fields)))
+        self._output.append((len(body) + 8).to_bytes(4) + b"\x02\x01\x00\x00" + body)
+
+    def _break(self, reason: str) -> None:
+        self.error = ProtocolException(reason, error_code="amqp:connection:framing-error")
+
+    def _on_header(self) -> None:
+        raise NotImplementedError
+
+    def _on_other_header(self, head: bytes) -> None:
+        raise NotImplementedError
+
+    def _on_frame(self, code: int, fields: list[Any]) -> None:
+        raise NotImplementedError
+
+
+class ClientLogin(_Exchange):
+    """The client's end.
+
+    Args:
+        mechanisms: what may be used, the preferred one first.
+        username: None for ANONYMOUS only.
+        password: see above.
+        hostname: the host that the client means to speak to.
+    """
+
+    def __init__(
+        self, mechanisms: Sequence[str], username: str | None, password: str | None, hostname: str | None = None
+    ) -> None:
+        super().__init__()
+        self._mechanisms = tuple(mechanisms)
+        self._username = username
+        self._password = password
+        self._hostname = hostname
+        self.mechanism: str | None = None
+        self._scram: Any = None
+        self._scram_stage = 0
+        self._output.append(SASL_HEADER)
+
+    def _on_header(self) -> None:
+        pass  # the server's mechanisms follow
+
+    def _on_other_header(self, head: bytes) -> None:
+        if head == AMQP_HEADER:
+            self.error = JMSSecurityException("the broker wants no login; it does not do SASL")
+        else:
+            self.error = ConnectionLostException(f"the port does not speak AMQP 1.0: it answered {head!r}")
+
+    def _on_frame(self, code: int, fields: list[Any]) -> None:
+        if code == _MECHANISMS and self.mechanism is None:
+            self._choose(fields[0])
+        elif code == _CHALLENGE and self._scram is not None:
+            self._answer(_binary(fields[0]))
+        elif code == _OUTCOME:
+            self._on_outcome(fields)
+        else:
+            raise ValueError(f"{_NAMES[code]} comes out of turn")
+
+    def _choose(self, offered: Any) -> None:
+        names = [str(name) for name in (offered if isinstance(offered, list) else [offered])]
+        mechanism = next((name for name in self._mechanisms if name in names), None)
+        if mechanism is None:
+            hint = "" if self._username is not None else "; give a user name and a password"
+            self.error = JMSSecurityException(
+                f"the broker offers the SASL mechanisms {', '.join(names)}, and of these none can be used here: that"
+                f" would be {', '.join(self._mechanisms)}{hint}"
+            )
+            return
+        self.mechanism = mechanism
+        if mechanism == ANONYMOUS:
+            response = b"anonymous"
+        elif mechanism == PLAIN:
+            response = f"\0{self._username}\0{self._password}".encode()
+        else:
+            try:
+                self._scram = ScramClient([SCRAM_SHA_256], self._username, self._password)
+                response = self._scram.get_client_first().encode()
+            except ScramException as error:
+                self.error = JMSSecurityException(f"the user name or password cannot be used: {error}")
+                return
+        self._send(_INIT, Symbol(mechanism), response, self._hostname)
+
+    def _answer(self, challenge: bytes) -> None:
+        self._scram_stage += 1
+        if self._scram_stage == 1:
+            self._scram.set_server_first(challenge.decode())
+            self._send(_RESPONSE, self._scram.get_client_final().encode())
+        elif self._scram_stage == 2:
+            self._scram.set_server_final(challenge.decode())
+            self._send(_RESPONSE, b"")
+        else:
+            raise ValueError("a challenge too many")
+
+    def _on_outcome(self, fields: list[Any]) -> None:
+        code, data = fields[0], fields[1]
+        if code == AUTH:
+            who = "an anonymous client" if self._username is None else f"user {self._username!r}"
+            self.error = JMSSecurityException(
+                f"the broker refused the login of {who}: wrong user name or password",
+                error_code="amqp:unauthorized-access",
+            )
+            return
+        if code != OK:
+            self.error = JMSSecurityException(f"the broker could not carry out the login (SASL outcome {code!r})")
+            return
+        if self._scram is not None and self._scram_stage < 2:
+            # The server, too, proves that it knows the password.
+            if self._scram_stage != 1 or not isinstance(data, bytes):
+                raise ValueError("the broker did not prove that it knows the password")
+            self._scram.set_server_final(data.decode())
+        if self.mechanism is None:
+            raise ValueError("the outcome comes out of turn")
+        self.done = True
+
+
+class ServerLogin(_Exchange):
+    """The server's end.
+
+    Args:
+        users: who may log in; None: anybody, whatever they say.
+        plain: whether a password may come as it is (PLAIN): over TLS, or from this machine.
+    """
+
+    def __init__(self, users: Users | None, *, plain: bool) -> None:
+        super().__init__()
+        self._users = users
+        if users is None:
+            self.mechanisms: tuple[str, ...] = (ANONYMOUS, PLAIN)
+        else:
+            self.mechanisms = (SCRAM_SHA_256, PLAIN) if plain else (SCRAM_SHA_256,)
+        self.username: str | None = None
+        self._scram: Any = None
+        self._claimed = ""
+
+    def _on_header(self) -> None:
+        self._output.append(SASL_HEADER)
+        self._send(_MECHANISMS, Symbols(self.mechanisms))
+
+    def _on_other_header(self, head: bytes) -> None:
+        if head == AMQP_HEADER and self._users is None:
+            self.done = True  # nobody has to log in
+            return
+        # The specification: answer with the header that is expected, and close.
+        self._output.append(SASL_HEADER)
+        if head == AMQP_HEADER:
+            self.error = JMSSecurityException("the client did not log in; users are required here")
+        else:
+            self.error = ProtocolException(f"what came is not AMQP 1.0: {head!r}")
+
+    def _on_frame(self, code: int, fields: list[Any]) -> None:
+        if code == _INIT and self._claimed == "" and self._scram is None:
+            self._on_init(str(fields[0]), fields[1])
+        elif code == _RESPONSE and self._scram is not None:
+            self._on_response(_binary(fields[0]))
+        else:
+            raise ValueError(f"{_NAMES[code]} comes out of turn")
+
+    def _on_init(self, mechanism: str, response: Any) -> None:
+        if mechanism not in self.mechanisms:
+            self._refuse(f"mechanism {mechanism!r} is not offered")
+        elif mechanism == ANONYMOUS:
+            self._welcome("")
+        elif mechanism == PLAIN:
+            parts = _binary(response).decode().split("\0")
+            if len(parts) != 3:
+                raise ValueError("a response of PLAIN has three parts")
+            if self._users is None or self._users.check(parts[1], parts[2]):
+                self._welcome(parts[1])
+            else:
+                self._refuse(f"wrong user name or password of {parts[1]!r:.100}")
+        else:
+            self._scram = ScramMechanism(SCRAM_SHA_256).make_server(self._verifier)
+            self._scram.set_client_first(_binary(response).decode())
+            self._send(_CHALLENGE, self._scram.get_server_first().encode())
+
+    def _verifier(self, username: str) -> Verifier:
+        self._claimed = username
+        assert self._users is not None
+        return self._users.verifier(username) or decoy(username)
+
+    def _on_response(self, response: bytes) -> None:
+        try:
+            self._scram.set_client_final(response.decode())
+            final = self._scram.get_server_final()
+        except ScramException:
+            self._refuse(f"wrong user name or password of {self._claimed!r:.100}")
+            return
+        self._welcome(self._claimed, final.encode())
+
+    def _welcome(self, username: str, data: bytes | None = None) -> None:
+        self.username = username or None
+        self._send(_OUTCOME, UByte(OK), data)
+        self.done = True
+
+    def _refuse(self, reason: str) -> None:
+        self._send(_OUTCOME, UByte(AUTH))
+        self.error = JMSSecurityException(f"refused the login: {reason}", error_code="amqp:unauthorized-access")
+
+
+_decoy_key: Final = secrets.token_bytes(32)
+
+
+def decoy(username: str) -> Verifier:
+    """What an unknown user seems to have: the same each time, so that asking twice tells nothing."""
+    salt, stored, server = (
+        hmac.digest(_decoy_key, f"{what}{username}".encode(errors="replace"), "sha256") for what in ("a", "b", "c")
+    )
+    return salt[:16], stored, server, ITERATIONS
+
+
+#: Iterations of the hash that slows down guessing, for new users.
+ITERATIONS: Final = 4096
+
+
+def _binary(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError(f"{value!r:.100} is not binary")
+    return value

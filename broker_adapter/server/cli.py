@@ -1,0 +1,457 @@
+"""The command ``holdfast``: a server, and tools for people.
+
+Exit status: 0 done, 1 it did not work (the error says why, and what to do), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import getpass
+import json
+import logging
+import os
+import queue
+import signal
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.transport import is_loopback
+from broker_adapter.connect import open_transport
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import BodyKind, Envelope
+from broker_adapter.errors import JMSException, OperationTimedOutException
+from broker_adapter.server.listener import Listener
+from broker_adapter.server.users import UsersFile
+from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from
+from broker_adapter.transport import (
+    Credentials,
+    Delivery,
+    OnSettled,
+    ReceiverSpec,
+    SenderSpec,
+    Subscription,
+    Transport,
+)
+from broker_adapter.version import own_version
+
+DEFAULT_URL = "amqp://127.0.0.1:5672"
+DEFAULT_LISTEN = "127.0.0.1:5672"
+#: Messages that a tool asks for ahead.
+_PREFETCH = 100
+#: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
+#: wait for each other longer than a message takes.
+_SWITCH_SECONDS = 0.0005
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: without the program's name; None: those of the process.
+
+    Returns:
+        The exit status.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        status: int = options.run(options)
+    except JMSException as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="holdfast", description="Durable queues: a server, and tools for people.")
+    parser.add_argument("--version", action="version", version=f"holdfast {own_version()}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="serve a store to AMQP 1.0 clients")
+    serve.add_argument("--data", required=True, metavar="DIR", help="directory of the store; made where there is none")
+    serve.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
+    serve.add_argument("--users", metavar="FILE", help="who may log in; see: holdfast user add --help")
+    serve.add_argument("--tls-certificate", metavar="PEM", help="certificate chain of the server, for amqps://")
+    serve.add_argument("--tls-key", metavar="PEM", help="its private key")
+    serve.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine without users and TLS all the same"
+    )
+    serve.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the engine or the server (docs/options.md), several times",
+    )
+    serve.set_defaults(run=_serve)
+
+    send = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
+    send.add_argument("body", nargs="*", metavar="TEXT")
+    send.add_argument("--count", type=_positive, default=1, help="send each text so often")
+    send.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="several times")
+    send.add_argument("--priority", type=int, default=4, choices=range(10), metavar="0..9")
+    send.add_argument("--ttl", type=float, metavar="SECONDS", help="time to live; default: for ever")
+    send.add_argument("--delay", type=float, metavar="SECONDS", help="deliver not before this time has passed")
+    send.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
+    send.set_defaults(run=_send)
+
+    receive = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
+    receive.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
+    receive.add_argument("--timeout", type=float, default=1.0, metavar="SECONDS", help="longest wait for the next one")
+    receive.add_argument("--subscription", metavar="NAME", help="of a topic: a durable shared subscription")
+    receive.set_defaults(run=_receive)
+
+    browse = _client(commands, "browse", "show the messages of a queue, taking nothing")
+    browse.add_argument("--count", type=_positive, help="stop after so many")
+    browse.set_defaults(run=_browse)
+
+    stat = _client(commands, "stat", "figures of the server and its queues", destination=False)
+    stat.set_defaults(run=_stat)
+
+    purge = _client(commands, "purge", "drop all waiting messages of a queue")
+    purge.add_argument("--yes", action="store_true", help="do not ask")
+    purge.set_defaults(run=_purge)
+
+    user = commands.add_parser("user", help="add, remove or list the users of a users file")
+    user.add_argument("action", choices=["add", "remove", "list"])
+    user.add_argument("file", metavar="FILE")
+    user.add_argument("name", nargs="?", metavar="NAME")
+    user.set_defaults(run=_user)
+    return parser
+
+
+def _client(commands: Any, name: str, text: str, *, destination: bool = True) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    if destination:
+        parser.add_argument("destination", metavar="QUEUE", help="name of the queue; of the topic with --topic")
+        parser.add_argument("--topic", action="store_true")
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("HOLDFAST_URL", DEFAULT_URL),
+        help=f"default: $HOLDFAST_URL, or else {DEFAULT_URL}",
+    )
+    parser.add_argument(
+        "--username", metavar="NAME", help="the password comes from $HOLDFAST_PASSWORD, or is asked for"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+# The server.
+
+
+def _serve(options: argparse.Namespace) -> int:
+    host, port = _address(options.listen)
+    engine_settings, server_settings = _settings(options.option)
+    users = UsersFile(options.users) if options.users else None
+    tls = _tls(options)
+    if not is_loopback(host) and not options.insecure and (users is None or tls is None):
+        missing = " and ".join(
+            name for name, value in (("users (--users)", users), ("TLS (--tls-certificate)", tls)) if value is None
+        )
+        raise ValueError(
+            f"refusing to listen on {host}, which others can reach, without {missing}; give them, or say --insecure"
+        )
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    broker = Broker(engine_settings, options.data)
+    stopped = threading.Event()
+    failed = broker.on_failure(lambda _error: stopped.set())
+    plain = tls is not None or is_loopback(host)
+    listener = Listener(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: stopped.set())
+        _, bound = listener.start()
+        scheme = "amqps" if tls is not None else "amqp"
+        print(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}", flush=True)
+        stopped.wait()
+        if broker.failed is not None:
+            raise broker.failed
+        print("holdfast stopping", flush=True)
+    finally:
+        failed()
+        listener.stop()
+        broker.close()
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"--listen {text!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
+    values = {}
+    known = [info.name for info in options_of(EngineSettings, ServerSettings)]
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or name not in known:
+            raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(known)}")
+        values[name] = value
+    return settings_from(EngineSettings, values), settings_from(ServerSettings, values)
+
+
+def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    if options.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.tls_certificate, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"the certificate or key cannot be used: {error}") from error
+    return context
+
+
+# The tools.
+
+
+@contextmanager
+def _connected(options: argparse.Namespace) -> Iterator[tuple[Transport, ClientSettings]]:
+    password = None
+    if options.username is not None:
+        password = os.environ.get("HOLDFAST_PASSWORD") or getpass.getpass(f"password of {options.username}: ")
+    transport, _, settings = open_transport(options.url, Credentials(options.username, password), lambda _event: None)
+    try:
+        yield transport, settings
+    finally:
+        transport.close(settings.close_timeout_seconds)
+
+
+def _destination(options: argparse.Namespace) -> Destination:
+    return Destination(options.destination, DestinationKind.TOPIC if options.topic else DestinationKind.QUEUE)
+
+
+def _send(options: argparse.Namespace) -> int:
+    texts: Iterator[str] = iter(options.body) if options.body else (line.rstrip("\n") for line in sys.stdin)
+    properties: dict[str, Any] = dict(pair.partition("=")[::2] for pair in options.property)
+    destination = _destination(options)
+    answers = _Answers()
+    with _connected(options) as (transport, settings):
+        link = transport.attach(SenderSpec(1, destination), None, None)
+        for text in (text for text in texts for _ in range(options.count)):
+            now_ms = time.time_ns() // 1_000_000
+            envelope = Envelope(
+                destination,
+                BodyKind.TEXT,
+                text,
+                properties or None,
+                message_id=f"ID:{uuid4()}",
+                sent_at_ms=now_ms,
+                expires_at_ms=None if options.ttl is None else now_ms + int(options.ttl * 1000),
+                deliver_at_ms=None if options.delay is None else now_ms + int(options.delay * 1000),
+                priority=options.priority,
+                persistent=not options.non_persistent,
+            )
+            transport.send(link, envelope, answers.expected(), None)
+        sent = answers.wait(settings.send_timeout_seconds)
+    print(json.dumps({"sent": sent}) if options.json else f"sent {sent} to {destination.name}")
+    return 0
+
+
+class _Answers:
+    """Sends that wait for their answer."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sent = 0
+        self._answered = 0
+        self._error: JMSException | None = None
+
+    def expected(self) -> OnSettled:
+        """One more is on its way; returns what its answer is told to."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._sent += 1
+        return self._settled
+
+    def _settled(self, error: JMSException | None) -> None:
+        with self._changed:
+            self._answered += 1
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> int:
+        """Wait for all answers; returns how many were sent, or raises the first refusal."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._answered >= self._sent, seconds):
+                raise OperationTimedOutException(
+                    f"{self._sent - self._answered} of {self._sent} messages had no answer within {seconds:g} s"
+                )
+            if self._error is not None:
+                raise self._error
+            return self._sent
+
+
+def _receive(options: argparse.Namespace) -> int:
+    subscription = Subscription(options.subscription, durable=True, shared=True) if options.subscription else None
+    waiting: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+
+    def sink(deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            waiting.put(delivery)
+
+    received = 0
+    with _connected(options) as (transport, _):
+        link = transport.attach(ReceiverSpec(1, _destination(options), subscription=subscription), sink, None)
+        wanted = options.count
+        transport.credit(link, _PREFETCH if wanted is None else min(wanted, _PREFETCH))
+        asked = _PREFETCH if wanted is None else min(wanted, _PREFETCH)
+        while wanted is None or received < wanted:
+            try:
+                delivery = waiting.get(timeout=options.timeout)
+            except queue.Empty:
+                break
+            _show(options, delivery)
+            transport.settle([Settlement(delivery.tag, Outcome.ACCEPTED)])
+            received += 1
+            if wanted is None or asked < wanted:
+                asked += 1
+                transport.credit(link, 1)
+        transport.detach(link, None)
+        left = [Settlement(waiting.get().tag, Outcome.RELEASED) for _ in range(waiting.qsize())]
+        if left:
+            transport.settle(left)
+    if not options.json:
+        print(f"received {received}", file=sys.stderr)
+    return 0 if wanted is None or received == wanted else 1
+
+
+def _browse(options: argparse.Namespace) -> int:
+    found: list[Delivery] = []
+    shown = 0
+    with _connected(options) as (transport, _):
+        link = transport.attach(ReceiverSpec(1, _destination(options), browse=True), found.extend, None)
+        while options.count is None or shown < options.count:
+            transport.credit(link, _PREFETCH)
+            transport.drain(link, None)
+            for delivery in found[: None if options.count is None else options.count - shown]:
+                _show(options, delivery)
+                shown += 1
+            if len(found) < _PREFETCH:
+                break
+            found.clear()
+    if not options.json:
+        print(f"{shown} messages", file=sys.stderr)
+    return 0
+
+
+def _show(options: argparse.Namespace, delivery: Delivery) -> None:
+    envelope = delivery.envelope
+    if not options.json:
+        print(envelope.body if envelope.body_kind is BodyKind.TEXT else repr(envelope.body), flush=True)
+        return
+    fields = {
+        "position": delivery.position,
+        "message_id": envelope.message_id,
+        "destination": envelope.destination.name,
+        "type": envelope.body_kind.name,
+        "body": envelope.body,
+        "properties": envelope.properties,
+        "correlation_id": envelope.correlation_id,
+        "reply_to": None if envelope.reply_to is None else envelope.reply_to.name,
+        "priority": envelope.priority,
+        "persistent": envelope.persistent,
+        "sent_at_ms": envelope.sent_at_ms,
+        "expires_at_ms": envelope.expires_at_ms,
+        "delivery_count": delivery.delivery_count + 1,
+    }
+    print(json.dumps({name: value for name, value in fields.items() if value is not None}, default=_plain), flush=True)
+
+
+def _plain(value: object) -> object:
+    """Bytes have no form in JSON."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return repr(value)
+
+
+def _stat(options: argparse.Namespace) -> int:
+    with _connected(options) as (transport, _):
+        statistics = transport.request("statistics", {}, None)
+    if options.json:
+        print(json.dumps(statistics))
+        return 0
+    queues = statistics.pop("queues")
+    for name, value in statistics.items():
+        print(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
+    if queues:
+        columns = ("name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers")
+        rows = [[str(each[column]) for column in columns] for each in queues]
+        table = [[column.replace("_", " ") for column in columns], *rows]
+        widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
+        print()
+        for row in table:
+            cells = [
+                cell.ljust(width) if index < 2 else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            print("  ".join(cells).rstrip())
+    return 0
+
+
+def _purge(options: argparse.Namespace) -> int:
+    if options.topic:
+        raise ValueError("a topic keeps no messages of its own; purge the queue of a subscription by consuming it")
+    if not options.yes and not options.json:
+        answer = input(f"drop all messages of {options.destination!r}? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("nothing dropped")
+            return 1
+    with _connected(options) as (transport, _):
+        dropped = transport.request("purge", {"destination": options.destination}, None)
+    print(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
+    return 0
+
+
+def _user(options: argparse.Namespace) -> int:
+    if options.action == "list":
+        for name in UsersFile(options.file).names:
+            print(name)
+        return 0
+    if options.name is None:
+        raise ValueError(f"holdfast user {options.action} needs a NAME")
+    if options.action == "remove":
+        UsersFile(options.file).remove(options.name)
+        print(f"removed {options.name} from {options.file}")
+        return 0
+    if sys.stdin.isatty():
+        password = getpass.getpass(f"password of {options.name}: ")
+        if getpass.getpass("once more: ") != password:
+            raise ValueError("the passwords differ; nothing was changed")
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    is_new = UsersFile.open_or_make(options.file).add(options.name, password)
+    print(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
