@@ -1,7 +1,9 @@
 """What the SDK stands on: errors, destinations, envelopes, settings, the transport port and its implementations."""
 
+from broker_adapter.amqp.codec import decode_payload
 from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
+from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -44,11 +46,14 @@ from broker_adapter.transport import (
     TransportEvent,
 )
 from broker_adapter.url import parse_url
+from broker_adapter.version import PRODUCT, own_version
 
 __all__ = [
     "MAX_BODY_DEPTH",
     "AmqpSettings",
+    "PRODUCT",
     "BodyKind",
+    "BrokerStatistics",
     "ClientSettings",
     "ConnectionLostException",
     "Credentials",
@@ -76,6 +81,7 @@ __all__ = [
     "OperationTimedOutException",
     "Peer",
     "ProtocolException",
+    "QueueStatistics",
     "ReceiverSpec",
     "ResourceAllocationException",
     "Restored",
@@ -91,10 +97,13 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "decode_payload",
     "open_transport",
+    "own_version",
     "pack",
     "parse_url",
     "queue",
+    "statistics_from",
     "topic",
     "unpack",
 ]

@@ -15,6 +15,7 @@
 
 from ack_modes import AcknowledgeMode
 from broker_adapter import (
+    BrokerStatistics,
     ConnectionLostException,
     Destination,
     DestinationKind,
@@ -32,6 +33,7 @@ from broker_adapter import (
     NoSuchElementException,
     OperationTimedOutException,
     ProtocolException,
+    QueueStatistics,
     ResourceAllocationException,
     StaleAcknowledgementException,
     StoreCorruptException,
@@ -59,6 +61,7 @@ from sdk.session import Session
 
 __all__ = [
     "AcknowledgeMode",
+    "BrokerStatistics",
     "BytesMessage",
     "Connection",
     "ConnectionFactory",
@@ -87,6 +90,7 @@ __all__ = [
     "OperationTimedOutException",
     "ProtocolException",
     "QueueBrowser",
+    "QueueStatistics",
     "ResourceAllocationException",
     "Session",
     "StaleAcknowledgementException",

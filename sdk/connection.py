@@ -6,14 +6,16 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import uuid4
 
 import attrs
 
 from ack_modes import AcknowledgeMode
 from broker_adapter import (
+    PRODUCT,
+    BrokerStatistics,
     ClientSettings,
     ConnectionLostException,
     Failed,
@@ -26,6 +28,8 @@ from broker_adapter import (
     Restored,
     Transport,
     TransportEvent,
+    own_version,
+    statistics_from,
 )
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
@@ -101,7 +105,7 @@ class Connection:
     @property
     def meta_data(self) -> ConnectionMetaData:
         """What is known of the two ends."""
-        return ConnectionMetaData("3.1", "Holdfast", _version(), self._peer.product, self._peer.version)
+        return ConnectionMetaData("3.1", PRODUCT, own_version(), self._peer.product, self._peer.version)
 
     @property
     def exception_listener(self) -> ExceptionListener | None:
@@ -147,6 +151,35 @@ class Connection:
             if self._lifecycle.state is State.STARTED:
                 session.start()
             return session
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None = None) -> Any:
+        """Ask a Holdfast broker something beyond messaging; connectors build on it.
+
+        Args:
+            operation: one of those in ``broker_adapter.engine.operations``.
+            arguments: by name.
+            timeout: longest wait in seconds; None: ``request_timeout_seconds`` of the URL.
+
+        Raises:
+            IllegalStateException: the connection is closed.
+            JMSException: the broker is not a Holdfast engine, or what the operation raises.
+        """
+        self._lifecycle.require_usable()
+        limit = self._settings.request_timeout_seconds if timeout is None else timeout
+        return self._transport.request(operation, arguments, limit)
+
+    def statistics(self) -> BrokerStatistics:
+        """Figures of a Holdfast broker and its queues.
+
+        Raises:
+            JMSException: as ``request``.
+        """
+        return statistics_from(self.request("statistics", {}))
+
+    @property
+    def is_holdfast(self) -> bool:
+        """Whether the broker is ours, so that ``request`` works."""
+        return self._peer.is_holdfast
 
     def start(self) -> None:
         """Let messages through to receivers and listeners; legal twice.
@@ -272,10 +305,3 @@ def _as_lost(error: JMSException) -> JMSException:
     lost = ConnectionLostException(f"the connection is lost: {error.reason}", error_code=error.error_code)
     lost.__cause__ = error
     return lost
-
-
-def _version() -> str:
-    try:
-        return version("holdfast")
-    except PackageNotFoundError:
-        return "unknown"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 
@@ -38,3 +41,8 @@ class BrokerStatistics:
     volatile_bytes: int
     held_because: str | None  #: why producers of the whole broker are held back
     queues: tuple[QueueStatistics, ...]
+
+
+def statistics_from(fields: Mapping[str, Any]) -> BrokerStatistics:
+    """The statistics in the plain data that the operation ``statistics`` answers."""
+    return BrokerStatistics(**{**fields, "queues": tuple(QueueStatistics(**queue) for queue in fields["queues"])})

@@ -1,0 +1,95 @@
+"""Queues by position and staged transactions, in the process and over AMQP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import BodyKind, Envelope
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import Connection, ConnectionFactory, InvalidDestinationException
+from sdk.range_reader import RangeReader, StagedTransaction, discard, publish
+
+
+@pytest.fixture(params=["embedded", "amqp"])
+def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connection]:
+    if request.param == "embedded":
+        with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
+            yield connection
+        return
+    broker = Broker(EngineSettings(), str(tmp_path))
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    _, port = listener.start()
+    try:
+        with ConnectionFactory(f"amqp://127.0.0.1:{port}").create_connection() as connection:
+            yield connection
+    finally:
+        listener.stop()
+        broker.close()
+
+
+def test_a_range_is_read_and_settled(connection: Connection) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("q")
+        reader = RangeReader(connection, queue)
+        empty = reader.bounds()
+        assert empty.first == empty.next
+        producer = session.create_producer(queue)
+        for number in range(20):
+            producer.send(f"{number} {'x' * 1000}", priority=number % 10)
+    bounds = reader.bounds()
+    assert bounds.next - bounds.first == 20
+    chunks = list(reader.read(bounds.first, bounds.next - 1, bounds.incarnation, max_bytes=5000))
+    assert len(chunks) > 3
+    assert [int(message.envelope().body.split()[0]) for chunk in chunks for message in chunk] == list(range(20))
+    assert reader.settle_through(bounds.first + 9, bounds.incarnation) == 10
+    (rest,) = reader.read(bounds.first, bounds.next - 1)
+    assert [message.position for message in rest] == list(range(bounds.first + 10, bounds.next))
+    with pytest.raises(InvalidDestinationException):
+        next(reader.read(1, 2, "other"))
+
+
+def test_a_subscription_is_read_by_position(connection: Connection) -> None:
+    with connection.create_session() as session:
+        topic = session.create_topic("t")
+        session.create_shared_durable_consumer(topic, "s").close()
+        session.create_producer(topic).send("hello")
+        reader = RangeReader(connection, topic, "s")
+        bounds = reader.bounds()
+        ((message,),) = reader.read(bounds.first, bounds.next - 1)
+        assert message.envelope().body == "hello"
+        with pytest.raises(InvalidDestinationException):
+            RangeReader(connection, topic, "other").bounds()
+
+
+def test_staged_transactions_are_published_once(connection: Connection) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("out")
+        bodies = [f"{number} {'x' * 1000}" for number in range(5000)]
+        for attempt in ("a", "b"):
+            staged = StagedTransaction(connection, attempt, queue)
+            staged.write([Envelope(queue, BodyKind.TEXT, body) for body in bodies])
+            staged.flush()
+            assert staged.written == 5000
+        reader = RangeReader(connection, queue)
+        bounds = reader.bounds()
+        assert bounds.first == bounds.next
+        assert publish(connection, "query", 0, ["a"]) is True
+        assert publish(connection, "query", 0, ["b"]) is False
+        assert discard(connection, ["b"]) == 0
+        bounds = reader.bounds()
+        found = [message.envelope().body for chunk in reader.read(bounds.first, bounds.next - 1) for message in chunk]
+        assert found == bodies
+
+
+def test_statistics_are_frozen_objects(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.create_producer(session.create_queue("q")).send("x")
+    statistics = connection.statistics()
+    assert statistics.enqueued == 1
+    assert [(each.name, each.messages) for each in statistics.queues] == [("q", 1)]
