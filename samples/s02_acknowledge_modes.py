@@ -75,6 +75,8 @@ def main(directory: str | None = None) -> None:
         child = multiprocessing.get_context("spawn").Process(target=receive_and_die, args=(url,))
         child.start()
         child.join()
+        if child.exitcode != -signal.SIGKILL:
+            raise RuntimeError(f"the child ended with {child.exitcode}, before it was killed")
         print("sent 1 to 8; received 1 to 6, acknowledged after 4, killed; then there is (* redelivered):")
         for mode, messages in left_behind(url).items():
             print(f"  {mode.name:11} {' '.join(messages)}")
