@@ -1,0 +1,79 @@
+"""``holdfast serve`` in a process of its own, for tests that kill it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+
+class ServerProcess:
+    """A server that can be killed and started again on the same store and port.
+
+    Args:
+        data: directory of the store.
+        arguments: further ones for ``holdfast serve``.
+    """
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        self.data = data
+        self.port = 0
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        return f"amqp://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, and wait for the ready line."""
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", "broker_adapter.server.cli", "serve", "--data", str(self.data)),
+                *("--listen", f"127.0.0.1:{self.port}"),
+                *self._arguments,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = re.search(r"ready on amqps?://[^:]+:(\d+)", line)
+        assert found, f"the server said {line!r}"
+        self.port = int(found[1])
+
+    def kill(self) -> None:
+        """SIGKILL; legal twice."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        status = process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
+        return status
