@@ -1,0 +1,160 @@
+"""A queue as a DataFrame: a snapshot between two positions, taking nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from broker_adapter import Destination, DestinationKind, Envelope, Identity
+from sdk import Connection, ConnectionLostException, OperationTimedOutException
+from sdk.message import envelope_of
+from sdk.range_reader import Bounds, RangeReader
+from spark_connector.connections import connection_for, drop_connection, with_retries
+from spark_connector.offsets import split
+from spark_connector.options import SourceOptions
+from spark_connector.rows import batch_of, decoded
+
+_NOBODY = Identity("", 0, 0)
+#: Messages that one batch of a browser has.
+_BROWSED = 1000
+
+
+@attrs.frozen
+class RangePartition(InputPartition):
+    """What one task reads: positions [first, last] of one incarnation of the queue."""
+
+    options: SourceOptions
+    columns: tuple[str, ...]
+    incarnation: str
+    first: int
+    last: int
+
+    @property
+    def value(self) -> tuple[int, int]:
+        """The positions."""
+        return self.first, self.last
+
+
+@attrs.frozen
+class BrowsePartition(InputPartition):
+    """The one task that reads a queue of a broker that has no positions."""
+
+    options: SourceOptions
+    columns: tuple[str, ...]
+
+    @property
+    def value(self) -> str | None:
+        """The queue."""
+        return self.options.queue
+
+
+def source_of(options: SourceOptions) -> Destination:
+    """The queue, or the topic of the subscription."""
+    if options.queue is not None:
+        return Destination(options.queue)
+    return Destination(options.topic or "", DestinationKind.TOPIC)
+
+
+def range_reader(connection: Connection, options: SourceOptions) -> RangeReader:
+    """A reader for what the options name."""
+    return RangeReader(connection, source_of(options), options.subscription, options.client_id)
+
+
+def bounds_of(connection: Connection, options: SourceOptions) -> Bounds:
+    """What is there; a subscription that is missing is made."""
+    if options.topic is not None and options.subscription is not None and options.client_id is None:
+        with connection.create_session() as session:
+            session.create_shared_durable_consumer(source_of(options), options.subscription).close()
+    return range_reader(connection, options).bounds()
+
+
+def partitions_of(
+    options: SourceOptions, columns: tuple[str, ...], incarnation: str, first: int, end: int
+) -> list[InputPartition]:
+    """Tasks for the positions [first, end)."""
+    return [
+        RangePartition(options, columns, incarnation, low, high)
+        for low, high in split(first, end, options.max_messages_per_partition)
+    ]
+
+
+def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
+    """The messages of a range as Arrow batches; goes on where it was if the connection is lost.
+
+    Raises:
+        JMSException: the broker stayed away for longer than ``retrySeconds``, or the queue is gone.
+    """
+    options = partition.options
+    source = source_of(options).name
+    position = partition.first
+    failing_since: float | None = None
+    while position <= partition.last:
+        try:
+            reader = range_reader(connection_for(options), options)
+            for messages in reader.read(position, partition.last, partition.incarnation, options.fetch_bytes):
+                positions = [message.position for message in messages]
+                yield batch_of(positions, [decoded(message) for message in messages], source, partition.columns)
+                position = messages[-1].position + 1
+                failing_since = None
+            return
+        except (ConnectionLostException, OperationTimedOutException):
+            drop_connection(options)
+            now = time.monotonic()
+            failing_since = failing_since or now
+            if now - failing_since > options.retry_seconds:
+                raise
+            time.sleep(0.2)
+
+
+def browse(partition: BrowsePartition) -> Iterator[pa.RecordBatch]:
+    """All that a browser shows, as Arrow batches.  Not tried again: a browser has no place to go on from."""
+    options = partition.options
+    source = source_of(options)
+    found: list[Envelope] = []
+    with connection_for(options).create_session() as session:
+        for message in session.create_browser(source):
+            found.append(envelope_of(message, _NOBODY))
+            if len(found) == _BROWSED:
+                yield batch_of([None] * len(found), found, source.name, partition.columns)
+                found = []
+    if found:
+        yield batch_of([None] * len(found), found, source.name, partition.columns)
+
+
+class JmsBatchReader(DataSourceReader):
+    """Reads what was there when the DataFrame was made.
+
+    Args:
+        options: what to read, with a URL that any process can use.
+        columns: of the rows.
+    """
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """The snapshot: called once for each ``load()``."""
+        options = self._options
+
+        def plan(connection: Connection) -> list[InputPartition]:
+            if not connection.is_holdfast:
+                if options.queue is None:
+                    raise ValueError("only a Holdfast broker's subscriptions can be read; read a queue")
+                return [BrowsePartition(options, self._columns)]
+            bounds = bounds_of(connection, options)
+            return partitions_of(options, self._columns, bounds.incarnation, bounds.first, bounds.next)
+
+        return with_retries(options, plan)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, in an executor; None where there is nothing to read."""
+        if isinstance(partition, RangePartition):
+            return read_range(partition)
+        if isinstance(partition, BrowsePartition):
+            return browse(partition)
+        return iter(())

@@ -1,0 +1,102 @@
+"""The data source ``jms``: what Spark is told about it."""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from spark_connector.batch_reader import JmsBatchReader
+from spark_connector.engine_host import Desk, EngineHost, reachable
+from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
+from spark_connector.rows import SCHEMA, check_sink_schema, projection
+from spark_connector.stream_reader import JmsStreamReader
+from spark_connector.writer import JmsBatchWriter, JmsStreamWriter
+
+
+class JmsDataSource(DataSource):
+    """Queues and topics as DataFrames: format ``jms``."""
+
+    desk: ClassVar[Desk | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "jms"
+
+    def schema(self) -> StructType:
+        """All columns; a schema of the user's may name some of them."""
+        self._source()
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``."""
+        options, columns = self._source(), projection(schema)
+        return JmsBatchReader(reachable(options, self.desk), columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For ``spark.readStream``."""
+        options, columns = self._source(), projection(schema)
+        return JmsStreamReader(reachable(options, self.desk), columns)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For ``df.write``."""
+        return JmsBatchWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For ``df.writeStream``."""
+        return JmsStreamWriter(self._sink(schema, overwrite))
+
+    def _source(self) -> SourceOptions:
+        return parse_source(dict(self.options))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
+        options = parse_sink(dict(self.options))
+        if overwrite:
+            raise ValueError("a queue cannot be overwritten: use mode('append'), or outputMode('append') in a stream")
+        check_sink_schema(schema)
+        return reachable(options, self.desk)
+
+
+_host: EngineHost | None = None
+_lock = threading.Lock()
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``jms`` known to a Spark session; legal twice.
+
+    Embedded engines that DataFrames name are opened in this process, and stay open until it ends or ``close_engines()``
+    is called.
+
+    Args:
+        spark: the session.
+    """
+    global _host
+    with _lock:
+        if _host is None:
+            _host = EngineHost()
+        found = _host.desk
+
+    class RegisteredJmsDataSource(JmsDataSource):
+        # Made here, so that Spark carries the class by value, with where the desk is.
+        desk: ClassVar[Desk | None] = found
+
+    spark.dataSource.register(RegisteredJmsDataSource)
+
+
+def close_engines() -> None:
+    """Close the engines that DataFrames opened in this process, where nobody else uses them."""
+    global _host
+    with _lock:
+        host, _host = _host, None
+    if host is not None:
+        host.close()

@@ -1,0 +1,152 @@
+"""The options of the data source: names, units, defaults; unknown ones are errors.
+
+Spark hands options over with lower-case names, so names are compared without their case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+#: What Spark adds by itself.
+_SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
+
+EXACTLY_ONCE = "exactly_once"
+AT_LEAST_ONCE = "at_least_once"
+
+
+def _option(name: str, default: Any, text: str, *, least: float | None = None) -> Any:
+    return attrs.field(default=default, metadata={"name": name, "text": text, "least": least})
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionOptions:
+    """Where the messages are.  Carried to the executors."""
+
+    url: str = _option("url", None, "connection URL of the broker, as for ConnectionFactory; required")
+    username: str | None = _option("username", None, "user to log in as")
+    password: str | None = attrs.field(
+        default=None, repr=False, metadata={"name": "password", "text": "password of that user", "least": None}
+    )
+    retry_seconds: float = _option(
+        "retrySeconds", 60.0, "seconds to go on trying where the network or the broker fails", least=0
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SourceOptions(ConnectionOptions):
+    """What is read, and in which portions."""
+
+    queue: str | None = _option("queue", None, "name of the queue to read; this or topic and subscription")
+    topic: str | None = _option("topic", None, "name of the topic to read, with subscription")
+    subscription: str | None = _option(
+        "subscription", None, "name of the durable subscription on the topic; made where there is none"
+    )
+    client_id: str | None = _option("clientId", None, "client id of the subscription, where it was made with one")
+    max_messages_per_trigger: int | None = _option(
+        "maxMessagesPerTrigger", 1_000_000, "messages (positions) of one micro-batch; none: no limit", least=1
+    )
+    max_messages_per_partition: int = _option(
+        "maxMessagesPerPartition", 100_000, "messages (positions) that one task reads", least=1
+    )
+    fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
+    head_refresh_seconds: float = _option(
+        "headRefreshSeconds", 0.1, "a streaming query asks the broker for news no more often than this", least=0
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SinkOptions(ConnectionOptions):
+    """Where rows go, and how."""
+
+    queue: str | None = _option("queue", None, "name of the queue to write to; this or topic")
+    topic: str | None = _option("topic", None, "name of the topic to write to; at least once only")
+    guarantee: str = _option(
+        "deliveryGuarantee",
+        EXACTLY_ONCE,
+        "exactly_once (staged transactions, needs a Holdfast broker and a queue) or at_least_once (any broker)",
+    )
+    priority: int = _option("priority", 4, "of messages whose row has no priority, 0 to 9", least=0)
+    time_to_live: float | None = _option(
+        "timeToLive", None, "seconds until messages expire whose row has no expiration; none: never", least=0.001
+    )
+
+
+def parse_source(options: Mapping[str, str]) -> SourceOptions:
+    """The options of a source.
+
+    Raises:
+        ValueError: an option is unknown, missing, contradicts another or has a wrong value.
+    """
+    parsed: SourceOptions = _parse(SourceOptions, options, options.get("path"))
+    if (parsed.queue is None) == (parsed.topic is None):
+        raise ValueError("name what to read by one of the options 'queue' and 'topic'")
+    if (parsed.topic is None) != (parsed.subscription is None):
+        raise ValueError("a topic keeps messages only for its subscriptions: give both 'topic' and 'subscription'")
+    return parsed
+
+
+def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+    """The options of a sink.
+
+    Raises:
+        ValueError: as ``parse_source``.
+    """
+    parsed: SinkOptions = _parse(SinkOptions, options, options.get("path"))
+    if (parsed.queue is None) == (parsed.topic is None):
+        raise ValueError("name where to write by one of the options 'queue' and 'topic'")
+    if parsed.guarantee not in (EXACTLY_ONCE, AT_LEAST_ONCE):
+        raise ValueError(f"deliveryGuarantee={parsed.guarantee!r} is neither {EXACTLY_ONCE} nor {AT_LEAST_ONCE}")
+    if parsed.topic is not None and parsed.guarantee == EXACTLY_ONCE:
+        raise ValueError(
+            "a topic can be written to at least once only: say deliveryGuarantee=at_least_once, or write to a queue"
+        )
+    if not 0 <= parsed.priority <= 9:
+        raise ValueError(f"priority={parsed.priority} is not from 0 to 9")
+    return parsed
+
+
+def describe(cls: type) -> list[tuple[str, Any, str]]:
+    """(name, default, text) of each option of a class, for documentation."""
+    return [(field.metadata["name"], field.default, field.metadata["text"]) for field in attrs.fields(cls)]
+
+
+def _parse(cls: type, options: Mapping[str, str], path: str | None) -> Any:
+    known = {field.metadata["name"].lower(): field for field in attrs.fields(cls)}
+    values: dict[str, Any] = {}
+    for name, text in _items(options):
+        if name in _SPARKS_OWN:
+            continue
+        field = known.get(name)
+        if field is None:
+            raise ValueError(f"unknown option {name!r}; the options here are {', '.join(_names(cls))}")
+        values[field.name] = _value(field, text)
+    if path is not None:
+        values.setdefault("queue", path)  # load("orders"), start("orders")
+    if not values.get("url"):
+        raise ValueError("the option 'url' is required: the connection URL of the broker, such as amqp://host:5672")
+    return cls(**values)
+
+
+def _items(options: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    return [(name.lower(), text) for name, text in options.items()]
+
+
+def _names(cls: type) -> list[str]:
+    return [field.metadata["name"] for field in attrs.fields(cls)]
+
+
+def _value(field: Any, text: str) -> Any:
+    name, kind = field.metadata["name"], str(field.type)
+    if "None" in kind and text.lower() in ("none", ""):
+        return None
+    try:
+        value: Any = int(text) if "int" in kind else float(text) if "float" in kind else text
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r} is not a number") from error
+    least = field.metadata["least"]
+    if least is not None and value < least:
+        raise ValueError(f"{name}={text!r} is below the least value, {least}")
+    return value
