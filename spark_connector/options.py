@@ -140,7 +140,8 @@ def _names(cls: type) -> list[str]:
 
 def _value(field: Any, text: str) -> Any:
     name, kind = field.metadata["name"], str(field.type)
-    if "None" in kind and text.lower() in ("none", ""):
+    is_text = "str" in kind
+    if "None" in kind and (text == "" or (text.lower() == "none" and not is_text)):
         return None
     try:
         value: Any = int(text) if "int" in kind else float(text) if "float" in kind else text

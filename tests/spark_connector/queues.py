@@ -1,0 +1,34 @@
+"""Queues seen from a test: filling them, looking into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sdk import AcknowledgeMode, ConnectionFactory, Message
+
+
+def fill(url: str, name: str, bodies: Iterable[Any], **arguments: Any) -> None:
+    """Send messages, in one transaction a thousand."""
+    with (
+        ConnectionFactory(url).create_connection() as connection,
+        connection.create_session(AcknowledgeMode.TRANSACTED) as session,
+    ):
+        producer = session.create_producer(session.create_queue(name))
+        for number, body in enumerate(bodies):
+            producer.send(body, **arguments)
+            if number % 1000 == 999:
+                session.commit()
+        session.commit()
+
+
+def browse(url: str, name: str) -> list[Message]:
+    """What waits in a queue."""
+    with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
+        connection.start()
+        return list(session.create_browser(session.create_queue(name)))
+
+
+def texts(url: str, name: str) -> list[str]:
+    """The bodies of what waits in a queue."""
+    return [message.body for message in browse(url, name)]

@@ -1,0 +1,85 @@
+"""A query killed with SIGKILL in mid-batch and started again from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.server_process import ServerProcess
+from tests.spark_connector.queues import fill, texts
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from pyspark.sql import SparkSession
+    from spark_connector import register
+
+    url, checkpoint, mark = sys.argv[1:]
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    register(spark)
+
+    def slowly(batches):
+        for batch in batches:
+            Path(mark).touch()
+            time.sleep(0.3)
+            yield batch
+
+    stream = spark.readStream.format("jms").option("url", url).option("queue", "in")
+    stream = stream.option("maxMessagesPerTrigger", 2000).option("maxMessagesPerPartition", 500).load()
+    rows = stream.selectExpr("text as value").mapInArrow(slowly, "value string")
+    writer = rows.writeStream.format("jms").option("url", url).option("queue", "out")
+    writer.option("checkpointLocation", checkpoint).start().awaitTermination()
+    """
+)
+
+
+@pytest.mark.crash
+def test_a_killed_query_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    program = tmp_path / "query.py"
+    program.write_text(PROGRAM)
+    checkpoint, mark = tmp_path / "checkpoint", tmp_path / "mark"
+    expected = [str(number) for number in range(10_000)]
+    with ServerProcess(tmp_path / "data") as server:
+        fill(server.url, "in", expected)
+        command = [sys.executable, str(program), server.url, str(checkpoint), str(mark)]
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+        for wait in (0.05, 1.0):
+            mark.unlink(missing_ok=True)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            deadline = time.monotonic() + 60
+            while not mark.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(wait)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+            done, left = texts(server.url, "out"), texts(server.url, "in")
+            assert len(done) == len(set(done))
+            assert set(done) | set(left) == set(expected), "something was settled that was not processed"
+        stream = spark.readStream.format("jms").option("url", server.url).option("queue", "in").load()
+        writer = stream.selectExpr("text as value").writeStream.format("jms").option("url", server.url)
+        query = writer.option("queue", "out").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        assert query.start().awaitTermination(60)
+        assert sorted(texts(server.url, "out"), key=int) == expected
+        assert texts(server.url, "in") == []

@@ -1,0 +1,67 @@
+"""Options: what is known, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_connector.options import SinkOptions, SourceOptions, describe, parse_sink, parse_source
+
+
+def test_names_are_compared_without_their_case() -> None:
+    parsed = parse_source({"url": "amqp://h", "queue": "q", "maxmessagespertrigger": "5", "FETCHBYTES": "10"})
+    assert (parsed.max_messages_per_trigger, parsed.fetch_bytes) == (5, 10)
+
+
+def test_no_limit_is_written_as_none() -> None:
+    assert parse_source({"url": "u", "queue": "q", "maxMessagesPerTrigger": "none"}).max_messages_per_trigger is None
+
+
+def test_the_path_names_the_queue() -> None:
+    assert parse_source({"url": "u", "path": "orders"}).queue == "orders"
+    assert parse_sink({"url": "u", "path": "orders", "checkpointlocation": "x", "queryname": "y"}).queue == "orders"
+
+
+def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown option 'subject'; the options here are url, .*fetchBytes"):
+        parse_source({"url": "u", "queue": "q", "subject": "x"})
+    with pytest.raises(ValueError, match="unknown option 'fetchbytes'"):
+        parse_sink({"url": "u", "queue": "q", "fetchBytes": "1"})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"queue": "q"}, "'url' is required"),
+        ({"url": "u"}, "'queue' and 'topic'"),
+        ({"url": "u", "queue": "q", "topic": "t", "subscription": "s"}, "'queue' and 'topic'"),
+        ({"url": "u", "topic": "t"}, "give both"),
+        ({"url": "u", "queue": "q", "subscription": "s"}, "give both"),
+        ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
+        ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
+    ],
+)
+def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_source(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"url": "u", "topic": "t"}, "at least once only"),
+        ({"url": "u", "queue": "q", "deliveryGuarantee": "maybe"}, "neither exactly_once nor at_least_once"),
+        ({"url": "u", "queue": "q", "priority": "10"}, "not from 0 to 9"),
+    ],
+)
+def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_sink(options)
+
+
+def test_every_option_is_described() -> None:
+    for cls in (SourceOptions, SinkOptions):
+        assert all(name and text for name, _, text in describe(cls))
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(parse_source({"url": "u", "queue": "q", "username": "me", "password": "secret"}))
