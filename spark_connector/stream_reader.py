@@ -125,6 +125,9 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = time.monotonic()
         if self._bounds is not None and now - self._refreshed < self._options.head_refresh_seconds:
             return self._bounds
+        if self._frozen_head is not None:
+            # To answer "nothing new" would end an AvailableNow query before its end.
+            return with_retries(self._options, self._look_again)
         try:
             bounds = with_retries(self._options, self._look_again, seconds=0)
         except (InvalidDestinationException, ValueError):

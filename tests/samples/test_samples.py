@@ -38,16 +38,32 @@ truck -> TRUCK (correlated: True)
 second visit: published while the reader is away
 second visit: and another
 """,
+    "s07_spark_batch": """\
+orders: 100 amount: 50500
+large: {"order":96,"amount":960}
+large: {"order":97,"amount":970}
+large: {"order":98,"amount":980}
+large: {"order":99,"amount":990}
+large: {"order":100,"amount":1000}
+""",
+    "s08_spark_streaming": """\
+ONCE
+UPON
+A
+TIME
+left in sample.words: 0
+""",
 }
 
 
 def run(sample: str) -> str:
     command = [sys.executable, "-m", f"samples.{sample}"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 
 
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("sample", sorted(EXPECTED))
 def test_a_sample_prints_what_it_says(sample: str) -> None:
     assert run(sample) == EXPECTED[sample]

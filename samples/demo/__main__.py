@@ -1,0 +1,216 @@
+"""A year of departures through everything, with the server killed on the way, and every figure checked.
+
+1. ``holdfast serve`` runs in a process of its own.
+2. One process sends 336,776 departures in transactions; another takes them in CLIENT mode and forwards the late ones
+   to one queue and the rest to another.  Half-way the server is killed with SIGKILL, and started again.
+3. A Spark job reads the rest as a DataFrame.  A streaming query writes delays by carrier to another queue; the server
+   is killed again.
+4. A consumer prints the mean delays as a table, and draws them.
+5. Every figure must equal what pyarrow computes straight from the file; a difference is exit status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from samples.demo import departures
+from samples.demo.programs import forward, produce
+from sdk import ConnectionFactory
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+PICTURE = Path("build", "demo", "mean_delay_by_carrier.png")
+#: Longest time for all of it, in seconds.
+PATIENCE = 600
+console = Console()
+
+
+class Server:
+    """``holdfast serve`` in a process of its own."""
+
+    def __init__(self, data: str) -> None:
+        self._data = data
+        self._port = 0
+        self._process: subprocess.Popen[str] | None = None
+        self.kills = 0
+
+    @property
+    def url(self) -> str:
+        return f"amqp://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", self._data]
+        command += ["--listen", f"127.0.0.1:{self._port}"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = re.search(r"ready on amqp://[^:]+:(\d+)", line)
+        if found is None:
+            raise RuntimeError(f"the server did not start: {line!r}")
+        self._port = int(found[1])
+
+    def kill_and_start(self, why: str) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self.kills += 1
+        console.print(f"[red]server killed[/red] ({why}) ...", end=" ")
+        time.sleep(0.5)
+        started = time.monotonic()
+        self.start()
+        console.print(f"and ready again in {time.monotonic() - started:.2f} s")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(20)
+
+
+def move(server: Server, total: int) -> None:
+    """Produce and forward, with the server killed half-way."""
+    context = multiprocessing.get_context("spawn")
+    sent, forwarded, duplicates, cut_producer, cut_forwarder = (context.Value("q", 0) for _ in range(5))
+    workers = [
+        context.Process(target=produce, args=(server.url, sent, cut_producer)),
+        context.Process(target=forward, args=(server.url, total, forwarded, duplicates, cut_forwarder)),
+    ]
+    columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        bar_sent, bar_forwarded = bars.add_task("sent", total=total), bars.add_task("taken and forwarded", total=total)
+        for worker in workers:
+            worker.start()
+        deadline = time.monotonic() + PATIENCE
+        while any(worker.is_alive() for worker in workers):
+            bars.update(bar_sent, completed=sent.value)
+            bars.update(bar_forwarded, completed=forwarded.value)
+            if server.kills == 0 and sent.value >= total * 2 // 5:
+                server.kill_and_start("producer and consumer at work")
+            if time.monotonic() > deadline or any(worker.exitcode for worker in workers):
+                for worker in workers:
+                    worker.kill()
+                raise RuntimeError("a program of the demo failed")
+            time.sleep(0.05)
+        bars.update(bar_sent, completed=sent.value)
+        bars.update(bar_forwarded, completed=forwarded.value)
+    console.print(
+        f"the programs reconnected {cut_producer.value + cut_forwarder.value} times; {duplicates.value} departures came"
+        " twice, and are told apart by their number"
+    )
+
+
+def run_spark(server: Server, checkpoint: str) -> dict[str, int]:
+    """Both Spark jobs, with the server killed during the streaming query.  Returns the counts of the batch job."""
+    command = [sys.executable, "-m", "samples.demo.spark_jobs", server.url, checkpoint]
+    counts: dict[str, int] = {}
+    with (
+        console.status("Spark starts ...") as status,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if said["what"] == "batch":
+                counts = said["counts"]
+                console.print(f"Spark read {sum(counts.values())} departures that were not late, as a DataFrame")
+                status.update("the streaming query starts ...")
+            elif said["what"] == "stream batch":
+                console.print(f"streaming query: batch {said['number']} done")
+                if server.kills == 1:
+                    server.kill_and_start("streaming query at work")
+                status.update("the streaming query runs ...")
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        if process.wait() != 0:
+            raise RuntimeError(f"Spark failed:\n{errors[-4000:]}")
+    return counts
+
+
+def collect(server: Server) -> dict[str, tuple[float, int]]:
+    """Take the sums from their queue, and add them up."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
+        connection.start()
+        consumer = session.create_consumer(session.create_queue("demo.means"))
+        while (message := consumer.receive(timeout=0.5)) is not None:
+            part = json.loads(message.body)
+            found[part["carrier"]][0] += part["sum"]
+            found[part["carrier"]][1] += part["count"]
+    return {carrier: (total, int(count)) for carrier, (total, count) in found.items()}
+
+
+def show(delays: dict[str, tuple[float, int]]) -> None:
+    """The table, and the picture."""
+    means = sorted(((total / count, carrier, count) for carrier, (total, count) in delays.items()), reverse=True)
+    table = Table(title="Mean departure delay by carrier, New York City 2013")
+    for column in ("carrier", "departures", "mean delay (minutes)"):
+        table.add_column(column, justify="left" if column == "carrier" else "right")
+    for mean, carrier, count in means:
+        table.add_row(carrier, f"{count:,}", f"{mean:.2f}")
+    console.print(table)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    axes.barh([carrier for _, carrier, _ in reversed(means)], [mean for mean, _, _ in reversed(means)], color="#33658a")
+    axes.set_xlabel("mean departure delay in minutes")
+    axes.set_title("Departures from New York City in 2013, by carrier")
+    figure.savefig(PICTURE, dpi=120)
+    console.print(f"drawn in {PICTURE}")
+
+
+def check(what: str, found: Any, wanted: Any) -> bool:
+    """Compare a figure with what the file says."""
+    console.print(f"{'[green]equal[/green]' if found == wanted else '[red]DIFFERENT[/red]'}  {what}")
+    if found != wanted:
+        console.print(f"  found {found}\n  in the file {wanted}")
+    return bool(found == wanted)
+
+
+def main() -> int:
+    """Run the demo; returns the exit status."""
+    started = time.monotonic()
+    table = departures.read()
+    wanted = departures.expected(table)
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server(f"{directory}/data")
+        server.start()
+        try:
+            console.print(f"holdfast serves on {server.url}")
+            move(server, table.num_rows)
+            counts = run_spark(server, f"{directory}/checkpoint")
+            delays = collect(server)
+            with ConnectionFactory(server.url).create_connection() as connection:
+                left = {queue.name: queue.messages for queue in connection.statistics().queues}
+        finally:
+            server.stop()
+    show(delays)
+    results = [
+        check("departures that were not late, by carrier (Spark, batch)", counts, wanted.rest_by_carrier),
+        check("late departures", wanted.rows - sum(counts.values()), wanted.late),
+        check("sum and number of delays by carrier (Spark, streaming)", delays, wanted.delay_by_carrier),
+        check("nothing is left in the queues", {name: count for name, count in left.items() if count}, {}),
+        check("the server was killed twice", server.kills, 2),
+    ]
+    console.print(f"{time.monotonic() - started:.0f} seconds")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
