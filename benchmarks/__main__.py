@@ -1,0 +1,63 @@
+"""All benchmarks in one run: ``make bench``, or ``python -m benchmarks [--json] [--quick] [--only WORD]``.
+
+Exit status 1 where a message was lost, doubled or came out of order; a slow figure is no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import engine, modes, spark
+from benchmarks.report import Figure, show
+
+
+def main() -> int:
+    """Run, print, return the exit status."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the messages: to see that it runs")
+    parser.add_argument("--only", metavar="WORD", help="only the parts whose name has this word")
+    options = parser.parse_args()
+    share = 10 if options.quick else 1
+    messages = 50_000 // share
+
+    def embedded(directory: Path) -> Iterator[Figure]:
+        yield from modes.every_mode(f"embedded:{directory / 'embedded'}", "embedded", messages, None)
+
+    def amqp(directory: Path) -> Iterator[Figure]:
+        with modes.server(directory / "amqp") as (url, process):
+            yield from modes.every_mode(url, "AMQP loopback", messages, process)
+
+    parts: dict[str, Callable[[Path], Iterator[Figure]]] = {
+        "engine": lambda directory: iter([engine.enqueue_and_acknowledge(directory)]),
+        "send": lambda directory: iter([engine.synchronous_send(directory)]),
+        "restart": lambda directory: iter([engine.restart(directory, 1_000_000 // share)]),
+        "embedded": embedded,
+        "amqp": amqp,
+        "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
+        "spark": lambda directory: spark.rows(directory, 200_000 // share),
+    }
+    figures: list[Figure] = []
+    progress = Console(stderr=True)
+    try:
+        for name, part in parts.items():
+            if options.only and options.only not in name:
+                continue
+            with tempfile.TemporaryDirectory() as directory, progress.status(f"{name} ..."):
+                figures += part(Path(directory))
+    except (modes.OrderError, AssertionError) as error:
+        show(figures, options.json)
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    show(figures, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
