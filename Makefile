@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
 
-.PHONY: setup demo test check format bench interop clean preflight
+.PHONY: setup demo test check format docs bench interop clean preflight
 
 setup: $(READY)
 
@@ -46,6 +46,9 @@ check: $(READY)
 format: $(READY)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: $(READY)
+	@$(BIN)/python docs/generate_options.py
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)

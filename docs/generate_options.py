@@ -1,0 +1,62 @@
+"""Writes docs/options.md from the settings classes: ``python docs/generate_options.py``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings, options_of
+from spark_connector.options import SinkOptions, SourceOptions, describe
+
+HEAD = """# Options
+
+Every option, with its unit (in its name), its default and its limits. Generated from the code: `make docs`.
+
+Connection URLs take options as `?name=value&name=value`:
+
+| URL | options |
+|---|---|
+| `embedded:PATH` (durable), `embedded:` (in memory, until the process ends) | client, engine |
+| `amqp://HOST:PORT`, `amqps://HOST:PORT` (user and password as `amqp://user:password@HOST`) | client, network |
+
+`holdfast serve` takes those of the engine and of the server as `--option NAME=VALUE`. An unknown option is an error
+that lists the known ones. `none` stands for no limit where the default is one.
+"""
+
+
+def render() -> str:
+    """The page."""
+    parts = [HEAD]
+    for title, cls in (
+        ("Client: every connection", ClientSettings),
+        ("Network: amqp:// and amqps://", AmqpSettings),
+        ("Engine: embedded, or in a server", EngineSettings),
+        ("Server: holdfast serve", ServerSettings),
+    ):
+        parts.append(f"\n## {title}\n\n| option | default | from | to | meaning |\n|---|---|---|---|---|\n")
+        parts += [
+            f"| `{info.name}` | {_shown(info.default)} | {_limit(info.least)} | {_limit(info.most)} | {info.text} |\n"
+            for info in options_of(cls)
+        ]
+    for title, cls in (("Spark: reading", SourceOptions), ("Spark: writing", SinkOptions)):
+        parts.append(f"\n## {title}\n\n| option | default | meaning |\n|---|---|---|\n")
+        parts += [f"| `{name}` | {_shown(default)} | {text} |\n" for name, default, text in describe(cls)]
+    return "".join(parts)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _limit(value: float | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    Path(__file__).with_name("options.md").write_text(render(), encoding="utf-8")

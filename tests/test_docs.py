@@ -1,0 +1,45 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_page_of_options_is_what_the_code_generates() -> None:
+    render = runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["render"]
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == render(), "run: make docs"
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_twenty_lines_of_the_readme_run() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+    finished = subprocess.run(
+        [sys.executable, "-c", program.replace("embedded:./data", "embedded:")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "1 book\n"
+
+
+def test_importing_the_sdk_loads_neither_spark_nor_asks_for_java() -> None:
+    program = (
+        "import sys, sdk; print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j', 'pandas')])"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert finished.stdout == "[]\n"
