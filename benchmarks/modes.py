@@ -47,17 +47,20 @@ def send(url: str, name: str, messages: int, mode: AcknowledgeMode) -> dict[str,
             session.commit()
         else:
             last = messages - 1
+            errors: list[Exception] = []
 
             def completed(message: Message, error: Exception | None) -> None:
                 if error is not None:
-                    raise error
-                if int(message.body[:8]) == last:
+                    errors.append(error)
+                if error is not None or int(message.body[:8]) == last:
                     answered.release()
 
             for number in range(messages):
                 producer.send(f"{number:08d}{_PADDING}", on_completion=completed)
             if not answered.acquire(timeout=_WAIT):
                 raise TimeoutError("the sends were not confirmed")
+            if errors:
+                raise errors[0]
         return {"started": started, "ended": time.time(), "cpu": _cpu() - cpu}
 
 

@@ -352,13 +352,12 @@ class Broker:
             wanted, effects.loads = effects.loads, []
         self._retries += wanted
 
-    def _read_what_is_taken(self, effects: Effects) -> dict[int, list[c.Handout]]:
-        """The deliveries that settle themselves, by consumer: the commit takes their messages out of the stores."""
-        return {
-            consumer.id: self._handouts(messages, None, effects)
+    def _read_what_is_taken(self, effects: Effects) -> list[list[c.Handout] | None]:
+        """The deliveries that settle themselves, each in its place: the commit takes their messages away."""
+        return [
+            self._handouts(messages, None, effects) if consumer.presettled else None
             for consumer, messages in effects.deliveries
-            if consumer.presettled
-        }
+        ]
 
     def _persist(self, effects: Effects) -> None:
         durable, volatile = effects.durable, effects.volatile
@@ -396,9 +395,10 @@ class Broker:
             size -= len(cache.pop(number).payload)
         self._cache_bytes = size
 
-    def _deliver(self, effects: Effects, taken: Mapping[int, list[c.Handout]], now_ms: int) -> None:
-        for consumer, messages in effects.deliveries:
-            handouts = taken[consumer.id] if consumer.presettled else self._handouts(messages, consumer.id)
+    def _deliver(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> None:
+        for (consumer, messages), handouts in zip(effects.deliveries, taken, strict=True):
+            if handouts is None:
+                handouts = self._handouts(messages, consumer.id)
             if handouts:
                 self._state.totals.delivered += len(handouts)
                 _tell(consumer.sink, handouts)

@@ -537,6 +537,16 @@ def test_a_consumer_that_never_settles_gets_what_the_stores_forget(
     assert broker.call(c.Statistics(), WAIT).quarantined == 0
 
 
+def test_a_consumer_that_never_settles_gets_a_backlog_beyond_the_window_in_order(engines: Engines) -> None:
+    broker = engines.start(window_messages=10)
+    client = connect(broker)
+    send(broker, client, "q", *range(100))
+    consumer, inbox = attach(broker, client, "q", presettled=True)
+    for _ in range(4):
+        broker.call(c.Credit(consumer, 25), WAIT)
+    assert payloads(inbox.wait_for(100)) == [str(number).encode() for number in range(100)]
+
+
 def test_work_for_a_commit_of_sends_and_settlements_is_all_or_nothing(engines: Engines) -> None:
     broker = engines.start()
     client = connect(broker)
