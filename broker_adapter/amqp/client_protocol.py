@@ -266,7 +266,11 @@ class ClientProtocol:
         if self._phase is Phase.CLOSING:
             self._finish(None)
         elif self._login is not None:
-            self.fail(ConnectionLostException("the peer closed the connection during the login"))
+            self.fail(
+                ConnectionLostException(
+                    "the peer closed the connection during the login; if it wants TLS, connect with amqps://"
+                )
+            )
         else:
             self._peer.receive_end()
             self._process()
@@ -503,6 +507,11 @@ class ClientProtocol:
         if subscription is not None:
             if "|" in subscription.name:
                 done(None, InvalidDestinationException(f"subscription name {subscription.name!r} has a '|'"))
+                return
+            if not subscription.shared and subscription.name in self._subscribers:
+                # A second link of the same name would end the connection, or take the first one's place.
+                reason = f"subscription {subscription.name!r} is in use by another consumer"
+                done(None, IllegalStateException(reason))
                 return
             if subscription.shared:
                 capabilities.append("shared")

@@ -5,7 +5,12 @@ Theory of operation
     challenges and responses, and the server's outcome.  After an outcome of 0 both ends begin anew with AMQP itself.
 
     Whoever has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched, and
-    a server answers an unknown user exactly as it answers a wrong password.
+    a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does not
+    raise: it ends in ``done`` or in ``error``, or waits for more.
+
+    A server without users takes everybody: ANONYMOUS, and PLAIN with any name and password, which nobody verifies
+    (so that a client that is configured with a user works against a server on its own machine).  A client with a user
+    name does not fall back to ANONYMOUS by itself: its owner would take the connection for one that was verified.
 """
 
 from __future__ import annotations
@@ -30,6 +35,12 @@ SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 MAX_FRAME_BYTES: Final = 8192
 #: Most frames that one side may send in a login.
 MAX_FRAMES: Final = 8
+#: Most values in one frame, nested ones counted.
+MAX_FRAME_VALUES: Final = 1000
+#: Iterations of the hash that slows down guessing, for new users.
+ITERATIONS: Final = 4096
+#: Most iterations that are done for anybody: about half a second, in which nothing else is served.
+MAX_ITERATIONS: Final = 1_000_000
 
 _MECHANISMS: Final = 0x40
 _INIT: Final = 0x41
@@ -57,7 +68,7 @@ class Users(Protocol):
     """Who may log in."""
 
     def verifier(self, username: str) -> Verifier | None:
-        """What proves this user's password; None where there is no such user."""
+        """What proves this user's password; for an unknown one None, or a decoy of their own (see :func:`decoy`)."""
 
     def check(self, username: str, password: str) -> bool:
         """Whether this is the password; takes as long for unknown users."""
@@ -75,7 +86,9 @@ class _Exchange:
         self.error: JMSException | None = None
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the other side."""
+        """Take bytes from the other side; after an error they are dropped."""
+        if self.error is not None:
+            return
         self._input += data
         while not self.done and self.error is None:
             if not self._header_seen:
@@ -112,12 +125,15 @@ class _Exchange:
             self._break("what came is no frame of a login, or one too many")
             return False
         try:
-            performative = Reader(data, start, size).value()
-            code = _CODES.get(getattr(performative, "descriptor", None))
-            if code is None or not isinstance(performative.value, list):
+            performative = Reader(data, start, size, MAX_FRAME_VALUES).value()
+            if not isinstance(performative, Described) or not isinstance(performative.value, list):
                 raise ValueError(f"{performative!r:.100} is no part of a login")
+            descriptor = performative.descriptor
+            code = _CODES.get(descriptor) if isinstance(descriptor, int | Symbol) else None
+            if code is None:
+                raise ValueError(f"{descriptor!r:.100} is no part of a login")
             self._on_frame(code, [*performative.value, None, None, None])
-        except (ValueError, ScramException, UnicodeDecodeError) as error:
+        except (ValueError, ScramException) as error:
             self._break(f"the login cannot be understood: {error}")
         return True
 
@@ -153,8 +169,8 @@ class ClientLogin(_Exchange):
 
     Args:
         mechanisms: what may be used, the preferred one first.
-        username: None for ANONYMOUS only.
-        password: see above.
+        username: None where there is none; then only mechanisms that need none are used.
+        password: of the user.
         hostname: the host that the client means to speak to.
     """
 
@@ -162,7 +178,8 @@ class ClientLogin(_Exchange):
         self, mechanisms: Sequence[str], username: str | None, password: str | None, hostname: str | None = None
     ) -> None:
         super().__init__()
-        self._mechanisms = tuple(mechanisms)
+        named = username is not None and password is not None
+        self._mechanisms = tuple(name for name in mechanisms if name == ANONYMOUS or (named and name in _WITH_PASSWORD))
         self._username = username
         self._password = password
         self._hostname = hostname
@@ -176,9 +193,14 @@ class ClientLogin(_Exchange):
 
     def _on_other_header(self, head: bytes) -> None:
         if head == AMQP_HEADER:
-            self.error = JMSSecurityException("the broker wants no login; it does not do SASL")
+            self.error = JMSSecurityException(
+                "the broker takes no login (SASL), and this client always makes one; switch SASL on at the broker,"
+                " with ANONYMOUS where it has no users"
+            )
         else:
-            self.error = ConnectionLostException(f"the port does not speak AMQP 1.0: it answered {head!r}")
+            self.error = ConnectionLostException(
+                f"the port does not speak AMQP 1.0: it answered {head!r}{_guess(head, 'use amqps:// with this port')}"
+            )
 
     def _on_frame(self, code: int, fields: list[Any]) -> None:
         if code == _MECHANISMS and self.mechanism is None:
@@ -194,56 +216,96 @@ class ClientLogin(_Exchange):
         names = [str(name) for name in (offered if isinstance(offered, list) else [offered])]
         mechanism = next((name for name in self._mechanisms if name in names), None)
         if mechanism is None:
-            hint = "" if self._username is not None else "; give a user name and a password"
             self.error = JMSSecurityException(
-                f"the broker offers the SASL mechanisms {', '.join(names)}, and of these none can be used here: that"
-                f" would be {', '.join(self._mechanisms)}{hint}"
+                f"the broker offers the SASL mechanisms {', '.join(names)!a:.300}, and this client can use"
+                f" {', '.join(self._mechanisms) or 'none'} here; {self._advice(names)}"
             )
             return
         self.mechanism = mechanism
-        if mechanism == ANONYMOUS:
-            response = b"anonymous"
-        elif mechanism == PLAIN:
-            response = f"\0{self._username}\0{self._password}".encode()
-        else:
-            try:
-                self._scram = ScramClient([SCRAM_SHA_256], self._username, self._password)
-                response = self._scram.get_client_first().encode()
-            except ScramException as error:
-                self.error = JMSSecurityException(f"the user name or password cannot be used: {error}")
-                return
+        try:
+            response = self._first_response(mechanism)
+        except (ScramException, UnicodeEncodeError) as error:
+            self.error = JMSSecurityException(f"the user name or password cannot be used with {mechanism}: {error}")
+            return
         self._send(_INIT, Symbol(mechanism), response, self._hostname)
+
+    def _advice(self, offered: Sequence[str]) -> str:
+        if self._username is None:
+            return "give a user name and a password"
+        if PLAIN in offered and PLAIN not in self._mechanisms:
+            return (
+                "PLAIN sends the password as it is: use amqps://, or set allow_plain_without_tls=true where the network"
+                " is trusted; sasl_mechanisms must not exclude it"
+            )
+        if ANONYMOUS in offered:
+            return "it verifies nobody: leave the user name out, or set sasl_mechanisms=ANONYMOUS"
+        return "switch one of these on at the broker"
+
+    def _first_response(self, mechanism: str) -> bytes:
+        if mechanism == ANONYMOUS:
+            return b"anonymous"
+        assert self._username is not None
+        assert self._password is not None
+        if mechanism == PLAIN:
+            if "\0" in self._username + self._password:
+                raise ScramException("it has a character of code 0")
+            return f"\0{self._username}\0{self._password}".encode()
+        self._scram = ScramClient([SCRAM_SHA_256], self._username, self._password)
+        first: str = self._scram.get_client_first()
+        return first.encode()
 
     def _answer(self, challenge: bytes) -> None:
         self._scram_stage += 1
         if self._scram_stage == 1:
-            self._scram.set_server_first(challenge.decode())
+            try:
+                self._scram.set_server_first(challenge.decode())
+            except ScramException as error:
+                self.error = JMSSecurityException(
+                    f"the login of user {self._username!r} cannot go on: {error}", error_code="amqp:unauthorized-access"
+                )
+                return
+            if int(self._scram.iterations) > MAX_ITERATIONS:
+                raise ValueError(f"{self._scram.iterations} iterations are more than the limit of {MAX_ITERATIONS}")
             self._send(_RESPONSE, self._scram.get_client_final().encode())
         elif self._scram_stage == 2:
-            self._scram.set_server_final(challenge.decode())
-            self._send(_RESPONSE, b"")
+            if self._is_proven(challenge):
+                self._send(_RESPONSE, b"")
         else:
             raise ValueError("a challenge too many")
 
+    def _is_proven(self, proof: Any) -> bool:
+        """Whether the broker, too, knows the password; notes the error where it does not."""
+        try:
+            self._scram.set_server_final(_binary(proof).decode())
+        except (ScramException, ValueError):
+            self.error = JMSSecurityException(
+                f"the broker did not prove that it knows the password of {self._username!r}: it may not be the one that"
+                " it says it is"
+            )
+            return False
+        return True
+
     def _on_outcome(self, fields: list[Any]) -> None:
         code, data = fields[0], fields[1]
+        if self.mechanism is None:
+            raise ValueError("the outcome comes out of turn")
         if code == AUTH:
             who = "an anonymous client" if self._username is None else f"user {self._username!r}"
             self.error = JMSSecurityException(
-                f"the broker refused the login of {who}: wrong user name or password",
+                f"the broker refused the login of {who} ({self.mechanism}): check the user name and the password",
                 error_code="amqp:unauthorized-access",
             )
             return
         if code != OK:
-            self.error = JMSSecurityException(f"the broker could not carry out the login (SASL outcome {code!r})")
+            self.error = JMSSecurityException(
+                f"the broker could not carry out the login (SASL outcome {code!a:.20}); its log may say why"
+            )
             return
         if self._scram is not None and self._scram_stage < 2:
-            # The server, too, proves that it knows the password.
-            if self._scram_stage != 1 or not isinstance(data, bytes):
-                raise ValueError("the broker did not prove that it knows the password")
-            self._scram.set_server_final(data.decode())
-        if self.mechanism is None:
-            raise ValueError("the outcome comes out of turn")
+            if self._scram_stage != 1:
+                raise ValueError("the outcome comes out of turn")
+            if not self._is_proven(data):
+                return
         self.done = True
 
 
@@ -279,10 +341,10 @@ class ServerLogin(_Exchange):
         if head == AMQP_HEADER:
             self.error = JMSSecurityException("the client did not log in; users are required here")
         else:
-            self.error = ProtocolException(f"what came is not AMQP 1.0: {head!r}")
+            self.error = ProtocolException(f"what came is not AMQP 1.0: {head!r}{_guess(head, 'this port has no TLS')}")
 
     def _on_frame(self, code: int, fields: list[Any]) -> None:
-        if code == _INIT and self._claimed == "" and self._scram is None:
+        if code == _INIT and self._scram is None:
             self._on_init(str(fields[0]), fields[1])
         elif code == _RESPONSE and self._scram is not None:
             self._on_response(_binary(fields[0]))
@@ -291,17 +353,22 @@ class ServerLogin(_Exchange):
 
     def _on_init(self, mechanism: str, response: Any) -> None:
         if mechanism not in self.mechanisms:
-            self._refuse(f"mechanism {mechanism!r} is not offered")
+            self._refuse(f"mechanism {mechanism!a:.100} is not offered")
         elif mechanism == ANONYMOUS:
             self._welcome("")
         elif mechanism == PLAIN:
             parts = _binary(response).decode().split("\0")
             if len(parts) != 3:
                 raise ValueError("a response of PLAIN has three parts")
-            if self._users is None or self._users.check(parts[1], parts[2]):
-                self._welcome(parts[1])
+            asked, username, password = parts
+            if self._users is None:
+                self._welcome(username)
+            elif asked not in ("", username):
+                self._refuse(f"{username!a:.100} may not act as {asked!a:.100}")
+            elif self._users.check(username, password):
+                self._welcome(username)
             else:
-                self._refuse(f"wrong user name or password of {parts[1]!r:.100}")
+                self._refuse(f"wrong user name or password of {username!a:.100}")
         else:
             self._scram = ScramMechanism(SCRAM_SHA_256).make_server(self._verifier)
             self._scram.set_client_first(_binary(response).decode())
@@ -317,7 +384,7 @@ class ServerLogin(_Exchange):
             self._scram.set_client_final(response.decode())
             final = self._scram.get_server_final()
         except ScramException:
-            self._refuse(f"wrong user name or password of {self._claimed!r:.100}")
+            self._refuse(f"wrong user name or password of {self._claimed!a:.100}")
             return
         self._welcome(self._claimed, final.encode())
 
@@ -334,16 +401,35 @@ class ServerLogin(_Exchange):
 _decoy_key: Final = secrets.token_bytes(32)
 
 
-def decoy(username: str) -> Verifier:
-    """What an unknown user seems to have: the same each time, so that asking twice tells nothing."""
+def decoy(username: str, key: bytes = _decoy_key, *, salt_bytes: int = 32, iterations: int = ITERATIONS) -> Verifier:
+    """What an unknown user seems to have: the same each time, so that asking twice tells nothing; no password fits it.
+
+    Args:
+        username: of the user that there is not.
+        key: a secret; another one gives other salts.
+        salt_bytes: length of the salt, up to 32; as real users have it.
+        iterations: as real users have them.
+    """
     salt, stored, server = (
-        hmac.digest(_decoy_key, f"{what}{username}".encode(errors="replace"), "sha256") for what in ("a", "b", "c")
+        hmac.digest(key, f"{what}{username}".encode(errors="replace"), "sha256") for what in ("a", "b", "c")
     )
-    return salt[:16], stored, server, ITERATIONS
+    return salt[:salt_bytes], stored, server, iterations
 
 
-#: Iterations of the hash that slows down guessing, for new users.
-ITERATIONS: Final = 4096
+_WITH_PASSWORD: Final = (PLAIN, SCRAM_SHA_256)
+_HTTP: Final = (b"HTTP/", b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"CONNECT ", b"DELETE ", b"PRI * ")
+
+
+def _guess(head: bytes, about_tls: str) -> str:
+    """What the other side seems to speak instead, in brackets; empty where there is no telling."""
+    if head.startswith(_HTTP):
+        return " (that is HTTP)"
+    if head[:1] in (b"\x15", b"\x16") and head[1:2] == b"\x03":
+        return f" (that is TLS; {about_tls})"
+    if head.startswith(b"AMQP"):
+        version = {b"\x00\x00\x09\x01": "0-9-1", b"\x01\x01\x00\x0a": "0-10"}.get(head[4:])
+        return f" (that is AMQP {version})" if version else " (another version of AMQP, or of its login)"
+    return ""
 
 
 def _binary(value: Any) -> bytes:

@@ -454,14 +454,17 @@ def login_for(url: AmqpURL, credentials: Credentials) -> Login:
     """The login of a connection: with the given credentials, or else those of the URL.
 
     Raises:
-        JMSSecurityException: the URL asks for mechanisms of which none can be used.
+        JMSSecurityException: the URL asks for mechanisms of which none can be used, or a user name has no password.
     """
     username, password = credentials.username, credentials.password
-    if username is None:
+    if username is None and password is None:
         username, password = url.username, url.password
-    if password is None:
-        username = None
     mechanisms = [name for name in usable_mechanisms(url, username, password) if name != "EXTERNAL"]
+    if (username is None) is not (password is None) and url.amqp.sasl_mechanisms is None:
+        have, lack = ("password", "user name") if username is None else (f"user name {username!r}", "password")
+        raise JMSSecurityException(f"there is a {have} without a {lack}; give both, or none to log in as ANONYMOUS")
+    if not mechanisms:
+        raise JMSSecurityException("the SASL mechanism EXTERNAL is not supported yet; use SCRAM-SHA-256 or PLAIN")
     return ClientLogin(mechanisms, username, password, url.amqp.vhost if url.amqp.vhost is not None else url.host)
 
 

@@ -5,22 +5,33 @@
     alice SCRAM-SHA-256$4096:c2FsdA==$c3RvcmVk:c2VydmVy
 
 The second word is the SCRAM verifier (iterations, salt, stored key, server key), in the form that PostgreSQL uses.
+A line that begins with ``#`` is a comment, until the file is written anew.
+
+The file is always replaced as a whole, and a server that runs sees the change at the next login.  Two commands that
+change it at the same moment may lose the change of one.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import logging
 import os
 import re
+import secrets
 import tempfile
+from collections import Counter
 from hmac import compare_digest
 from pathlib import Path
 
 from scramp import ScramException, ScramMechanism
+from scramp.core import Username
 
-from broker_adapter.amqp.sasl import ITERATIONS, SCRAM_SHA_256, Verifier, decoy
+from broker_adapter.amqp.sasl import ITERATIONS, MAX_ITERATIONS, SCRAM_SHA_256, Verifier, decoy
 from broker_adapter.errors import JMSSecurityException
+
+_log = logging.getLogger(__name__)
 
 #: Largest users file.
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -28,7 +39,6 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_NAME_LENGTH = 255
 MAX_PASSWORD_LENGTH = 1024
 
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f#][^\s\x00-\x1f\x7f]*")
 _LINE = re.compile(
     r"(?P<name>\S+)\s+SCRAM-SHA-256\$(?P<iterations>\d{1,8}):(?P<salt>[^$]+)\$(?P<stored>[^:]+):(?P<server>\S+)"
 )
@@ -46,26 +56,64 @@ class UsersFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._users: dict[str, Verifier] = _read(self.path)
+        self._users: dict[str, Verifier] = {}
+        self._seen: tuple[int, ...] | None = None
+        self._load()
+
+    def __repr__(self) -> str:
+        return f"<UsersFile {str(self.path)!r}, {len(self._users)} users>"
+
+    def _load(self) -> None:
+        """Read the file; where that fails, the users stay as they were."""
+        # Looked at first: a change while it is read is then seen next time.
+        seen = _identity(self.path)
+        self._use(_read(self.path))
+        self._seen = seen
+
+    def _use(self, users: dict[str, Verifier]) -> None:
+        """Unknown users get a decoy that is like most real ones, and the same until the file changes."""
+        self._users = users
+        shapes = Counter((len(salt), iterations) for salt, _, _, iterations in users.values())
+        self._shape = shapes.most_common(1)[0][0] if shapes else (32, ITERATIONS)
+        keys = b"".join(users[name][1] for name in sorted(users))
+        self._decoy_key = hashlib.sha256(keys).digest() if keys else secrets.token_bytes(32)
+
+    def _refresh(self) -> None:
+        """Look whether the file has changed.  A file that cannot be read or understood changes nothing."""
+        seen = _identity(self.path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._load()
+        except JMSSecurityException as error:
+            _log.error("! the users stay as they were: %s", error)
+            return
+        _log.info("= users file %s was changed: %d users", self.path, len(self._users))
 
     @property
     def names(self) -> list[str]:
         """The users' names, sorted."""
         return sorted(self._users)
 
-    def verifier(self, username: str) -> Verifier | None:
-        """What proves this user's password; None where there is no such user."""
-        return self._users.get(username)
+    def verifier(self, username: str) -> Verifier:
+        """What proves this user's password; for an unknown one a decoy.  Looks whether the file has changed."""
+        self._refresh()
+        prepared = _prepared(username)
+        found = self._users.get(username if prepared is None else prepared)
+        if found is not None:
+            return found
+        salt_bytes, iterations = self._shape
+        return decoy(username, self._decoy_key, salt_bytes=salt_bytes, iterations=iterations)
 
     def check(self, username: str, password: str) -> bool:
-        """Whether this is the password; takes as long for unknown users."""
-        found = self._users.get(username)
-        salt, stored, _, iterations = found or decoy(username)
+        """Whether this is the password; takes as long for unknown users.  Looks whether the file has changed."""
+        salt, stored, _, iterations = self.verifier(username)
         try:
             _, claimed, _, _ = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, iterations, salt)
-        except ScramException:
+        except ScramException:  # no user can have such a password
             return False
-        return compare_digest(claimed, stored) and found is not None
+        return compare_digest(claimed, stored)
 
     def add(self, username: str, password: str) -> bool:
         """Add a user, or change the password; returns whether the user is new.
@@ -73,9 +121,11 @@ class UsersFile:
         Raises:
             JMSSecurityException: the name or the password cannot be used.
         """
-        if not _NAME.fullmatch(username) or len(username) > MAX_NAME_LENGTH:
+        name = _prepared(username)
+        if name is None or len(name) > MAX_NAME_LENGTH:
             raise JMSSecurityException(
-                f"user name {username!r:.300} cannot be used: 1 to {MAX_NAME_LENGTH} characters without spaces"
+                f"user name {username!r:.300} cannot be used: 1 to {MAX_NAME_LENGTH} printable characters without"
+                " spaces, of which the first is not '#'"
             )
         if not 0 < len(password) <= MAX_PASSWORD_LENGTH:
             raise JMSSecurityException(f"a password has 1 to {MAX_PASSWORD_LENGTH} characters")
@@ -83,9 +133,9 @@ class UsersFile:
             verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, ITERATIONS)
         except ScramException as error:
             raise JMSSecurityException(f"the password cannot be used: {error}") from error
-        is_new = username not in self._users
-        self._users[username] = verifier
-        self._write()
+        users = {**self._users, name: verifier}
+        is_new = len(users) > len(self._users)
+        self._write(users)
         return is_new
 
     def remove(self, username: str) -> None:
@@ -94,32 +144,64 @@ class UsersFile:
         Raises:
             JMSSecurityException: there is no such user.
         """
-        if self._users.pop(username, None) is None:
+        users = dict(self._users)
+        if users.pop(_prepared(username) or username, None) is None:
             raise JMSSecurityException(f"there is no user {username!r:.300} in {str(self.path)!r}")
-        self._write()
+        self._write(users)
 
-    def _write(self) -> None:
+    def _write(self, users: dict[str, Verifier]) -> None:
         """Replace the file as a whole; only its owner may read it."""
-        lines = [f"{name} {_encoded(verifier)}\n" for name, verifier in sorted(self._users.items())]
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
+        lines = [f"{name} {_encoded(verifier)}\n" for name, verifier in sorted(users.items())]
+        target = self.path.resolve()  # what a link points to, not the link
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            os.replace(temporary, target)
+            _sync_directory(target.parent)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
+        self._use(users)
+        self._seen = _identity(self.path)
 
     @classmethod
     def open_or_make(cls, path: str | os.PathLike[str]) -> UsersFile:
-        """The file, made empty where it does not exist."""
-        file = Path(path)
-        if not file.exists():
-            file.touch(mode=0o600)
-        return cls(file)
+        """The file, made empty where it does not exist, so that only its owner may read it."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        return cls(path)
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What changes when the file does; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _prepared(username: str) -> str | None:
+    """A user name in the one form that it has in the file and in SCRAM; None where it cannot be one."""
+    try:
+        name = str(Username(username))
+    except ScramException:
+        return None
+    if not name.isprintable() or name.startswith("#") or any(character.isspace() for character in name):
+        return None
+    return name
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _encoded(verifier: Verifier) -> str:
@@ -130,15 +212,17 @@ def _encoded(verifier: Verifier) -> str:
 
 def _read(path: Path) -> dict[str, Verifier]:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise JMSSecurityException(f"users file {str(path)!r} is larger than {MAX_FILE_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise JMSSecurityException(f"users file {str(path)!r} is larger than the limit of {MAX_FILE_BYTES} bytes")
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise JMSSecurityException(
             f"users file {str(path)!r} cannot be read: {error}; make one with: holdfast user add {path} NAME"
         ) from error
     users: dict[str, Verifier] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line.strip())
@@ -148,8 +232,12 @@ def _read(path: Path) -> dict[str, Verifier]:
             salt, stored, server = (
                 base64.b64decode(match[part], validate=True) for part in ("salt", "stored", "server")
             )
-            if len(stored) != 32 or len(server) != 32 or len(salt) < 12 or int(match["iterations"]) < 4096:
-                raise ValueError("its salt, keys or iterations are too short")
+            if len(stored) != 32 or len(server) != 32 or not 12 <= len(salt) <= 32:
+                raise ValueError("a salt has 12 to 32 bytes, a key 32")
+            if not ITERATIONS <= int(match["iterations"]) <= MAX_ITERATIONS:
+                raise ValueError(f"iterations are from {ITERATIONS} to {MAX_ITERATIONS}")
+            if _prepared(match["name"]) != match["name"]:
+                raise ValueError(f"{match['name']!r:.300} is no user name; add the user anew")
         except ValueError as error:
             raise JMSSecurityException(f"line {number} of users file {str(path)!r} is wrong: {error}") from error
         if match["name"] in users:
