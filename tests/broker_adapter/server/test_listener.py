@@ -1,0 +1,269 @@
+"""The server's sockets against friends and strangers."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from broker_adapter.amqp.peer import Peer, PeerLimits, RemoteOpen
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import ConnectionFactory, MessageFormatException, StoreException
+
+WAIT = 10.0
+
+
+class Served:
+    """A listener over an engine in memory."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.broker = Broker(EngineSettings(max_message_bytes=100_000))
+        self.listener = Listener(
+            self.broker, "127.0.0.1", 0, ServerSettings(**settings), lambda: ServerLogin(None, plain=True)
+        )
+        _, self.port = self.listener.start()
+
+    @property
+    def url(self) -> str:
+        return f"amqp://127.0.0.1:{self.port}"
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), WAIT)
+
+    def close(self) -> None:
+        self.listener.stop()
+        self.broker.close()
+
+    def works(self) -> bool:
+        """Whether a well-behaved client is served."""
+        with ConnectionFactory(self.url).create_connection() as connection, connection.create_session() as session:
+            connection.start()
+            queue = session.create_queue("works")
+            session.create_producer(queue).send("x")
+            message = session.create_consumer(queue).receive(timeout=WAIT)
+            return message is not None and message.body == "x"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    made: list[Served] = []
+
+    def make(**settings: Any) -> Served:
+        made.append(Served(**settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """What the server says until it closes."""
+    sock.settimeout(WAIT)
+    said = b""
+    try:
+        while data := sock.recv(65536):
+            said += data
+    except ConnectionResetError:
+        pass
+    return said
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"AMQP\x00\x00\x09\x01",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"AMQP\x03\x01\x00\x00" + b"\xff" * 100,
+        b"AMQP\x03\x01\x00\x00" + b"\x00\x00\x00\x04\x02\x01\x00\x00",
+    ],
+    ids=["http", "amqp 0-9-1", "tls", "a huge frame", "a frame too small"],
+)
+def test_who_speaks_no_amqp_is_answered_and_closed(serve: Callable[..., Served], data: bytes) -> None:
+    served = serve()
+    with served.socket() as sock:
+        sock.sendall(data)
+        assert read_all(sock).startswith(b"AMQP\x03\x01\x00\x00")
+    assert served.works()
+
+
+@pytest.mark.parametrize("data", [b"", b"AMQP", b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"])
+def test_who_stops_half_way_is_dropped(
+    serve: Callable[..., Served], data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(handshake_timeout_seconds=0.2)
+    started = time.monotonic()
+    with served.socket() as sock:
+        sock.sendall(data)
+        read_all(sock)
+    assert time.monotonic() - started < WAIT / 2
+    assert "no login and open within 0.2 s" in caplog.text
+    assert served.works()
+
+
+def open_raw(served: Served) -> tuple[socket.socket, Peer]:
+    """An open connection of a client that is only a peer."""
+    sock = served.socket()
+    peer = Peer(PeerLimits())
+    peer.open("raw")
+    sock.sendall(peer.pending_output())
+    while not any(isinstance(event, RemoteOpen) for event in peer.events()):
+        data = sock.recv(65536)
+        assert data
+        peer.receive(data)
+    return sock, peer
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x00\x00\x00\x10\x02\x00\x00\x00" + b"\xff" * 8,
+        b"\x7f\xff\xff\xff\x02\x00\x00\x00",
+        b"\x00\x00\x00\x0c\x02\x00\x00\x00\x00\x53\x14\xc0",
+        b"\x00\x00\x00\x20\x02\x00\x00\x00" + b"\xc0\xff\xff" * 8,
+    ],
+)
+def test_a_malformed_frame_ends_its_connection_only(serve: Callable[..., Served], frame: bytes) -> None:
+    served = serve()
+    sock, _ = open_raw(served)
+    with sock:
+        sock.sendall(frame)
+        read_all(sock)
+    assert served.works()
+
+
+def test_a_message_above_the_limit_is_the_senders_error(serve: Callable[..., Served]) -> None:
+    served = serve()
+    with ConnectionFactory(served.url).create_connection() as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("q"))
+        with pytest.raises(MessageFormatException, match="limit of 100000 bytes"):
+            producer.send("x" * 200_000)
+        producer.send("small")
+    assert served.works()
+
+
+def test_too_many_connections_are_refused(serve: Callable[..., Served]) -> None:
+    served = serve(max_connections=3)
+    sockets = [open_raw(served)[0] for _ in range(3)]
+    with pytest.raises(ConnectionLostException):
+        ConnectionFactory(served.url).create_connection()
+    for sock in sockets:
+        sock.close()
+    deadline = time.monotonic() + WAIT
+    while served.listener.connections:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert served.works()
+
+
+def test_two_thousand_idle_connections_are_no_burden(serve: Callable[..., Served]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    served = serve(handshake_timeout_seconds=60, idle_timeout_seconds=0)
+    idle: list[Any] = []
+    try:
+        idle += [open_raw(served) for _ in range(2000)]
+        assert len(served.listener.connections) == 2000
+        assert served.works()
+    finally:
+        for sock, _ in idle:
+            sock.close()
+        served.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_client_that_takes_nothing_does_not_fill_the_servers_memory(serve: Callable[..., Served]) -> None:
+    served = serve(max_output_bytes=65536)
+    with ConnectionFactory(served.url).create_connection() as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("q"))
+        for _ in range(300):
+            producer.send("x" * 50_000)
+        slow = ConnectionFactory(served.url + "?prefetch_messages=300").create_connection()
+        transport: Any = slow._transport
+        stalled = threading.Event()
+        transport._io.submit(lambda: stalled.wait(1))  # its loop reads nothing for a while
+        slow_session = slow.create_session()
+        slow.start()
+        consumer_thread = threading.Thread(
+            target=lambda: slow_session.create_consumer(slow_session.create_queue("q")).receive(timeout=0.5)
+        )
+        consumer_thread.start()
+        consumer_thread.join(WAIT)
+        stalled.set()
+        held = sum(queue.in_hand for queue in connection.statistics().queues)
+        assert held < 300
+        slow.close()
+
+
+def test_stopping_tells_the_clients(serve: Callable[..., Served]) -> None:
+    served = serve()
+    told: list[JMSException] = []
+    arrived = threading.Event()
+
+    def listener(error: JMSException) -> None:
+        told.append(error)
+        arrived.set()
+
+    with ConnectionFactory(served.url).create_connection() as connection:
+        connection.exception_listener = listener
+        served.listener.stop()
+        assert arrived.wait(WAIT)
+        assert "stopping" in str(told[0])
+    served.listener.stop()
+
+
+def test_clients_are_told_when_the_engine_stops(serve: Callable[..., Served], tmp_path: Any) -> None:
+    served = serve()
+    broker = Broker(EngineSettings(), str(tmp_path))
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    _, port = listener.start()
+    arrived = threading.Event()
+    try:
+        with ConnectionFactory(f"amqp://127.0.0.1:{port}").create_connection() as connection:
+            connection.exception_listener = lambda _error: arrived.set()
+            with connection.create_session() as session:
+                producer = session.create_producer(session.create_queue("q"))
+                assert broker._disk is not None
+                broker._disk._env.close()
+                with pytest.raises(JMSException):
+                    producer.send("x")
+            assert arrived.wait(WAIT)
+        assert isinstance(broker.failed, StoreException)
+    finally:
+        listener.stop()
+        broker.close()
+    assert served.works()
+
+
+def test_a_port_in_use_is_a_clear_error(serve: Callable[..., Served]) -> None:
+    served = serve()
+    other = Listener(served.broker, "127.0.0.1", served.port, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    with pytest.raises(ConnectionLostException, match="choose another"):
+        other.start()
+    other.stop()
+    with pytest.raises(IllegalStateException):
+        served.listener.start()
+
+
+def test_a_silent_client_is_dropped_after_the_idle_time(
+    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    served = serve(idle_timeout_seconds=0.5)
+    sock, _ = open_raw(served)
+    with sock:
+        read_all(sock)  # keep-alives, until the server has heard nothing for too long
+    assert "idle" in caplog.text
+    assert attrs.asdict(served.listener.settings)["idle_timeout_seconds"] == 0.5
