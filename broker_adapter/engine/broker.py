@@ -342,8 +342,8 @@ class Broker:
                 if found.corrupt and self._disk is not None:
                     self._disk.quarantine("entries", found.corrupt)
                 entries = found.entries
-                changes = effects.durable.entries, effects.volatile.entries
-                if any(changes):
+                if effects.touches_unloaded:
+                    changes = effects.durable.entries, effects.volatile.entries
                     entries = [entry for entry in entries if not _is_deleted(entry, changes)]
                 if self._state.loaded(load, entries, len(found.corrupt), found.complete, settled, effects):
                     after = found.entries[-1].position if found.entries else load.after

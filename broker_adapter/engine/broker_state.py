@@ -1038,6 +1038,7 @@ class BrokerState:
         self._reply(command, dropped, effects)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
+        effects.touches_unloaded = True
         source = self.queues[command.queue]
         target = self._queue(Destination(source.record.target or ""), effects)
         for raw in command.entries:
@@ -1053,6 +1054,7 @@ class BrokerState:
     # What the store has found.
 
     def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
+        effects.touches_unloaded = True
         queue = self.queues.get(command.queue)
         dropped = 0
         if queue is not None:
@@ -1065,6 +1067,7 @@ class BrokerState:
         self._reply(command, dropped, effects)
 
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
+        effects.touches_unloaded = True
         for kind, raw, key in command.items:
             for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
                 batch.put("schedule", key, None)

@@ -78,7 +78,17 @@ class Load(NamedTuple):
 class Effects:
     """All that one or more commands brought about."""
 
-    __slots__ = ("browsers", "deliveries", "durable", "ended", "loads", "published", "replies", "volatile")
+    __slots__ = (
+        "browsers",
+        "deliveries",
+        "durable",
+        "ended",
+        "loads",
+        "published",
+        "replies",
+        "touches_unloaded",
+        "volatile",
+    )
 
     def __init__(self) -> None:
         self.durable = StoreBatch()
@@ -90,4 +100,5 @@ class Effects:
         self.published: list[
             int
         ] = []  #: staged queues whose entries are to be moved, in order, and which are then to be dropped
+        self.touches_unloaded = False  #: whether entries that are not in memory are deleted
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped
