@@ -26,7 +26,7 @@ from hmac import compare_digest
 from pathlib import Path
 
 from scramp import ScramException, ScramMechanism
-from scramp.core import Username
+from scramp.utils import saslprep
 
 from broker_adapter.amqp.sasl import ITERATIONS, MAX_ITERATIONS, SCRAM_SHA_256, Verifier, decoy
 from broker_adapter.errors import JMSSecurityException
@@ -188,10 +188,10 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 def _prepared(username: str) -> str | None:
     """A user name in the one form that it has in the file and in SCRAM; None where it cannot be one."""
     try:
-        name = str(Username(username))
+        name: str = saslprep(username)
     except ScramException:
         return None
-    if not name.isprintable() or name.startswith("#") or any(character.isspace() for character in name):
+    if not name or not name.isprintable() or name.startswith("#") or any(character.isspace() for character in name):
         return None
     return name
 
