@@ -63,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (any(text.startswith("-") for text in rest) or not hasattr(options, "body")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.body += rest  # texts that stand behind an option
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         status: int = options.run(options)
