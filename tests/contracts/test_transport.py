@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,33 +23,8 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
 )
 from broker_adapter.transport import Subscription
+from tests.contracts.conftest import MakeEngine
 from tests.contracts.transports import WAIT, Client, Engine, eventually, message
-
-KINDS = ["in process", "amqp in memory", "amqp over loopback"]
-MakeEngine = Callable[..., Engine]
-
-
-@pytest.fixture(params=KINDS)
-def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeEngine]:
-    made: list[Engine] = []
-
-    def make(options: str = "") -> Engine:
-        made.append(Engine(request.param, tmp_path / "data", options))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
-@pytest.fixture
-def engine(make_engine: MakeEngine) -> Engine:
-    return make_engine()
-
-
-@pytest.fixture
-def client(engine: Engine) -> Client:
-    return engine.open()
 
 
 def _now_ms() -> int:

@@ -34,20 +34,24 @@ from broker_adapter.transport import (
 from broker_adapter.url import AmqpURL, EmbeddedURL, parse_url
 
 WAIT = 10.0  #: seconds; longer than anything takes
+KINDS = ("in process", "amqp in memory", "amqp over loopback")
 
 
 class Engine:
     """An engine, and transports of one kind to it.
 
     Args:
-        kind: "in process", "amqp in memory" or "amqp over loopback".
+        kind: one of :data:`KINDS`.
         path: directory of the store.
         options: of the engine, as in a URL.
+        client_options: of each connection, as in a URL.
     """
 
-    def __init__(self, kind: str, path: Path, options: str = "") -> None:
+    def __init__(self, kind: str, path: Path, options: str = "", client_options: str = "") -> None:
         self.kind = kind
-        parsed = parse_url(f"embedded:{path}?{options}" if options else f"embedded:{path}")
+        self._client_options = client_options
+        query = "&".join(each for each in (options, client_options) if each)
+        parsed = parse_url(f"embedded:{path}?{query}" if query else f"embedded:{path}")
         assert isinstance(parsed, EmbeddedURL)
         self._url = parsed
         self.lease = EngineLease(parsed)
@@ -61,18 +65,17 @@ class Engine:
             )
             _, self._port = self._listener.start()
 
-    def transport(self) -> Transport:
-        """A transport that is not open yet."""
+    def transport(self, **arguments: Any) -> Transport:
+        """A transport that is not open yet; with further arguments of its class."""
         made: Transport
         if self.kind == "in process":
-            made = InProcessTransport(self._url, decode_payload)
+            made = InProcessTransport(self._url, decode_payload, **arguments)
         else:
-            url = parse_url(f"amqp://127.0.0.1:{self._port or 1}")
+            url = parse_url(f"amqp://127.0.0.1:{self._port or 1}?{self._client_options}".rstrip("?"))
             assert isinstance(url, AmqpURL)
-            if self.kind == "amqp over loopback":
-                made = AmqpTransport(url, make_login=login_for)
-            else:
-                made = AmqpTransport(url, make_login=login_for, make_io=self._in_memory)
+            if self.kind != "amqp over loopback":
+                arguments["make_io"] = self._in_memory
+            made = AmqpTransport(url, make_login=login_for, **arguments)
         self._transports.append(made)
         return made
 
@@ -82,9 +85,9 @@ class Engine:
         server.wake = connection.wake
         return connection
 
-    def open(self, client_id: str | None = None) -> Client:
+    def open(self, client_id: str | None = None, **arguments: Any) -> Client:
         """An open connection."""
-        return Client(self.transport(), client_id)
+        return Client(self.transport(**arguments), client_id)
 
     def close(self) -> None:
         for transport in self._transports:
