@@ -162,8 +162,17 @@ class MessageConsumer:
             if message is not None or self._ended():
                 return message
             if self._state.running:
+                # What waits at the broker comes with certainty, and not only if it happens to come in time.
                 self._drain(max(0.0, deadline - time.monotonic()))
-        elif self._state.running:
+                message = self._take_any()
+                if message is not None or self._ended():
+                    return message
+            if self._state.settings.prefetch_messages == 0:
+                # No credit is left, and none is given: what came after the return would be held and not looked at.
+                self._state.wait_until(self._something, deadline)
+                return self._take_any()
+            return self._receive_before(deadline)
+        if self._state.running:
             # A drain takes what waits at the broker into the buffer, which may be more than one message, or one that
             # cannot be given out.
             self._drain(self._state.settings.poll_timeout_seconds)

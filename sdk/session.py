@@ -119,7 +119,9 @@ class Session:
 
         Raises:
             InvalidDestinationException: a queue cannot have this name.
+            IllegalStateException: the session is closed.
         """
+        self._require_usable()
         return queue(name)
 
     def create_topic(self, name: str) -> Destination:
@@ -127,7 +129,9 @@ class Session:
 
         Raises:
             InvalidDestinationException: a topic cannot have this name.
+            IllegalStateException: the session is closed.
         """
+        self._require_usable()
         return topic(name)
 
     def create_temporary_queue(self) -> Destination:
