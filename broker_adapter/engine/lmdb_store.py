@@ -420,7 +420,9 @@ def _check_size(data: Path) -> None:
     except FileNotFoundError:
         return
     if size == 0:
-        return
+        raise StoreCorruptException(
+            f"{str(data)!r} is empty: restore it from a copy, or remove it to begin with an empty store"
+        )
     newest = (-1, 0)
     for page in (0, _META_PAGE_BYTES):
         meta = head[page + 16 : page + 16 + 136]
