@@ -1,0 +1,79 @@
+"""The envelope: packed and unpacked it is the same; other bytes are refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.envelope import BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.errors import MessageFormatException
+
+_scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(), st.binary()
+)
+_values = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=10
+)
+_destinations = st.builds(Destination, st.text(min_size=1), st.sampled_from(list(DestinationKind)))
+_optional_text = st.none() | st.text()
+_instants = st.none() | st.integers(0, 2**63 - 1)
+
+envelopes = st.builds(
+    Envelope,
+    destination=_destinations,
+    body_kind=st.sampled_from(list(BodyKind)),
+    body=_values,
+    properties=st.none() | st.dictionaries(st.text(), _scalars, max_size=3),
+    message_id=_optional_text,
+    correlation_id=_optional_text | st.binary(),
+    reply_to=st.none() | _destinations,
+    type=_optional_text,
+    sent_at_ms=_instants,
+    expires_at_ms=_instants,
+    deliver_at_ms=_instants,
+    priority=st.integers(0, 9),
+    persistent=st.booleans(),
+    group_id=_optional_text,
+    group_sequence=st.none() | st.integers(0, 2**32 - 1),
+    user_id=_optional_text,
+    identity=st.none() | st.builds(Identity, st.text(), st.integers(0, 2**31), st.integers(0, 2**63 - 1)),
+)
+
+
+@given(envelopes)
+def test_an_envelope_survives_being_packed(envelope: Envelope) -> None:
+    found = unpack(pack(envelope))
+    assert found == envelope
+    assert type(found.destination) is Destination
+    assert type(found.body_kind) is BodyKind
+
+
+@given(st.binary(max_size=200))
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with suppress(MessageFormatException):
+        unpack(data)
+
+
+@pytest.mark.parametrize("body", [object(), {1, 2}, 2**64, "\ud800"])
+def test_what_has_no_form_is_refused(body: Any) -> None:
+    with pytest.raises(MessageFormatException, match="cannot be encoded"):
+        pack(Envelope(Destination("q"), body=body))
+
+
+def test_a_body_that_nests_without_end_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(MessageFormatException):
+        pack(Envelope(Destination("q"), body=endless))
+
+
+def test_a_cut_off_envelope_is_refused() -> None:
+    data = pack(Envelope(Destination("q"), BodyKind.TEXT, "hello"))
+    for end in range(len(data)):
+        with pytest.raises(MessageFormatException):
+            unpack(data[:end])
