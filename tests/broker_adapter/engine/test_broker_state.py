@@ -1,0 +1,535 @@
+"""The engine's rules by themselves: commands in, effects out; no store, no clock, no thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination, DestinationKind, queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.records import decode_annotations
+from broker_adapter.envelope import Identity
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    ResourceAllocationException,
+    TransactionRolledBackException,
+)
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+
+DURABLE = Subscription("s", durable=True, shared=False)
+SHARED = Subscription("s", durable=False, shared=True)
+SHARED_DURABLE = Subscription("s", durable=True, shared=True)
+
+
+class Rules:
+    """A state whose time is set by hand.  Each call is one ``decide``."""
+
+    def __init__(self, *, durable: bool = True, **settings: Any) -> None:
+        self.state = BrokerState(EngineSettings(**settings), durable=durable, unique="u")
+        self.now_ms = 1_000_000
+        self.effects = Effects()
+        self.delivered: dict[int, list[tuple[int, int]]] = {}  #: consumer → (number, delivery count)
+
+    def do(self, *commands: Any) -> Any:
+        """Decide; the reply to the last command, or raise it."""
+        replies: list[Any] = []
+        commands = (*commands[:-1], commands[-1]._replace(reply=replies.append))
+        self.effects = self.state.decide(commands, self.now_ms)
+        for consumer, messages in self.effects.deliveries:
+            self.delivered.setdefault(consumer.id, []).extend((each.number, each.delivery_count) for each in messages)
+        for reply, result in self.effects.replies:
+            reply(result)
+        if not replies:
+            return "held"
+        if isinstance(replies[0], JMSException):
+            raise replies[0]
+        return replies[0]
+
+    def pass_time(self, ms: int) -> Effects:
+        self.now_ms += ms
+        self.effects = self.state.decide((), self.now_ms)
+        return self.effects
+
+    def connect(self, client_id: str | None = None) -> int:
+        number: int = self.do(c.Connect(client_id))
+        return number
+
+    def send(self, client: int, to: Destination, *bodies: bytes, **fields: Any) -> Any:
+        return self.do(c.Enqueue(client, to, [c.NewMessage(0, body, **fields) for body in bodies]))
+
+    def attach(self, client: int, to: Destination, credit: int = 0, **fields: Any) -> int:
+        number: int = self.do(c.Attach(client, to, print, **fields))
+        if credit:
+            self.do(c.Credit(number, credit))
+        return number
+
+    def depth(self, name: str) -> int:
+        return sum(each.messages for each in self.do(c.Statistics()).queues if each.name == name)
+
+
+Q = queue("q")
+
+
+def test_a_client_id_is_for_one_at_a_time() -> None:
+    rules = Rules()
+    first = rules.connect("me")
+    with pytest.raises(InvalidClientIDException, match="'me' is in use"):
+        rules.connect("me")
+    rules.do(c.Disconnect(first))
+    rules.connect("me")
+
+
+def test_a_command_of_a_client_that_is_not_there_is_refused() -> None:
+    with pytest.raises(IllegalStateException, match="not connected"):
+        Rules().attach(99, Q)
+
+
+def test_what_must_be_durable_is_in_the_durable_batch_and_nothing_else() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    assert len(rules.effects.durable.messages) == len(rules.effects.durable.entries) == 2
+    assert not rules.effects.volatile
+    rules.send(client, Q, b"c", persistent=False)
+    assert not rules.effects.durable.messages
+    assert len(rules.effects.volatile.messages) == 1
+
+
+def test_without_a_disk_nothing_is_durable() -> None:
+    rules = Rules(durable=False)
+    client = rules.connect("me")
+    rules.send(client, Q, b"a", identity=Identity("p", 1, 1))
+    assert not rules.effects.durable
+    rules.attach(client, topic("t"), subscription=DURABLE)
+    assert not rules.effects.durable
+
+
+def test_commands_of_one_cycle_are_handed_out_after_the_last_of_them() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q)
+    rules.do(c.Credit(consumer, 5), c.Enqueue(client, Q, [c.NewMessage(0, b"x")] * 3), c.Credit(consumer, 1))
+    assert len(rules.delivered[consumer]) == 3
+
+
+def test_consumers_take_turns() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumers = [rules.attach(client, Q, 10) for _ in range(3)]
+    rules.send(client, Q, *[b"x"] * 9)
+    assert [len(rules.delivered[consumer]) for consumer in consumers] == [3, 3, 3]
+
+
+def test_a_consumer_holds_no_more_than_its_limit() -> None:
+    rules = Rules(max_unsettled_messages=2)
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10)
+    rules.send(client, Q, *[b"x"] * 5)
+    assert len(rules.delivered[consumer]) == 2
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert len(rules.delivered[consumer]) == 3
+
+
+def test_credit_that_is_drained_is_gone_after_the_deliveries() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10)
+    rules.send(client, Q, b"x", b"y")
+    assert rules.do(c.Drain(consumer)) == 8
+    rules.send(client, Q, b"z")
+    assert len(rules.delivered[consumer]) == 2
+
+
+def test_settling_twice_and_settling_what_is_unknown_is_ignored() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10)
+    rules.send(client, Q, b"x")
+    rules.do(c.Settle(consumer, [1, 1, 7], Outcome.ACCEPTED))
+    rules.do(c.Settle(99, [1], Outcome.ACCEPTED))
+    assert rules.do(c.Statistics()).settled == 1
+
+
+def test_a_message_that_expires_is_not_handed_out() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"at once", expires_at_ms=rules.now_ms)
+    rules.send(client, Q, b"soon", expires_at_ms=rules.now_ms + 10)
+    rules.pass_time(10)
+    consumer = rules.attach(client, Q, 10)
+    assert consumer not in rules.delivered
+    assert rules.do(c.Statistics()).expired == 2
+    assert rules.depth("q") == 0
+
+
+def test_an_identity_is_taken_once_for_each_destination() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for sequence in (1, 2, 1, 2, 3):
+        assert rules.send(client, Q, b"x", identity=Identity("p", 1, sequence)) is None
+    rules.send(client, queue("other"), b"x", identity=Identity("p", 1, 1))
+    rules.send(client, Q, b"x", identity=Identity("p", 2, 1))
+    assert (rules.depth("q"), rules.depth("other")) == (4, 1)
+    assert rules.do(c.Statistics()).duplicates_rejected == 2
+
+
+def test_the_producer_that_was_silent_longest_is_forgotten_at_the_limit() -> None:
+    rules = Rules(max_producers=2)
+    client = rules.connect()
+    for producer in ("a", "b", "c"):
+        rules.send(client, Q, b"x", identity=Identity(producer, 1, 5))
+    assert len(rules.state.streams) == 2
+    rules.send(client, Q, b"x", identity=Identity("c", 1, 5))
+    rules.send(client, Q, b"x", identity=Identity("a", 1, 5))
+    assert rules.depth("q") == 4
+
+
+def test_a_message_above_the_limit_is_refused_and_the_others_are_taken() -> None:
+    rules = Rules(max_message_bytes=10)
+    errors = rules.send(rules.connect(), Q, b"small", b"x" * 11, b"small too")
+    assert [type(error) for error in errors] == [type(None), ResourceAllocationException, type(None)]
+    assert "max_message_bytes" in str(errors[1])
+    assert rules.depth("q") == 2
+
+
+def test_held_sends_go_on_in_their_order() -> None:
+    rules = Rules(max_queue_messages=2)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2")
+    assert rules.send(client, Q, b"3", b"4") == "held"
+    assert rules.send(client, Q, b"5") == "held"
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert rules.depth("q") == 2  # "3" has come in, "4" and "5" still wait
+    assert rules.do(c.Credit(consumer, 10)) is None
+    rules.do(c.Settle(consumer, [2, 3], Outcome.ACCEPTED))
+    assert rules.depth("q") == 2
+    assert sum(each.held_producers for each in rules.do(c.Statistics()).queues) in (0, 1)
+
+
+def test_a_held_send_is_refused_when_its_time_is_over() -> None:
+    rules = Rules(max_queue_messages=1, hold_timeout_seconds=5)
+    client = rules.connect()
+    rules.send(client, Q, b"1")
+    told: list[Any] = []
+    rules.state.decide([c.Enqueue(client, Q, [c.NewMessage(0, b"2")], told.append)], rules.now_ms)
+    assert rules.state.next_deadline_ms() == rules.now_ms + 5000
+    assert rules.pass_time(4999).replies == []
+    ((reply, errors),) = rules.pass_time(1).replies
+    assert reply == told.append
+    assert "max_queue_messages" in str(errors[0])
+    assert "held back for 5.0 s" in str(errors[0])
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_a_refused_identity_may_be_sent_again() -> None:
+    rules = Rules(max_queue_messages=1, hold_timeout_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", identity=Identity("p", 1, 1))
+    rules.send(client, Q, b"2", identity=Identity("p", 1, 2))
+    rules.pass_time(1000)
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert rules.send(client, Q, b"2", identity=Identity("p", 1, 2)) is None
+    assert rules.depth("q") == 1
+
+
+def test_no_more_sends_are_held_than_the_limit() -> None:
+    rules = Rules(max_queue_messages=1, max_held_messages=2)
+    client = rules.connect()
+    rules.send(client, Q, b"1")
+    assert [rules.send(client, Q, b"x"), rules.send(client, Q, b"x")] == ["held", "held"]
+    (error,) = rules.send(client, Q, b"x")
+    assert "max_held_messages" in str(error)
+
+
+def test_bytes_of_a_queue_have_a_limit_too() -> None:
+    rules = Rules(max_queue_bytes=100)
+    client = rules.connect()
+    rules.send(client, Q, b"x" * 100)
+    assert rules.send(client, Q, b"x") == "held"
+
+
+def test_a_broker_that_takes_nothing_holds_everything_persistent() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.state.held_because = "the disk is full"
+    assert rules.send(client, Q, b"x") == "held"
+    assert rules.send(client, Q, b"y", persistent=False) is None
+    rules.state.held_because = None
+    rules.pass_time(1)
+    assert rules.depth("q") == 2
+
+
+def test_destinations_have_a_limit() -> None:
+    rules = Rules(max_destinations=2)
+    client = rules.connect()
+    rules.send(client, queue("a"), b"x")
+    rules.send(client, topic("b"), b"x")
+    with pytest.raises(ResourceAllocationException, match="max_destinations"):
+        rules.send(client, queue("c"), b"x")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 401, "a\0b"])
+def test_names_that_cannot_be_are_refused(name: str) -> None:
+    rules = Rules()
+    with pytest.raises(InvalidDestinationException):
+        rules.do(c.Declare(Destination(name)))
+
+
+def test_a_selector_is_refused() -> None:
+    rules = Rules()
+    with pytest.raises(InvalidSelectorException):
+        rules.attach(rules.connect(), Q, selector="a = 1")
+
+
+# Dead letters.
+
+
+def dead_letter(rules: Rules) -> dict[str, Any]:
+    for batch in (rules.effects.durable, rules.effects.volatile):
+        for value in batch.tables.get("annotations", {}).values():
+            if value is not None:
+                return decode_annotations(value)
+    raise AssertionError("no dead letter")
+
+
+def test_a_message_that_fails_too_often_is_a_dead_letter_with_its_reason() -> None:
+    rules = Rules(max_deliveries=2)
+    client = rules.connect()
+    rules.send(client, Q, b"x")
+    consumer = rules.attach(client, Q, 10)
+    rules.do(c.Settle(consumer, [1], Outcome.MODIFIED))
+    assert rules.delivered[consumer] == [(1, 0), (2, 1)]
+    rules.do(c.Settle(consumer, [2], Outcome.MODIFIED))
+    assert dead_letter(rules) == {
+        "JMS_HOLDFAST_DEAD_LETTER_REASON": "delivered 2 times without success (option max_deliveries)",
+        "JMS_HOLDFAST_DEAD_LETTER_QUEUE": "q",
+        "JMS_HOLDFAST_DEAD_LETTER_COUNT": 2,
+    }
+    assert (rules.depth("q"), rules.depth("DLQ")) == (0, 1)
+
+
+def test_a_dead_letter_of_a_temporary_queue_stays_in_memory() -> None:
+    rules = Rules()
+    client = rules.connect()
+    temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))
+    consumer = rules.attach(client, temporary, 1)
+    rules.send(client, temporary, b"x")
+    rules.do(c.Settle(consumer, [1], Outcome.REJECTED))
+    assert not rules.effects.durable.entries
+    assert rules.depth("DLQ") == 1
+
+
+def test_what_fails_in_the_dead_letter_queue_stays_there() -> None:
+    rules = Rules(max_deliveries=1)
+    client = rules.connect()
+    dead = queue("DLQ")
+    rules.send(client, dead, b"x")
+    consumer = rules.attach(client, dead, 10)
+    for number, outcome in ((1, Outcome.MODIFIED), (2, Outcome.REJECTED), (3, Outcome.MODIFIED)):
+        rules.do(c.Settle(consumer, [number], outcome))
+    assert rules.depth("DLQ") == 1
+
+
+# Topics and subscriptions.
+
+
+def test_a_topic_stores_one_copy_with_a_count_of_who_holds_it() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    for name in "ab":
+        rules.attach(client, topic("t"), subscription=Subscription(name, durable=True, shared=False))
+    rules.attach(client, topic("t"))
+    rules.send(client, topic("t"), b"x")
+    effects = rules.effects
+    assert (len(effects.durable.messages), len(effects.durable.entries)) == (1, 2)
+    assert [count for _, count in effects.durable.references] == [2]
+    assert (len(effects.volatile.messages), len(effects.volatile.entries), effects.volatile.references) == (1, 1, [])
+
+
+def test_a_durable_subscription_needs_a_client_id_and_is_used_by_one_consumer() -> None:
+    rules = Rules()
+    with pytest.raises(IllegalStateException, match="needs a client id"):
+        rules.attach(rules.connect(), topic("t"), subscription=DURABLE)
+    client = rules.connect("me")
+    rules.attach(client, topic("t"), subscription=DURABLE)
+    with pytest.raises(IllegalStateException, match="in use"):
+        rules.attach(client, topic("t"), subscription=DURABLE)
+
+
+def test_a_name_is_not_shared_and_unshared_at_once() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    rules.attach(client, topic("t"), subscription=DURABLE)
+    for other in (SHARED, SHARED_DURABLE):
+        with pytest.raises(IllegalStateException, match="other attributes"):
+            rules.attach(client, topic("t"), subscription=other)
+
+
+def test_a_durable_subscription_moved_to_another_topic_begins_anew() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    consumer = rules.attach(client, topic("t"), subscription=DURABLE)
+    rules.do(c.Detach(consumer))
+    rules.send(client, topic("t"), b"old")
+    consumer = rules.attach(client, topic("other"), 10, subscription=DURABLE)
+    rules.send(client, topic("t"), b"nobody hears")
+    rules.send(client, topic("other"), b"new")
+    assert len(rules.delivered[consumer]) == 1
+
+
+def test_a_shared_subscription_that_is_in_use_does_not_move() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.attach(client, topic("t"), subscription=SHARED)
+    with pytest.raises(IllegalStateException, match="in use on topic 't'"):
+        rules.attach(client, topic("other"), subscription=SHARED)
+
+
+@pytest.mark.parametrize("subscription", [None, SHARED], ids=["plain", "shared"])
+def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(subscription: Subscription | None) -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, topic("t"), subscription=subscription)
+    rules.do(c.Detach(consumer))
+    assert len(rules.effects.ended) == 1
+    rules.send(client, topic("t"), b"nobody hears")
+    assert not rules.effects.volatile
+    assert rules.state.subscriptions == {}
+
+
+def test_a_durable_subscription_does_not_end_with_its_consumer_or_client() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    rules.attach(client, topic("t"), subscription=DURABLE)
+    rules.do(c.Disconnect(client))
+    assert rules.effects.ended == []
+    rules.send(rules.connect(), topic("t"), b"x")
+    assert len(rules.effects.durable.entries) == 1
+
+
+def test_unsubscribing_needs_a_subscription_that_nobody_uses() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    with pytest.raises(InvalidDestinationException, match="no subscription 's'"):
+        rules.do(c.Unsubscribe(client, "s"))
+    consumer = rules.attach(client, topic("t"), subscription=DURABLE)
+    with pytest.raises(IllegalStateException, match="close it first"):
+        rules.do(c.Unsubscribe(client, "s"))
+    rules.do(c.Detach(consumer))
+    rules.do(c.Unsubscribe(client, "s"))
+    assert len(rules.effects.ended) == 1
+
+
+def test_no_local_leaves_out_a_connections_own_messages() -> None:
+    rules = Rules()
+    mine, other = rules.connect(), rules.connect()
+    consumer = rules.attach(mine, topic("t"), 10, no_local=True)
+    rules.send(mine, topic("t"), b"mine")
+    rules.send(other, topic("t"), b"theirs")
+    assert len(rules.delivered[consumer]) == 1
+
+
+# Temporary destinations.
+
+
+@pytest.mark.parametrize("kind", [DestinationKind.TEMPORARY_QUEUE, DestinationKind.TEMPORARY_TOPIC])
+def test_a_temporary_destination_is_its_connections_own(kind: DestinationKind) -> None:
+    rules = Rules()
+    owner, other = rules.connect(), rules.connect()
+    temporary = rules.do(c.DeclareTemporary(owner, kind))
+    consumer = rules.attach(owner, temporary, 10)
+    rules.send(other, temporary, b"x")
+    assert len(rules.delivered[consumer]) == 1
+    with pytest.raises(InvalidDestinationException, match="only by the connection that made it"):
+        rules.attach(other, temporary)
+    with pytest.raises(InvalidDestinationException, match="no temporary destination of this connection"):
+        rules.do(c.DeleteTemporary(other, temporary))
+    with pytest.raises(IllegalStateException, match="close it first"):
+        rules.do(c.DeleteTemporary(owner, temporary))
+    rules.do(c.Disconnect(owner))
+    with pytest.raises(InvalidDestinationException, match="does not exist any more"):
+        rules.send(other, temporary, b"x")
+
+
+# Transactions.
+
+
+def commit(client: int, number: int, sends: list[Any], settlements: list[Any]) -> c.Commit:
+    messages = [(to, c.NewMessage(0, body)) for to, body in sends]
+    return c.Commit(client, c.CommitId("session", number), messages, settlements)
+
+
+def test_a_commit_is_all_or_nothing() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    consumer = rules.attach(client, Q, 10)
+    with pytest.raises(TransactionRolledBackException, match="not held any more"):
+        rules.do(
+            commit(
+                client, 1, [(queue("out"), b"x")], [(consumer, 1, Outcome.ACCEPTED), (consumer, 9, Outcome.ACCEPTED)]
+            )
+        )
+    assert not rules.effects.durable.messages
+    rules.do(
+        commit(client, 2, [(queue("out"), b"x")], [(consumer, 1, Outcome.ACCEPTED), (consumer, 2, Outcome.ACCEPTED)])
+    )
+    assert (rules.depth("q"), rules.depth("out")) == (0, 1)
+
+
+def test_a_commit_is_done_once() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for _ in range(3):
+        rules.do(commit(client, 1, [(Q, b"x")], []))
+    assert rules.depth("q") == 1
+
+
+def test_a_commit_waits_for_room_and_is_rolled_back_when_there_is_none() -> None:
+    rules = Rules(max_queue_messages=2, hold_timeout_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"a")
+    assert rules.do(commit(client, 1, [(Q, b"b"), (Q, b"c")], [])) == "held"
+    assert rules.depth("q") == 1
+    ((_, error),) = rules.pass_time(1000).replies
+    assert isinstance(error, TransactionRolledBackException)
+    assert rules.do(commit(client, 2, [(Q, b"b"), (Q, b"c")], [])) == "held"
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert rules.depth("q") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sends"),
+    [({"max_transaction_messages": 2}, [b"x"] * 3), ({"max_transaction_bytes": 10}, [b"x" * 6] * 2)],
+)
+def test_a_transaction_has_limits(settings: dict[str, int], sends: list[bytes]) -> None:
+    rules = Rules(**settings)
+    client = rules.connect()
+    with pytest.raises(TransactionRolledBackException, match=next(iter(settings))):
+        rules.do(commit(client, 1, [(Q, body) for body in sends], []))
+    rules.do(commit(client, 2, [(Q, body) for body in sends[1:]], []))
+
+
+def test_a_client_that_goes_leaves_its_deliveries_and_takes_its_held_sends() -> None:
+    rules = Rules(max_queue_messages=1)
+    client, other = rules.connect(), rules.connect()
+    rules.send(client, Q, b"a")
+    rules.attach(client, Q, 1)
+    assert rules.send(client, Q, b"never taken") == "held"
+    rules.do(c.Disconnect(client))
+    consumer = rules.attach(other, Q, 10)
+    assert rules.delivered[consumer] == [(1, 1)]
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert rules.depth("q") == 0
