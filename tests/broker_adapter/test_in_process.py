@@ -1,0 +1,137 @@
+"""Engines in this process: shared by path, opened with the first connection, closed with the last."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.codec import decode_payload, encode_amqp
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope
+from broker_adapter.errors import IllegalStateException, JMSException, StoreException, StoreLockedException
+from broker_adapter.in_process import EngineLease, InProcessTransport
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Credentials, Failed, ReceiverSpec, SenderSpec, TransportEvent
+from broker_adapter.url import EmbeddedURL, parse_url
+from sdk import ConnectionFactory
+
+WAIT = 10.0
+
+
+def url(path: Path | None, options: str = "") -> EmbeddedURL:
+    parsed = parse_url(f"embedded:{path or ''}{'?' + options if options else ''}")
+    assert isinstance(parsed, EmbeddedURL)
+    return parsed
+
+
+def test_everybody_who_names_a_directory_shares_its_engine(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    first, second = EngineLease(url(tmp_path / "data")), EngineLease(url(tmp_path / "link" / ".." / "data"))
+    assert first.broker is second.broker
+    other = EngineLease(url(tmp_path / "other"))
+    assert other.broker is not first.broker
+    for lease in (first, second, other):
+        lease.release()
+
+
+def test_the_last_one_closes_the_engine_and_gives_the_store_free(tmp_path: Path) -> None:
+    first, second = EngineLease(url(tmp_path)), EngineLease(url(tmp_path))
+    first.release()
+    first.release()
+    assert second.broker.failed is None
+    with pytest.raises(StoreLockedException):
+        Broker(EngineSettings(), str(tmp_path))
+    second.release()
+    Broker(EngineSettings(), str(tmp_path)).close()
+
+
+def test_the_engine_in_memory_outlives_its_connections() -> None:
+    first = EngineLease(url(None))
+    broker = first.broker
+    first.release()
+    second = EngineLease(url(None))
+    assert second.broker is broker
+    second.release()
+
+
+def test_other_options_for_an_open_engine_are_refused(tmp_path: Path) -> None:
+    lease = EngineLease(url(tmp_path, "max_queue_messages=5"))
+    EngineLease(url(tmp_path, "max_queue_messages=5")).release()
+    EngineLease(url(tmp_path)).release()  # who says nothing takes what is there
+    with pytest.raises(IllegalStateException, match=r"max_queue_messages=5, so it cannot be used with .*=6"):
+        EngineLease(url(tmp_path, "max_queue_messages=6"))
+    lease.release()
+
+
+def test_a_connection_that_cannot_be_opened_leaves_no_engine_behind(tmp_path: Path) -> None:
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection(client_id="me") as connection:
+        with pytest.raises(JMSException, match="'me' is in use"):
+            ConnectionFactory(f"embedded:{tmp_path}").create_connection(client_id="me")
+        assert connection.client_id == "me"
+    Broker(EngineSettings(), str(tmp_path)).close()
+
+
+def test_a_stopped_engine_is_told_to_its_connections_and_is_opened_anew(tmp_path: Path) -> None:
+    events: list[TransportEvent] = []
+    transport = InProcessTransport(url(tmp_path), decode_payload)
+    transport.open(Credentials(), events.append, WAIT)
+    link = transport.attach(SenderSpec(1, queue("q")), None, WAIT)
+    lease = EngineLease(url(tmp_path))
+    assert lease.broker._disk is not None
+    lease.broker._disk._env.close()
+    with pytest.raises(StoreException):
+        transport.send(link, Envelope(queue("q")), None, WAIT)
+    assert [type(event) for event in events] == [Failed]
+    transport.close(WAIT)
+    lease.release()
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
+        assert connection.is_holdfast
+
+
+def test_messages_of_amqp_clients_are_decoded(tmp_path: Path) -> None:
+    transport = InProcessTransport(url(tmp_path), decode_payload)
+    transport.open(Credentials(), lambda _event: None, WAIT)
+    lease = EngineLease(url(tmp_path))
+    sent = Envelope(queue("q"), BodyKind.TEXT, "from another client", priority=6, persistent=True)
+    client = lease.broker.call(c.Connect(None), WAIT)
+    lease.broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(AMQP_FORMAT, encode_amqp(sent))]), WAIT)
+    found: list[Any] = []
+    link = transport.attach(ReceiverSpec(1, queue("q"), browse=True), found.extend, WAIT)
+    transport.credit(link, 10)
+    transport.drain(link, WAIT)
+    assert [delivery.envelope.body for delivery in found] == ["from another client"]
+    transport.close(WAIT)
+    lease.release()
+
+
+def _use_in_child(connection: Any, path: str, results: Any) -> None:
+    try:
+        connection.create_session().create_producer(queue("q")).send("x")
+        results.put("sent")
+    except JMSException as error:
+        results.put(f"{type(error).__name__}: {error}")
+    try:
+        ConnectionFactory(f"embedded:{path}").create_connection()
+    except JMSException as error:
+        results.put(type(error).__name__)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_touch_its_parents_engine(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
+        results = context.Queue()
+        child = context.Process(target=_use_in_child, args=(connection, os.fspath(tmp_path), results))
+        child.start()
+        assert "belongs to the process that this one was forked from" in results.get(timeout=WAIT)
+        assert results.get(timeout=WAIT) == "StoreLockedException"
+        child.join(WAIT)
+        with connection.create_session() as session:
+            session.create_producer(session.create_queue("q")).send("the parent goes on")
