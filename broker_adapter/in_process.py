@@ -15,6 +15,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from threading import get_ident
 from typing import Any, cast
 from uuid import uuid4
 
@@ -25,11 +27,8 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
-    InvalidDestinationException,
     JMSException,
     MessageFormatException,
-    OperationTimedOutException,
-    TransactionInDoubtException,
     TransactionRolledBackException,
     copied,
 )
@@ -162,11 +161,13 @@ class InProcessTransport:
         self._next_link = 1
         self._senders: dict[int, Destination | None] = {}
         self._consumers: dict[int, int] = {}  #: link → the engine's number; kept for late settlements
-        self._session_links: dict[int, list[int]] = {}
-        #: sends, as tuples (destination, message, callback), and settlements, as lists
+        self._detached: set[int] = set()  #: of these, the links that are closed
+        self._sessions: dict[int, int] = {}  #: link → its session's number
+        #: sends, as tuples (destination, message, callback, link), and settlements, as lists
         self._outbox: deque[Any] = deque()
         self._gather = c.Gather(self._take_outbox)
         self._gathering = False
+        self._batches: deque[_Batch] = deque()  #: sends in the engine's hands; only used in its cycle
         self._forget_failure: Callable[[], None] = _nothing
 
     def __repr__(self) -> str:
@@ -212,10 +213,17 @@ class InProcessTransport:
         self._forget_failure()
         if lease is None:
             return
+        own = self._url.client.close_timeout_seconds
+        limit = own if timeout is None else min(own, timeout)
+        if lease.broker.cycling_thread == get_ident():
+            # A callback cannot wait for the engine that calls it.
+            threading.Thread(target=self._leave, args=(lease, was_open, limit), name="holdfast-close").start()
+        else:
+            self._leave(lease, was_open, limit)
+
+    def _leave(self, lease: EngineLease, was_open: bool, limit: float) -> None:
         try:
             if was_open:
-                own = self._url.client.close_timeout_seconds
-                limit = own if timeout is None else min(own, timeout)
                 lease.broker.call(c.Disconnect(self._client), limit)
         except JMSException:
             pass  # an engine that is gone takes nothing from a close
@@ -226,17 +234,16 @@ class InProcessTransport:
 
     def end_session(self, session: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
-        broker = self._usable()
-        for link in self._session_links.pop(session, []):
-            self._senders.pop(link, None)
+        broker = self._usable_to_wait()
+        for link in [link for link, of_session in list(self._sessions.items()) if of_session == session]:
             consumer = self._consumers.get(link)
             if consumer is not None:
                 broker.call(c.Detach(consumer, give_back=True), self._request_limit(timeout))
-                del self._consumers[link]
+            self._forget(link)
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
-        broker = self._usable()
+        broker = self._usable_to_wait()
         limit = self._request_limit(timeout)
         with self._lock:
             link = self._next_link
@@ -261,7 +268,7 @@ class InProcessTransport:
                 ),
                 limit,
             )
-        self._session_links.setdefault(spec.session, []).append(link)
+        self._sessions[link] = spec.session
         return link
 
     def _sink(self, link: int, sink: Sink) -> c.EngineSink:
@@ -286,25 +293,34 @@ class InProcessTransport:
 
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
-        broker = self._usable()
-        self._senders.pop(link, None)
+        broker = self._usable_to_wait()
         consumer = self._consumers.get(link)
-        if consumer is not None:
-            broker.call(c.Detach(consumer), self._request_limit(timeout))
+        if consumer is None:
+            self._forget(link)
+        elif link not in self._detached:
+            self._detached.add(link)
+            if not broker.call(c.Detach(consumer), self._request_limit(timeout)):
+                self._forget(link)  # it holds nothing that could be settled
+
+    def _forget(self, link: int) -> None:
+        self._senders.pop(link, None)
+        self._consumers.pop(link, None)
+        self._detached.discard(link)
+        self._sessions.pop(link, None)
 
     def unsubscribe(self, name: str, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
-        self._usable().call(c.Unsubscribe(self._client, name), self._request_limit(timeout))
+        self._usable_to_wait().call(c.Unsubscribe(self._client, name), self._request_limit(timeout))
 
     def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
         """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
         command = c.DeclareTemporary(self._client, kind)
-        destination: Destination = self._usable().call(command, self._request_limit(timeout))
+        destination: Destination = self._usable_to_wait().call(command, self._request_limit(timeout))
         return destination
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.delete_temporary`."""
-        self._usable().call(c.DeleteTemporary(self._client, destination), self._request_limit(timeout))
+        self._usable_to_wait().call(c.DeleteTemporary(self._client, destination), self._request_limit(timeout))
 
     # Receiving.
 
@@ -317,10 +333,11 @@ class InProcessTransport:
 
     def drain(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
-        broker = self._usable()
+        broker = self._usable_to_wait()
         consumer = self._consumers.get(link)
-        if consumer is not None:
-            broker.call(c.Drain(consumer), self._request_limit(timeout))
+        if consumer is None or link in self._detached:
+            raise IllegalStateException(f"link {link} is closed")
+        broker.call(c.Drain(consumer), self._request_limit(timeout))
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
@@ -340,8 +357,8 @@ class InProcessTransport:
             if errors is not None:
                 raise errors[0]
             return
-        self._window.enter(limit)
-        self._outbox.append((destination, message, on_settled))
+        self._window.enter(limit, waits=broker.cycling_thread != get_ident())
+        self._outbox.append((destination, message, on_settled, link))
         self._flush()
 
     def commit(
@@ -353,9 +370,12 @@ class InProcessTransport:
         timeout: float | None,
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`."""
-        broker = self._usable()
+        broker = self._usable_to_wait()
         if any(settlement.tag.epoch != self._epoch for settlement in settlements):
             raise TransactionRolledBackException("nothing was committed: deliveries of an earlier connection are stale")
+        closed = next((link for link, _ in sends if link not in self._senders), None)
+        if closed is not None:
+            raise TransactionRolledBackException(f"nothing was committed: link {closed} is closed")
         settled = [(self._consumers.get(link, -1), number, outcome) for (_, link, number), outcome in settlements]
         command = c.Commit(
             self._client,
@@ -363,20 +383,17 @@ class InProcessTransport:
             [self._message(link, envelope) for link, envelope in sends],
             settled,
         )
-        try:
-            broker.call(command, self._request_limit(timeout))
-        except OperationTimedOutException as error:
-            raise TransactionInDoubtException(f"the commit may yet be done: {error.reason}") from error
+        broker.call(command, self._request_limit(timeout))
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""
-        return self._usable().request(operation, arguments, self._request_limit(timeout))
+        return self._usable_to_wait().request(operation, arguments, self._request_limit(timeout))
 
     def _message(self, link: int, envelope: Envelope) -> tuple[Destination, c.NewMessage]:
         try:
             destination = self._senders[link]
         except KeyError:
-            raise InvalidDestinationException("the producer's link is closed") from None
+            raise IllegalStateException(f"link {link} is closed") from None
         payload = pack(envelope)
         limit = self._broker.settings.max_message_bytes
         if len(payload) > limit:
@@ -407,18 +424,20 @@ class InProcessTransport:
         outbox, consumers, epoch = self._outbox, self._consumers, self._epoch
         target: Destination | None = None
         messages: list[c.NewMessage] = []
-        callbacks: list[OnSettled] = []
+        batch = _Batch()
         settled: tuple[int, Outcome] | None = None
         numbers: list[int] = []
         while outbox:
             item = outbox.popleft()
             if type(item) is tuple:
-                destination, message, on_settled = item
+                destination, message, on_settled, link = item
                 if destination != target:
-                    target, messages, callbacks = destination, [], []
-                    commands.append(c.Enqueue(self._client, destination, messages, self._confirm(callbacks)))
+                    target, messages, batch = destination, [], _Batch()
+                    self._batches.append(batch)
+                    commands.append(c.Enqueue(self._client, destination, messages, partial(self._confirm, batch)))
                 messages.append(message)
-                callbacks.append(on_settled)
+                batch.callbacks.append(on_settled)
+                batch.links.append(link)
                 settled = None
                 continue
             target = None
@@ -431,26 +450,79 @@ class InProcessTransport:
                 numbers.append(number)
         return commands
 
-    def _confirm(self, callbacks: Sequence[OnSettled]) -> c.Reply:
-        def reply(result: Any) -> None:
-            self._window.leave(len(callbacks))
-            if result is None:
-                for callback in callbacks:
-                    callback(None)
+    def _confirm(self, batch: _Batch, result: Any) -> None:
+        """The engine has answered a batch.  In the engine's cycle."""
+        if batch.is_answered:
+            return  # a failure of the engine is told to everybody once more
+        self._window.leave(len(batch.callbacks))
+        batch.errors = [result] * len(batch.callbacks) if isinstance(result, JMSException) else result
+        batch.is_answered = True
+        batches = self._batches
+        if batches[0] is batch:
+            batches.popleft()
+            batch.tell()
+            if not batches or not any(each.is_answered for each in batches):
                 return
-            errors = [result] * len(callbacks) if isinstance(result, JMSException) else result
-            for callback, error in zip(callbacks, errors, strict=True):
-                callback(error)
-
-        return reply
+        # Something is held back: what was sent after it on the same link is not told before it.
+        waiting: set[int] = set()
+        for _ in range(len(batches)):
+            each = batches.popleft()
+            if each.is_answered and waiting.isdisjoint(each.links):
+                each.tell()
+            else:
+                if each.is_answered:
+                    each = each.without_those_that_may_be_told(waiting)
+                waiting.update(each.links)
+                batches.append(each)
 
     def _usable(self) -> Broker:
         if self._error is not None:
             raise copied(self._error)
         return self._broker
 
+    def _usable_to_wait(self) -> Broker:
+        broker = self._usable()
+        broker.check_may_wait()
+        return broker
+
     def _request_limit(self, timeout: float | None) -> float:
         return self._url.client.request_timeout_seconds if timeout is None else timeout
+
+
+class _Batch:
+    """Sends of one command of the engine, in order, and what their senders are to be told."""
+
+    __slots__ = ("callbacks", "errors", "is_answered", "links")
+
+    def __init__(self) -> None:
+        self.callbacks: list[OnSettled] = []
+        self.links: list[int] = []
+        self.errors: Sequence[JMSException | None] | None = None
+        self.is_answered = False
+
+    def tell(self) -> None:
+        """Call back."""
+        if self.errors is None:
+            for callback in self.callbacks:
+                callback(None)
+        else:
+            for callback, error in zip(self.callbacks, self.errors, strict=True):
+                callback(error)
+
+    def without_those_that_may_be_told(self, waiting: set[int]) -> _Batch:
+        """Call back the sends of links that do not wait; returns the others."""
+        told, rest = _Batch(), _Batch()
+        errors: tuple[list[JMSException | None], list[JMSException | None]] = ([], [])
+        for index, link in enumerate(self.links):
+            is_waiting = link in waiting
+            part = rest if is_waiting else told
+            part.links.append(link)
+            part.callbacks.append(self.callbacks[index])
+            errors[is_waiting].append(None if self.errors is None else self.errors[index])
+        told.errors, rest.errors = errors
+        rest.is_answered = True
+        told.tell()
+        return rest
 
 
 def _nothing() -> None:

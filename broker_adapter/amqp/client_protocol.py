@@ -217,6 +217,7 @@ class ClientProtocol:
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
         self._coordinators: dict[int, Coordinator] = {}  # by session of the port
+        self._committed: dict[int, int] = {}  # the last commit of each session of the port that was done
         self._requests: Requests | None = None
         self._unsubscribing: dict[int, Done] = {}
         self._closing_links: dict[int, tuple[Done, bool]] = {}  # with whether an error in the answer counts
@@ -454,6 +455,7 @@ class ClientProtocol:
         for receiver in [each for each in self._receivers.values() if each.session == number]:
             self._forget_receiver(receiver, closed)
         self._drop_coordinator(number, closed)
+        self._committed.pop(number, None)  # our own server remembers
         self._peer.end_session(session)
 
     def _on_session_open(self, event: SessionRemoteOpen) -> None:
@@ -499,15 +501,16 @@ class ClientProtocol:
 
     def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
         """Attach a consumer's or browser's link; done with its number."""
+        refusal = _unusable(spec)
+        if refusal is not None:
+            done(None, refusal)
+            return
         kind = spec.destination.kind
         capabilities = [_CAPABILITIES[kind]]
         name = self._name("receiver", spec.destination)
         subscription = spec.subscription
         durable = subscription is not None and subscription.durable
         if subscription is not None:
-            if "|" in subscription.name:
-                done(None, InvalidDestinationException(f"subscription name {subscription.name!r} has a '|'"))
-                return
             if not subscription.shared and subscription.name in self._subscribers:
                 # A second link of the same name would end the connection, or take the first one's place.
                 reason = f"subscription {subscription.name!r} is in use by another consumer"
@@ -866,7 +869,16 @@ class ClientProtocol:
         done: Done,
     ) -> None:
         """Do all of it or nothing; ``sends`` are (link, payload)."""
-        commit = Commit(commit_number, sends, settlements, done)
+        if commit_number <= self._committed.get(session, -1):
+            done(None, None)  # repeated: it was done, so its deliveries are settled
+            return
+
+        def ended(result: Any, error: JMSException | None) -> bool:
+            if error is None:
+                self._committed[session] = commit_number
+            return done(result, error)
+
+        commit = Commit(commit_number, sends, settlements, ended)
         refusal = self._commit_refusal(commit)
         if refusal is not None:
             done(None, refusal)
@@ -962,6 +974,24 @@ class ClientProtocol:
         Dispositions: _on_dispositions,
         TransportFailed: _on_failed,
     }
+
+
+def _unusable(spec: ReceiverSpec) -> JMSException | None:
+    """Why a receiver cannot be: what another broker might take for something else."""
+    destination, subscription = spec.destination, spec.subscription
+    if spec.browse and destination.is_topic:
+        return InvalidDestinationException(f"cannot browse {destination.name!r}: it is a topic")
+    if subscription is None:
+        return None
+    if not destination.is_topic:
+        return InvalidDestinationException(f"cannot subscribe to the queue {destination.name!r}")
+    if destination.is_temporary and subscription.durable:
+        return InvalidDestinationException(
+            f"temporary topic {destination.name!r} cannot have a durable subscription: it ends with its connection"
+        )
+    if "|" in subscription.name:
+        return InvalidDestinationException(f"subscription name {subscription.name!r} has a '|'")
+    return None
 
 
 def _refusal(error: AmqpError | None, refused: bool) -> JMSException:

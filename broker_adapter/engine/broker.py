@@ -84,6 +84,7 @@ class Broker:
         settings: as given.
         is_durable: whether it has a store on disk.
         failed: why it stopped, or None.
+        cycling_thread: identifies the thread that carries out a cycle now, in which callbacks must not wait.
 
     Raises:
         StoreLockedException, StoreVersionException, StoreCorruptException, StoreException: see ``LmdbStore``.
@@ -92,6 +93,7 @@ class Broker:
     def __init__(self, settings: EngineSettings, path: str | None = None) -> None:
         self.settings = settings
         self.failed: JMSException | None = None
+        self.cycling_thread: int | None = None
         self._disk = LmdbStore(path, settings) if path is not None else None
         self._memory = MemoryStore()
         self.is_durable = self._disk is not None
@@ -160,8 +162,10 @@ class Broker:
 
         Raises:
             OperationTimedOutException: no answer in time.
+            IllegalStateException: the caller is a callback of the engine, which would wait for itself.
             JMSException: the answer is an error.
         """
+        self.check_may_wait()
         waiter = _Waiter()
         self._inbox.append(command._replace(reply=waiter.answer))
         if self._runner.acquire(blocking=False):
@@ -178,6 +182,11 @@ class Broker:
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """Carry out an operation beyond messaging; see :mod:`broker_adapter.engine.operations`."""
         return perform(self, operation, arguments, timeout)
+
+    def check_may_wait(self) -> None:
+        """Raises IllegalStateException where the caller is a callback of the engine, which would wait for itself."""
+        if self.cycling_thread == threading.get_ident():
+            raise IllegalStateException("a call that waits cannot be made from a callback of the transport")
 
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""
@@ -248,10 +257,11 @@ class Broker:
     def _cycle(self) -> None:
         """Decide, persist, deliver.  The runner is held."""
         commands: list[c.Command] = []
-        if self.failed is not None:
-            self._answer_all(self._inbox, self.failed)
-            return
+        self.cycling_thread = threading.get_ident()
         try:
+            if self.failed is not None:
+                self._answer_all(self._inbox, self.failed)
+                return
             now_ms = _now_ms()
             self._fall_due(now_ms, commands)
             incoming = self._gather(commands)
@@ -264,6 +274,8 @@ class Broker:
         except Exception as error:
             self._fail(error, commands)
             return
+        finally:
+            self.cycling_thread = None
         self._set_alarm()
 
     def _fall_due(self, now_ms: int, commands: list[c.Command]) -> None:
@@ -571,6 +583,7 @@ class Broker:
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Keep everybody else out while reading what is committed."""
+        self.check_may_wait()
         with self._runner:
             if self.failed is not None:
                 raise copied(self.failed)

@@ -262,7 +262,7 @@ class BrokerState:
         if client is not None:
             if client.client_id is not None:
                 del self.client_ids[client.client_id]
-            self._drop_held_of(client.id)
+            self._drop_held_of(client.id, effects)
             for consumer in list(client.consumers.values()):
                 self._end_consumer(consumer)
                 self._give_back_all(consumer, effects)
@@ -456,6 +456,10 @@ class BrokerState:
             siblings.append(queue)
             return queue
         name = checked_name(subscription.name)
+        if subscription.durable and topic.is_temporary:
+            raise InvalidDestinationException(
+                f"temporary topic {topic.name!r} cannot have a durable subscription: it ends with its connection"
+            )
         if subscription.durable and not subscription.shared and client.client_id is None:
             raise IllegalStateException(
                 f"durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
@@ -523,18 +527,20 @@ class BrokerState:
         self._reply(command, None, effects)
 
     def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
+        held = 0
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer)
             if command.give_back:
                 self._give_back_all(consumer, effects)
-            if not consumer.unsettled:
+            held = len(consumer.unsettled)
+            if not held:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
         browser = self.browsers.pop(command.consumer, None)
         if browser is not None:
             del self.clients[browser.client].browsers[browser.id]
             self._end_browser(browser, effects)
-        self._reply(command, None, effects)
+        self._reply(command, held, effects)
 
     def _give_back_all(self, consumer: Consumer, effects: Effects) -> None:
         """The deliveries that a consumer holds have failed."""
@@ -786,9 +792,13 @@ class BrokerState:
             return True
 
     def _refuse(self, held: Held, reason: str, effects: Effects) -> None:
-        command = held.command
         error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
         self.totals.refused += 1
+        self._end_held(held, error, effects)
+
+    def _end_held(self, held: Held, error: JMSException, effects: Effects) -> None:
+        """What of a send or commit is not taken yet never will be."""
+        command = held.command
         if isinstance(command, c.Commit):
             self._reply(command, rolled_back(error), effects)
             return
@@ -796,13 +806,19 @@ class BrokerState:
             self._note_error(held, index, error)
         self._reply(command, held.errors, effects)
 
-    def _drop_held_of(self, client: int) -> None:
+    def _drop_held_of(self, client: int, effects: Effects) -> None:
         """Sends of a connection that is gone are not taken any more: nobody was told that they would be."""
+        closed = IllegalStateException("the connection was closed while the send was held back at a limit")
         for waiting in (*(queue.held for queue in self._holding.values()), self._held_at_large):
+            mine = [held for held in waiting if held.command.client == client]
+            if not mine:
+                continue
             keep = [held for held in waiting if held.command.client != client]
-            self._held_count -= len(waiting) - len(keep)
+            self._held_count -= len(mine)
             waiting.clear()
             waiting.extend(keep)
+            for held in mine:
+                self._end_held(held, closed, effects)
 
     # Settling.
 
@@ -900,12 +916,14 @@ class BrokerState:
                     " (option max_transaction_bytes)"
                 )
             )
+        settled: set[tuple[int, int]] = set()
         for consumer_number, number, _ in command.settlements:
             consumer = self.consumers.get(consumer_number)
-            if consumer is None or number not in consumer.unsettled:
+            if consumer is None or number not in consumer.unsettled or (consumer_number, number) in settled:
                 raise rolled_back(
                     IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
                 )
+            settled.add((consumer_number, number))
         sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
         wanted: dict[int, int] = {}
         volatile_bytes = 0

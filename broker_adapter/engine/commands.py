@@ -98,9 +98,9 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """A consumer goes.  What it holds may still be settled until its client disconnects.  Replies None.
+    """A consumer goes.  What it holds may still be settled until its client disconnects.
 
-    With ``give_back`` the deliveries that it holds have failed.
+    Replies with the number of deliveries that it holds.  With ``give_back`` these have failed, and there are none.
     """
 
     consumer: int

@@ -381,11 +381,12 @@ class ServerProtocol:
         self._sessions[event.session] = set()
 
     def _on_session_close(self, event: SessionRemoteClose) -> None:
-        for link in self._sessions.pop(event.session, ()):
-            consumer = self._consumers.pop(link, None)
-            if consumer is not None:
-                self._commands.append(c.Detach(consumer.number, give_back=True))
+        for consumer in [each for each in self._consumers.values() if each.session == event.session]:
+            del self._consumers[consumer.link]
+            self._commands.append(c.Detach(consumer.number, give_back=True))
+            if not consumer.detached:
                 self._end_temporary(consumer.temporary)
+        for link in self._sessions.pop(event.session, ()):
             self._forget_producer(link)
 
     def _on_link_open(self, event: LinkRemoteOpen) -> None:
@@ -500,7 +501,7 @@ class ServerProtocol:
         selector, no_local = _filters(source)
         subscription: Subscription | None = None
         durable = source.durable > 0 or source.expiry == "never"
-        if destination.kind is DestinationKind.TOPIC and (durable or "shared" in source.capabilities):
+        if destination.is_topic and (durable or "shared" in source.capabilities):
             subscription = Subscription(name, durable, "shared" in source.capabilities)
         browse = source.copies and not destination.is_topic
         link = event.link

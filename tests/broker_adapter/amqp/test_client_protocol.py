@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
 )
 from broker_adapter.amqp.values import Described, Symbol
-from broker_adapter.destination import DestinationKind, queue, topic
+from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -887,3 +888,49 @@ def test_damaged_answers_give_callbacks_or_one_failure(data: st.DataObject) -> N
             wired.client.receive(bytes(answer))
 
     busy(wired, feed)
+
+
+def test_a_repeated_commit_is_answered_without_the_broker(wired: Wired) -> None:
+    link = sender(wired)
+    wired.ask(lambda done: wired.client.commit(1, 7, [(link, BODY)], [], done))
+    discharges = len(wired.broker.discharges)
+    for number in (7, 6):
+        wired.ask(lambda done, number=number: wired.client.commit(1, number, [(link, BODY)], [], done))
+    assert len(wired.broker.discharges) == discharges
+    wired.ask(lambda done: wired.client.commit(2, 7, [(link, BODY)], [], done))
+
+    assert len(wired.broker.discharges) == discharges + 1
+
+
+def test_a_commit_that_was_rolled_back_may_be_done_again(wired: Wired) -> None:
+    link = sender(wired)
+    wired.broker.discharge_outcome = State(REJECTED, error=AmqpError("amqp:transaction:rollback", "no"))
+    with pytest.raises(TransactionRolledBackException):
+        wired.ask(lambda done: wired.client.commit(1, 1, [(link, BODY)], [], done))
+    wired.broker.discharge_outcome = ACCEPTED_STATE
+    wired.ask(lambda done: wired.client.commit(1, 1, [(link, BODY)], [], done))
+
+    assert len(wired.broker.discharges) == 2
+
+
+@pytest.mark.parametrize(
+    ("destination", "fields", "reason"),
+    [
+        (topic("t"), {"browse": True}, "cannot browse 't': it is a topic"),
+        (queue("q"), {"subscription": Subscription("s", True, False)}, "cannot subscribe to the queue 'q'"),
+        (
+            Destination("t", DestinationKind.TEMPORARY_TOPIC),
+            {"subscription": Subscription("s", True, False)},
+            "cannot have a durable subscription",
+        ),
+        (topic("t"), {"subscription": Subscription("a|b", True, False)}, "has a '|'"),
+    ],
+)
+def test_a_receiver_that_a_broker_might_take_for_something_else_is_refused_here(
+    wired: Wired, destination: Destination, fields: dict[str, Any], reason: str
+) -> None:
+    attaches = len(wired.broker.of(LinkRemoteOpen))
+    with pytest.raises(InvalidDestinationException, match=re.escape(reason)):
+        wired.ask(lambda done: wired.client.attach_receiver(ReceiverSpec(1, destination, **fields), print, done))
+
+    assert len(wired.broker.of(LinkRemoteOpen)) == attaches
