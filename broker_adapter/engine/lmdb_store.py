@@ -334,11 +334,6 @@ class LmdbStore:
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
             return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, DELAYED_LANE - 1, _LAST), limit)
 
-    def every_entry(self, queue: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries of a queue, delayed ones too."""
-        with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
-            return _read(cursor, entry_key(queue, 0, 0), entry_key(queue, DELAYED_LANE, _LAST), limit)
-
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
         with self._env.begin() as txn:

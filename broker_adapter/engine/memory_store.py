@@ -166,11 +166,6 @@ class MemoryStore:
                 entries.append(entry)
         return Loaded(entries, [], True)
 
-    def every_entry(self, queue: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries of a queue, delayed ones too, in no particular order."""
-        lanes = self._lanes.get(queue, {})
-        return _first((entry for records in lanes.values() for entry in records.by_position.values()), limit)
-
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each message."""
         return map(self._messages.get, numbers)

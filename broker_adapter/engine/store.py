@@ -48,9 +48,6 @@ class Store(Protocol):
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
 
-    def every_entry(self, queue: int, limit: int) -> Loaded:
-        """Up to ``limit`` entries of a queue, delayed ones too, in no particular order."""
-
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
 
