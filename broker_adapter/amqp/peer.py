@@ -942,6 +942,11 @@ class Peer:
             self._engine.pn_link_drained(found.pointer)
             found.credit = self._engine.pn_link_credit(found.pointer)
 
+    def has_link(self, link: int) -> bool:
+        """Whether there is a link of this number that we have not closed."""
+        found = self._links.get(link)
+        return found is not None and not found.closed
+
     def _link(self, number: int) -> _Link:
         link = self._links.get(number)
         if link is None or link.closed:

@@ -38,7 +38,7 @@ from broker_adapter.amqp.codec import (
     with_delivery,
     with_place,
 )
-from broker_adapter.amqp.conditions import AmqpError, error_for
+from broker_adapter.amqp.conditions import AmqpError, error_for, exception_for
 from broker_adapter.amqp.peer import (
     ACCEPTED,
     ACCEPTED_STATE,
@@ -70,6 +70,7 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     MessageFormatException,
+    ResourceAllocationException,
 )
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Subscription
@@ -97,7 +98,6 @@ _PREFIXES: Final = {
 }
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
-_UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
 
 
 class Engine(Protocol):
@@ -133,7 +133,8 @@ class _Consumer:
     presettled: bool
     credit: int = 0  #: what the client allows beyond what was sent
     granted: int = 0  #: what of it the engine has, and has not used yet
-    draining: bool = False
+    draining: bool = False  #: the client wants the credit used up or back
+    drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
     detached: bool = False
     mean_bytes: int = 1024  #: of its messages, so far
     unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
@@ -150,6 +151,11 @@ class _Transaction:
     settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
     send_bytes: int = 0
     refusal: JMSException | None = None
+
+    def refuse(self, error: JMSException) -> None:
+        """It cannot be done, which is said at its discharge; what it was to send is not kept until then."""
+        self.refusal = error
+        self.sends.clear()
 
 
 class ServerProtocol:
@@ -199,6 +205,7 @@ class ServerProtocol:
         self._producers: dict[int, _Producer] = {}
         self._consumers: dict[int, _Consumer] = {}
         self._sessions: dict[int, set[int]] = {}
+        self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
         self._coordinators: set[int] = set()
         self._transactions: dict[bytes, _Transaction] = {}
         self._next_transaction = 1
@@ -385,8 +392,10 @@ class ServerProtocol:
             del self._consumers[consumer.link]
             self._commands.append(c.Detach(consumer.number, give_back=True))
             if not consumer.detached:
+                consumer.detached = True  # what the engine has handed out already finds no link any more
                 self._end_temporary(consumer.temporary)
         for link in self._sessions.pop(event.session, ()):
+            self._early_drains.discard(link)
             self._forget_producer(link)
 
     def _on_link_open(self, event: LinkRemoteOpen) -> None:
@@ -433,6 +442,8 @@ class ServerProtocol:
 
     def _on_temporary(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
         if self._refused(event, result):
+            if isinstance(result, Destination):
+                self._end_temporary(result)
             return
         assert isinstance(result, Destination)
         self._accept_producer(event, result, _temporary_terminus(result), temporary=True)
@@ -455,7 +466,8 @@ class ServerProtocol:
         return False
 
     def _is_attached(self, event: LinkRemoteOpen) -> bool:
-        return event.link in self._sessions.get(event.session, ())
+        """Whether the link is still there: neither did the client end it, nor we because it broke a rule."""
+        return event.link in self._sessions.get(event.session, ()) and self._peer.has_link(event.link)
 
     def _attach_consumer(self, event: LinkRemoteOpen) -> None:
         """A link that we send on: from a queue, a browser's, a subscription's, from a node of ours.
@@ -486,6 +498,8 @@ class ServerProtocol:
 
     def _on_temporary_source(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
         if self._refused(event, result):
+            if isinstance(result, Destination):
+                self._end_temporary(result)
             return
         assert isinstance(result, Destination)
         self._attach_to(event, _temporary_terminus(result), result, event.name, temporary=result)
@@ -529,10 +543,9 @@ class ServerProtocol:
     def _on_attached(
         self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, result: int | JMSException
     ) -> None:
-        if isinstance(result, int) and (self._ended or not self._is_attached(event)):
-            self._commands.append(c.Detach(result, give_back=True))
-            return
         if self._refused(event, result):
+            if isinstance(result, int):
+                self._commands.append(c.Detach(result, give_back=True))
             self._end_temporary(consumer.temporary)
             return
         assert isinstance(result, int)
@@ -540,6 +553,8 @@ class ServerProtocol:
         self._consumers[event.link] = consumer
         self._peer.accept_link(event.link, source._replace(outcomes=_OUTCOMES), event.target)
         consumer.credit = self._peer.remaining_credit(event.link)
+        consumer.draining = event.link in self._early_drains
+        self._early_drains.discard(event.link)
         self._grant(consumer)
 
     def _on_unsubscribed(self, event: LinkRemoteOpen, result: JMSException | None) -> None:
@@ -549,6 +564,7 @@ class ServerProtocol:
 
     def _on_link_close(self, event: LinkRemoteClose) -> None:
         link = event.link
+        self._early_drains.discard(link)
         for links in self._sessions.values():
             links.discard(link)
         consumer = self._consumers.get(link)
@@ -609,6 +625,8 @@ class ServerProtocol:
         if consumer is None:
             if event.link in self._answerers:
                 self._send_answers()
+            elif event.drain:
+                self._early_drains.add(event.link)
             return
         consumer.credit = event.credit
         consumer.draining = event.drain
@@ -616,7 +634,7 @@ class ServerProtocol:
 
     def _grant(self, consumer: _Consumer) -> None:
         """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""
-        if consumer.detached or self._paused:
+        if consumer.detached or consumer.drain_sent or self._paused:
             return
         most = min(SLICE_MESSAGES, max(1, self._settings.max_output_bytes // consumer.mean_bytes))
         wanted = min(consumer.credit, most) - consumer.granted
@@ -624,15 +642,23 @@ class ServerProtocol:
         if wanted > 0 and (consumer.granted <= most // 2 or consumer.draining):
             consumer.granted += wanted
             self._commands.append(c.Credit(consumer.number, wanted))
-        if consumer.draining and consumer.granted >= consumer.credit:
-            consumer.draining = False
+        if consumer.draining:
+            consumer.drain_sent = True
             self._commands.append(c.Drain(consumer.number, self._reply(self._on_drained, consumer)))
 
     def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
-        consumer.granted = 0
-        if not consumer.detached:
+        """The engine has used up or dropped what it was granted."""
+        left, consumer.granted = consumer.granted, 0
+        consumer.drain_sent = False
+        if consumer.detached:
+            return
+        # With nothing left over there may be more: the client's credit can exceed what the engine is granted at once.
+        if consumer.draining and (left or consumer.credit <= 0):
+            consumer.draining = False
             consumer.credit = 0
             self._peer.drained(consumer.link)
+        else:
+            self._grant(consumer)
 
     def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout]) -> None:
         if consumer.detached or self._ended:
@@ -642,21 +668,22 @@ class ServerProtocol:
             return
         send, link, settled, unsettled = self._peer.send, consumer.link, consumer.presettled, consumer.unsettled
         size = 0
+        count = len(handouts)
         envelope = self._envelope
-        for number, position, count, form, payload, added in handouts:
+        for number, position, failures, form, payload, added in handouts:
             if envelope:
-                data = with_place(position, count, added, payload)
+                data = with_place(position, failures, added, payload)
             else:
                 try:
-                    data = with_delivery(as_amqp(form, payload), count, added)
+                    data = with_delivery(as_amqp(form, payload), failures, added)
                 except MessageFormatException:
                     self._commands.append(c.Settle(consumer.number, (number,), Outcome.REJECTED))
+                    consumer.credit += 1  # the engine used it, the client did not
                     continue
             size += len(data)
             sent = send(link, data, settled=settled)
             if not settled:
                 unsettled[sent] = number
-        count = len(handouts)
         consumer.granted = max(0, consumer.granted - count)
         consumer.credit = max(0, consumer.credit - count)
         consumer.mean_bytes = max(1, (consumer.mean_bytes * 3 + size // max(1, count)) // 4)
@@ -702,13 +729,12 @@ class ServerProtocol:
             try:
                 message, named = new_message(payload, now_ms)
             except MessageFormatException as error:
-                undecodable = State(REJECTED, error=AmqpError("amqp:decode-error", error.reason))
-                self._answer(producer, (number,), undecodable)
+                self._reject(producer, number, state, AmqpError("amqp:decode-error", error.reason))
                 continue
             destination = own or named
             if destination is None:
                 nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
-                self._answer(producer, (number,), State(REJECTED, error=nowhere))
+                self._reject(producer, number, state, nowhere)
                 continue
             if state is not None and state.code == TRANSACTIONAL:
                 self._put_into_transaction(producer, number, state, destination, message)
@@ -741,29 +767,37 @@ class ServerProtocol:
             peer.credit(link, producer.owed)
             producer.owed = 0
 
+    def _reject(self, producer: _Producer, number: int, state: State | None, error: AmqpError) -> None:
+        """Refuse a message, and with it the transaction that it was to be part of."""
+        if state is not None and state.code == TRANSACTIONAL:
+            transaction = self._transactions.get(state.txn_id or b"")
+            if transaction is not None and transaction.refusal is None:
+                transaction.refuse(exception_for(error, "a message was refused"))
+        self._answer(producer, (number,), State(REJECTED, error=error))
+
     def _put_into_transaction(
         self, producer: _Producer, number: int, state: State, destination: Destination, message: c.NewMessage
     ) -> None:
         transaction = self._transactions.get(state.txn_id or b"")
         if transaction is None:
-            unknown = AmqpError("amqp:transaction:unknown-id", f"there is no transaction {state.txn_id!r}")
-            self._answer(producer, (number,), State(REJECTED, error=unknown))
+            self._answer(producer, (number,), State(REJECTED, error=_unknown_transaction(state.txn_id)))
             return
         limits = self._engine.settings
-        transaction.send_bytes += len(message.payload)
-        if (
-            len(transaction.sends) >= limits.max_transaction_messages
-            or transaction.send_bytes > limits.max_transaction_bytes
-        ):
-            # The engine says so at the discharge, with the figures; until then nothing more is kept.
-            transaction.refusal = JMSException(
-                f"the transaction is larger than {limits.max_transaction_messages} messages or"
-                f" {limits.max_transaction_bytes} bytes",
-                error_code="amqp:resource-limit-exceeded",
-            )
-            transaction.sends.clear()
-        else:
+        if transaction.refusal is None:
+            transaction.send_bytes += len(message.payload)
             transaction.sends.append((_resolved(destination), message))
+            if (
+                len(transaction.sends) > limits.max_transaction_messages
+                or transaction.send_bytes > limits.max_transaction_bytes
+            ):
+                transaction.refuse(
+                    ResourceAllocationException(
+                        f"the transaction is larger than {limits.max_transaction_messages} messages (option"
+                        f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option"
+                        " max_transaction_bytes)",
+                        error_code="amqp:resource-limit-exceeded",
+                    )
+                )
         self._answer(producer, (number,), State(TRANSACTIONAL, txn_id=state.txn_id, outcome=ACCEPTED_STATE))
 
     # Transactions.
@@ -799,8 +833,7 @@ class ServerProtocol:
         txn_id = fields[0] if fields else None
         transaction = self._transactions.pop(txn_id, None) if isinstance(txn_id, bytes) else None
         if transaction is None:
-            unknown = AmqpError("amqp:transaction:unknown-id", f"there is no transaction {txn_id!r}")
-            self._peer.settle(link, (number,), State(REJECTED, error=unknown))
+            self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
             return
         if len(fields) > 1 and fields[1] is True:
             self._roll_back(transaction)
@@ -878,6 +911,10 @@ class ServerProtocol:
         Dispositions: _on_dispositions,
         TransportFailed: _on_failed,
     }
+
+
+def _unknown_transaction(txn_id: Any) -> AmqpError:
+    return AmqpError("amqp:transaction:unknown-id", f"there is no transaction {txn_id!r:.100}")
 
 
 def _outcome(state: State) -> Outcome:

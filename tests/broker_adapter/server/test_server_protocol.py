@@ -1,0 +1,1442 @@
+"""The server's protocol in memory, with a bare peer in the place of a client that we did not write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from proton import Message
+
+from broker_adapter.amqp.client_commits import DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.client_protocol import NO_LOCAL_CODE, SELECTOR_CODE
+from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
+from broker_adapter.amqp.codec import (
+    ENVELOPE_CAPABILITY,
+    Request,
+    decode_received,
+    pack_request,
+    received,
+    unpack_answer,
+)
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.peer import (
+    ACCEPTED,
+    ACCEPTED_STATE,
+    DECLARED,
+    FAILED_STATE,
+    MODIFIED,
+    NO_STATE,
+    REJECTED,
+    RELEASED_STATE,
+    TRANSACTIONAL,
+    Dispositions,
+    Incoming,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    Peer,
+    PeerLimits,
+    RemoteClose,
+    RemoteOpen,
+    SessionRemoteClose,
+    State,
+    Terminus,
+    Transfers,
+)
+from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
+from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
+from broker_adapter.errors import (
+    ConnectionLostException,
+    JMSException,
+    JMSSecurityException,
+)
+from broker_adapter.server.server_protocol import SLICE_MESSAGES, ServerProtocol
+from broker_adapter.settings import EngineSettings, ServerSettings
+from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
+from tests.contracts.transports import engine, eventually
+
+JMS_CLIENT = ("sole-connection-for-container",)
+TOPIC = ("topic",)
+
+
+class Client:
+    """A peer at the other end of a pipe from the server's protocol, and all that it has heard."""
+
+    def __init__(self, broker: Broker, login: ServerLogin | None = None, **limits: Any) -> None:
+        self.broker = broker
+        self.peer = Peer(PeerLimits())
+        self._woken = threading.Event()
+        self.server = ServerProtocol(broker, ServerSettings(**limits), login, self._woken.set, self._request)
+        self.events: list[Any] = []
+        self.now_ms = 1_000
+
+    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+        try:
+            result = self.broker.request(operation, arguments, WAIT)
+        except JMSException as error:
+            result = error
+        done(result)
+
+    # Bytes.
+
+    def to_server(self) -> bool:
+        """Carry what the client has to say; the server does not answer yet."""
+        data = self.peer.pending_output()
+        if data:
+            self.server.receive(data, self.now_ms)
+        return bool(data)
+
+    def pump(self) -> bool:
+        """Carry bytes both ways until nothing moves; returns whether anything did."""
+        moved = False
+        while True:
+            sent = self.to_server()
+            data = self.server.pending_output()
+            if data:
+                self.peer.receive(data)
+            self.events += self.peer.events()
+            if not sent and not data:
+                return moved
+            moved = True
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Go on until it holds; returns what it found."""
+        deadline = time.monotonic() + WAIT
+        while True:
+            self._woken.clear()
+            self.pump()
+            found = condition()
+            if found:
+                return found
+            assert self._woken.wait(max(0, deadline - time.monotonic())), self.events[-5:]
+
+    def rest(self) -> None:
+        """Go on until neither the connection nor the engine has anything more to say."""
+        quiet = 0
+        while quiet < 3:
+            moved = self.pump()
+            self.broker.call(c.Statistics(), WAIT)
+            quiet = 0 if moved or self.pump() else quiet + 1
+
+    # What it has heard.
+
+    def of(self, kind: type[Any], link: int | None = None) -> list[Any]:
+        return [each for each in self.events if isinstance(each, kind) and (link is None or each.link == link)]
+
+    def messages(self, link: int) -> list[Incoming]:
+        return [delivery for event in self.of(Transfers, link) for delivery in event.deliveries]
+
+    def bodies(self, link: int) -> list[Any]:
+        return [decoded(each.payload).body for each in self.messages(link)]
+
+    def answers(self, link: int) -> dict[int, State]:
+        """How the messages that were sent on a link ended, by number."""
+        return {number: event.state for event in self.of(Dispositions, link) for number in event.numbers}
+
+    # What it does.
+
+    def open(self, container: str = "foreign", capabilities: tuple[str, ...] = ()) -> Client:
+        self.peer.open(container, desired_capabilities=capabilities)
+        self.until(lambda: self.of(RemoteOpen))
+        self.session = self.peer.begin_session()
+        return self
+
+    def opened(self, link: int) -> LinkRemoteOpen:
+        """The server's answer to an attach."""
+        answer: LinkRemoteOpen = self.until(lambda: self.of(LinkRemoteOpen, link))[0]
+        return answer
+
+    def refusal(self, link: int) -> AmqpError:
+        """Why an attach was refused."""
+        closed: LinkRemoteClose = self.until(lambda: self.of(LinkRemoteClose, link))[0]
+        answer = self.opened(link)
+        assert (answer.source, answer.target) == (None, None)
+        assert closed.error is not None
+        return closed.error
+
+    def sender(
+        self, target: str | Terminus | None, *, presettled: bool = False, session: int | None = None, name: str = "s"
+    ) -> int:
+        """A link to send on, with its first credit."""
+        terminus = Terminus(target) if isinstance(target, str) else target
+        link = self.peer.attach_sender(session or self.session, name, Terminus("s"), terminus, presettled=presettled)
+        self.until(lambda: self.of(LinkFlow, link))
+        return link
+
+    def receiver(
+        self,
+        source: str | Terminus,
+        credit: int = 0,
+        *,
+        presettled: bool = False,
+        session: int | None = None,
+        name: str,
+    ) -> int:
+        """A link to receive on."""
+        terminus = Terminus(source) if isinstance(source, str) else source
+        link = self.peer.attach_receiver(session or self.session, name, terminus, Terminus("t"), presettled=presettled)
+        self.opened(link)
+        if credit:
+            self.peer.credit(link, credit)
+        return link
+
+    def send(self, link: int, *bodies: Any, state: State | None = None, **fields: Any) -> list[State]:
+        """Send, and wait for the answers."""
+        numbers = [self.peer.send(link, encoded(body, **fields), state=state) for body in bodies]
+        self.until(lambda: self.answers(link).keys() >= set(numbers))
+        return [self.answers(link)[number] for number in numbers]
+
+    def receive(self, link: int, count: int) -> list[Incoming]:
+        """The first messages of a link, once there are this many."""
+        self.until(lambda: len(self.messages(link)) >= count)
+        return self.messages(link)
+
+    def settle(self, link: int, deliveries: list[Incoming], state: State = ACCEPTED_STATE) -> None:
+        self.peer.settle(link, [each.number for each in deliveries], state)
+        self.rest()
+
+    def drained(self, link: int) -> None:
+        """Ask for the rest of what there is, until the credit is gone."""
+        if self.peer.drain(link):
+            self.until(lambda: self.peer.remaining_credit(link) == 0)
+
+    def close_link(self, link: int, *, closed: bool = True) -> LinkRemoteClose:
+        self.peer.close_link(link, closed=closed)
+        answer: LinkRemoteClose = self.until(lambda: self.of(LinkRemoteClose, link))[0]
+        return answer
+
+    # Transactions.
+
+    def coordinator(self, name: str = "c") -> int:
+        return self.sender(Terminus(coordinator=True), name=name)
+
+    def control(self, link: int, code: int, *fields: Any) -> State:
+        """Tell the coordinator something, and wait for its answer."""
+        return self.raw(link, b"\x00\x53\x77" + encode(Described(ULong(code), list(fields))))
+
+    def raw(self, link: int, payload: bytes, *, state: State | None = None) -> State:
+        number = self.peer.send(link, payload, state=state)
+        answer: State = self.until(lambda: self.answers(link).get(number))
+        return answer
+
+    def declare(self, link: int) -> bytes:
+        state = self.control(link, DECLARE_CODE, None)
+        assert state.code == DECLARED
+        assert state.txn_id is not None
+        return state.txn_id
+
+    def discharge(self, link: int, txn_id: bytes, *, fail: bool = False) -> State:
+        return self.control(link, DISCHARGE_CODE, txn_id, fail)
+
+
+def encoded(body: Any, **fields: Any) -> bytes:
+    return bytes(Message(body=body, **fields).encode())
+
+
+def decoded(payload: bytes) -> Message:
+    message = Message()
+    message.decode(payload)
+    return message
+
+
+def in_transaction(txn_id: bytes, outcome: State | None = None) -> State:
+    return State(TRANSACTIONAL, txn_id=txn_id, outcome=outcome)
+
+
+def code_of(state: State) -> tuple[int, str | None]:
+    return state.code, None if state.error is None else state.error.condition
+
+
+def put(broker: Broker, name: str, *payloads: bytes, format: int = AMQP_FORMAT) -> None:
+    """Messages into a queue, past the server."""
+    messages = [c.NewMessage(format, payload) for payload in payloads]
+    assert broker.call(c.Enqueue(connect(broker), queue(name), messages), WAIT) is None
+
+
+def waiting(broker: Broker, name: str) -> list[Any]:
+    """The bodies of what is in a queue; takes nothing."""
+    client = connect(broker)
+    found = [decoded(each.payload).body for each in drained(broker, client, name, browse=True)]
+    broker.call(c.Disconnect(client), WAIT)
+    return found
+
+
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture
+def make_broker() -> Iterator[Callable[..., Broker]]:
+    made: list[Broker] = []
+
+    def make(**settings: Any) -> Broker:
+        made.append(Broker(EngineSettings(**settings)))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.fixture
+def broker(make_broker: Callable[..., Broker]) -> Broker:
+    return make_broker()
+
+
+@pytest.fixture
+def client(broker: Broker) -> Client:
+    return Client(broker).open()
+
+
+# The connection.
+
+
+def test_a_connection_is_answered_and_closed(broker: Broker) -> None:
+    client = Client(broker)
+    assert not client.server.is_open
+    client.open()
+    answer = client.of(RemoteOpen)[0]
+    assert answer.properties["product"] == "Holdfast"
+    assert {"ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"} <= answer.offered_capabilities
+    assert ENVELOPE_CAPABILITY not in answer.offered_capabilities
+    assert client.server.is_open
+    assert "'foreign'" in repr(client.server)
+    client.peer.close()
+    assert client.until(lambda: client.of(RemoteClose))[0].error is None
+    assert client.server.output_closed
+    assert client.server.error is None
+
+
+def test_our_format_is_offered_to_who_asks_for_it(broker: Broker) -> None:
+    client = Client(broker).open(capabilities=(ENVELOPE_CAPABILITY,))
+    assert ENVELOPE_CAPABILITY in client.of(RemoteOpen)[0].offered_capabilities
+
+
+def test_a_client_id_belongs_to_one_connection_at_a_time(broker: Broker) -> None:
+    first = Client(broker).open("me", JMS_CLIENT)
+    second = Client(broker)
+    second.peer.open("me", desired_capabilities=JMS_CLIENT)
+    error = second.until(lambda: second.of(RemoteClose))[0].error
+    assert second.of(RemoteOpen)[0].properties["amqp:connection-establishment-failed"] is True
+    assert (error.condition, error.info) == ("amqp:invalid-field", {"invalid-field": "container-id"})
+    assert not second.server.is_open
+    first.peer.close()
+    first.rest()
+    Client(broker).open("me", JMS_CLIENT)
+
+
+def test_a_container_that_does_not_claim_to_be_the_only_one_may_come_twice(broker: Broker) -> None:
+    Client(broker).open("same")
+    Client(broker).open("same")
+
+
+def test_what_comes_ahead_of_the_answers_is_answered_in_order(broker: Broker) -> None:
+    client = Client(broker)
+    client.peer.open("hasty")
+    session = client.peer.begin_session()
+    link = client.peer.attach_receiver(session, "r", Terminus("q"), Terminus())
+    client.peer.credit(link, 5)
+    gone = client.peer.attach_sender(session, "s", Terminus(), Terminus("q"))
+    client.peer.close_link(gone)
+    put(broker, "q", encoded("x"))
+    assert len(client.receive(link, 1)) == 1
+    client.until(lambda: client.of(LinkRemoteClose, gone))
+
+
+def test_a_connection_that_opens_and_closes_at_once_leaves_nothing_behind(broker: Broker) -> None:
+    client = Client(broker)
+    client.peer.open("hasty", desired_capabilities=JMS_CLIENT)
+    client.peer.begin_session()
+    client.peer.close()
+    client.until(lambda: client.server.output_closed)
+    client.rest()
+    Client(broker).open("hasty", JMS_CLIENT)
+
+
+def test_closing_says_why(client: Client) -> None:
+    client.server.close(ConnectionLostException("the server is stopping", error_code="amqp:connection:forced"))
+    client.pump()
+    error = client.of(RemoteClose)[0].error
+    assert (error.condition, error.description) == ("amqp:connection:forced", "the server is stopping")
+
+
+def test_a_lost_connection_gives_back_what_it_held(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    client.receive(client.receiver("q", 1, name="r"), 1)
+    client.server.receive_end()
+    client.server.receive_end()
+    client.rest()
+    again = Client(broker).open()
+    link = again.receiver("q", 5, name="r")
+    assert [decoded(each.payload).delivery_count for each in again.receive(link, 2)] == [1, 0]
+
+
+def test_bytes_that_are_no_amqp_end_the_connection_with_a_reason(client: Client) -> None:
+    client.server.receive(b"\x7f\xff\xff\xff\x02\x00\x00\x00", client.now_ms)
+    client.pump()
+    assert client.of(RemoteClose)[0].error.condition == "amqp:connection:framing-error"
+    assert client.server.error is not None
+    assert client.server.output_closed
+    client.server.receive(b"more", client.now_ms)
+
+
+def test_a_silent_client_is_dropped(broker: Broker) -> None:
+    client = Client(broker, idle_timeout_seconds=1).open()
+    assert client.server.tick(1) is not None
+    client.pump()
+    for now_ms in (1_000, 2_000, 3_000, 4_000):
+        client.server.tick(now_ms)
+    assert client.server.error is not None
+    assert client.server.error.error_code == "amqp:resource-limit-exceeded"
+    assert client.server.tick(5_000) is None
+
+
+# The login in front.
+
+
+class OneUser:
+    """Bob, by PLAIN."""
+
+    def verifier(self, username: str) -> None:
+        return None
+
+    def check(self, username: str, password: str) -> bool:
+        return (username, password) == ("bob", "secret")
+
+
+def log_in(client: Client, login: ClientLogin, chunk_bytes: int) -> None:
+    while not login.done and login.error is None:
+        data = login.pending_output()
+        for start in range(0, len(data), chunk_bytes):
+            client.server.receive(data[start : start + chunk_bytes], client.now_ms)
+        answer = client.server.pending_output()
+        login.receive(answer)
+        if not data and not answer:
+            break
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1000])
+def test_amqp_follows_the_login(broker: Broker, chunk_bytes: int) -> None:
+    client = Client(broker, ServerLogin(OneUser(), plain=True))
+    assert client.server.tick(1) is None
+    login = ClientLogin([PLAIN], "bob", "secret")
+    log_in(client, login, chunk_bytes)
+    assert login.done
+    client.open()
+    assert client.send(client.sender("q"), "x") == [ACCEPTED_STATE]
+
+
+def test_a_login_that_fails_is_answered_and_closed(broker: Broker) -> None:
+    client = Client(broker, ServerLogin(OneUser(), plain=True))
+    login = ClientLogin([PLAIN], "bob", "guess")
+    log_in(client, login, 1000)
+    assert isinstance(login.error, JMSSecurityException)
+    assert isinstance(client.server.error, JMSSecurityException)
+    assert client.server.output_closed
+    assert not client.server.is_open
+    client.server.close()
+    client.server.receive_end()
+
+
+def test_who_skips_a_login_that_is_needed_gets_the_header_that_is_expected(broker: Broker) -> None:
+    client = Client(broker, ServerLogin(OneUser(), plain=True))
+    client.server.receive(AMQP_HEADER, client.now_ms)
+    assert client.server.pending_output() == SASL_HEADER
+    assert client.server.output_closed
+
+
+# Messages that come in.
+
+
+def test_messages_are_taken_and_their_credit_is_given_back(broker: Broker) -> None:
+    client = Client(broker, link_credit_messages=4).open()
+    link = client.sender("q")
+    assert client.peer.remaining_credit(link) == 4
+    for body in range(20):
+        client.until(lambda: client.peer.remaining_credit(link) > 0)
+        assert client.send(link, body) == [ACCEPTED_STATE]
+    assert waiting(broker, "q") == list(range(20))
+
+
+def test_more_messages_than_credit_end_the_link(broker: Broker) -> None:
+    client = Client(broker, link_credit_messages=1).open()
+    link = client.sender("q")
+    other = Client(broker, link_credit_messages=100).open()
+    generous = other.sender("q")
+    for _ in range(2):  # what was meant for a server that gives more
+        for body in range(5):
+            other.peer.send(generous, encoded(body))
+        client.server.receive(other.peer.pending_output(), client.now_ms)
+    closed = client.until(lambda: client.of(LinkRemoteClose, link))
+    assert closed[0].error.condition == "amqp:link:transfer-limit-exceeded"
+    assert depth(broker, "q") <= 10
+
+
+def test_presettled_messages_are_taken_without_a_word(client: Client, broker: Broker) -> None:
+    link = client.sender("q", presettled=True)
+    credit = client.peer.remaining_credit(link)
+    for body in range(credit):
+        client.peer.send(link, encoded(body), settled=True)
+    client.until(lambda: client.peer.remaining_credit(link) == credit)
+    client.rest()
+    assert client.of(Dispositions) == []
+    assert depth(broker, "q") == credit
+
+
+def test_an_anonymous_sender_names_the_destination_in_each_message(client: Client, broker: Broker) -> None:
+    link = client.sender(Terminus())
+    numbers = [client.peer.send(link, encoded(body, address=to)) for body, to in enumerate(["a", "b", "a", "b", "b"])]
+    numbers.append(client.peer.send(link, encoded("nowhere")))
+    numbers.append(client.peer.send(link, encoded("x", address="")))
+    client.until(lambda: len(client.answers(link)) == len(numbers))
+    assert [code_of(client.answers(link)[number]) for number in numbers] == [
+        *[(ACCEPTED, None)] * 5,
+        (REJECTED, "amqp:not-found"),
+        (REJECTED, "amqp:not-found"),
+    ]
+    assert (waiting(broker, "a"), waiting(broker, "b")) == ([0, 2], [1, 3, 4])
+
+
+def test_a_message_that_cannot_be_decoded_is_refused_alone(client: Client, broker: Broker) -> None:
+    link = client.sender("q")
+    good = client.peer.send(link, encoded("good"))
+    bad = client.peer.send(link, b"\x00\x53\x70\xc0\x05\x02\x41\x50")
+    last = client.peer.send(link, encoded("last"))
+    client.until(lambda: len(client.answers(link)) == 3)
+    answers = client.answers(link)
+    assert [code_of(answers[number]) for number in (good, bad, last)] == [
+        (ACCEPTED, None),
+        (REJECTED, "amqp:decode-error"),
+        (ACCEPTED, None),
+    ]
+    assert waiting(broker, "q") == ["good", "last"]
+
+
+def test_messages_at_a_limit_of_the_engine_are_refused_one_by_one(make_broker: Callable[..., Broker]) -> None:
+    client = Client(make_broker(max_queue_messages=2, hold_timeout_seconds=0)).open()
+    states = client.send(client.sender("q"), *range(4))
+    assert [code_of(state) for state in states] == [
+        (ACCEPTED, None),
+        (ACCEPTED, None),
+        (REJECTED, "amqp:resource-limit-exceeded"),
+        (REJECTED, "amqp:resource-limit-exceeded"),
+    ]
+
+
+def test_a_producer_at_a_limit_waits_with_its_credit_used_up(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker(max_queue_messages=2, hold_timeout_seconds=60)
+    client = Client(broker, link_credit_messages=4).open()
+    link = client.sender("q")
+    for body in range(4):
+        client.peer.send(link, encoded(body))
+    client.rest()
+    assert client.peer.remaining_credit(link) == 0
+    consumer = client.receiver("q", 4, name="r")
+    client.settle(consumer, client.receive(consumer, 2)[:2])
+    client.until(lambda: len(client.answers(link)) == 4)
+    client.until(lambda: client.peer.remaining_credit(link) == 4)
+
+
+def test_a_message_above_the_limit_is_refused_with_the_link(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker(max_message_bytes=1000)
+    client = Client(broker).open()
+    link = client.sender("q")
+    assert client.opened(link).max_message_bytes == 1000
+    client.peer.send(link, encoded("x" * 2000))
+    error = client.until(lambda: client.of(LinkRemoteClose, link))[0].error
+    assert error.condition == "amqp:link:message-size-exceeded"
+    assert client.send(client.sender("q", name="other"), "x") == [ACCEPTED_STATE]
+    assert waiting(broker, "q") == ["x"]
+
+
+@pytest.mark.parametrize("target", [None, Terminus(""), Terminus("x" * 5000)])
+def test_a_sender_without_a_usable_target_is_refused(client: Client, target: Terminus | None) -> None:
+    link = client.peer.attach_sender(client.session, "s", Terminus("s"), target)
+    assert client.refusal(link).condition == "amqp:not-found"
+
+
+# Messages that go out.
+
+
+def test_a_message_goes_through_unchanged(client: Client) -> None:
+    sent = encoded(
+        {"k": [1, 2.5, None, b"\x00", "é"]},
+        id=b"\x01\x02",
+        correlation_id="c",
+        subject="s",
+        priority=9,
+        durable=True,
+        reply_to="answers",
+        content_type="x/y",
+        properties={"n": 1, "s": "t", "b": True},
+        annotations={Symbol("x-opt-mine"): [1, 2]},
+        instructions={Symbol("x-opt-once"): 1},
+        user_id=b"me",
+        group_id="g",
+        group_sequence=3,
+    )
+    client.raw(client.sender("q"), sent)
+    link = client.receiver("q", 1, name="r")
+    (got,) = client.receive(link, 1)
+    assert got.payload == sent
+    client.settle(link, [got], FAILED_STATE)
+    client.peer.credit(link, 1)
+    again = client.receive(link, 2)[1]
+    message = decoded(again.payload)
+    assert (message.delivery_count, message.priority, message.durable) == (1, 9, True)
+    bare = sent.index(b"\x00\x53\x71")  # what follows the header and is nobody's to change
+    assert again.payload.endswith(sent[bare:])
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        b"\x00\x53\x75\xa0\x03abc" + b"\x00\x53\x75\xa0\x03def",
+        b"\x00\x53\x76\xc0\x05\x02\x54\x01\x54\x02",
+        b"\x00\x53\x77\x40",
+        b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x77\xa1\x01x",
+        b"\x00\x53\x77\xa1\x01x" + b"\x00\x53\x78\xc1\x07\x02\xa3\x01f\xa1\x01v",
+    ],
+    ids=["two data", "sequence", "null", "long descriptor", "footer"],
+)
+def test_bodies_of_every_kind_keep_their_bytes(client: Client, sections: bytes) -> None:
+    assert client.raw(client.sender("q"), sections) == ACCEPTED_STATE
+    assert client.receive(client.receiver("q", 1, name="r"), 1)[0].payload == sections
+
+
+def test_a_consumer_gets_exactly_its_credit(client: Client) -> None:
+    client.send(client.sender("q"), *range(10))
+    link = client.receiver("q", name="r")
+    client.rest()
+    assert client.messages(link) == []
+    client.peer.credit(link, 3)
+    client.rest()
+    assert client.bodies(link) == [0, 1, 2]
+    client.peer.credit(link, 1)
+    client.peer.credit(link, 4)
+    client.rest()
+    assert client.bodies(link) == list(range(8))
+
+
+def test_credit_beyond_a_slice_is_passed_on_in_slices(client: Client, broker: Broker) -> None:
+    count = 2 * SLICE_MESSAGES + 500
+    put(broker, "q", *[encoded(body) for body in range(count)])
+    link = client.receiver("q", count - 1, name="r")
+    client.receive(link, count - 1)
+    client.rest()
+    assert len(client.messages(link)) == count - 1
+
+
+def test_two_consumers_share_a_queue_and_each_keeps_to_its_credit(client: Client) -> None:
+    client.send(client.sender("q"), *range(10))
+    first = client.receiver("q", 3, name="first")
+    second = client.receiver("q", 4, name="second")
+    client.rest()
+    assert sorted(client.bodies(first) + client.bodies(second)) == list(range(7))
+    assert (len(client.messages(first)), len(client.messages(second))) == (3, 4)
+
+
+@pytest.mark.parametrize("credit", [10, SLICE_MESSAGES + 1, 10 * SLICE_MESSAGES, 2**31 - 1])
+@pytest.mark.parametrize("count", [0, 4])
+def test_a_drain_brings_what_there_is_and_ends_the_credit(client: Client, credit: int, count: int) -> None:
+    if count:
+        client.send(client.sender("q"), *range(count))
+    link = client.receiver("q", credit, name="r")
+    client.drained(link)
+    assert client.bodies(link) == list(range(count))
+
+
+def test_a_drain_of_more_than_a_slice_brings_all_of_it(client: Client, broker: Broker) -> None:
+    count = 2 * SLICE_MESSAGES + 7
+    put(broker, "q", *[encoded(body) for body in range(count)])
+    link = client.receiver("q", 10 * SLICE_MESSAGES, name="r")
+    client.drained(link)
+    assert len(client.messages(link)) == count
+
+
+def test_a_drain_that_the_messages_use_up_ends_as_well(client: Client) -> None:
+    client.send(client.sender("q"), *range(4))
+    link = client.receiver("q", 3, name="r")
+    client.drained(link)
+    assert client.bodies(link) == [0, 1, 2]
+    client.peer.credit(link, 1)
+    assert len(client.receive(link, 4)) == 4
+
+
+def test_a_drain_that_comes_with_the_attach_is_answered(client: Client) -> None:
+    client.send(client.sender("q"), "x")
+    link = client.peer.attach_receiver(client.session, "r", Terminus("q"), Terminus())
+    client.peer.credit(link, 5)
+    client.drained(link)
+    assert client.bodies(link) == ["x"]
+
+
+def test_a_consumer_goes_on_after_a_drain(client: Client) -> None:
+    link = client.receiver("q", 5, name="r")
+    producer = client.sender("q")
+    for body in range(3):
+        client.drained(link)
+        client.send(producer, body)
+        client.rest()
+        assert len(client.messages(link)) == body
+        client.peer.credit(link, 5)
+        client.receive(link, body + 1)
+    assert client.bodies(link) == [0, 1, 2]
+
+
+def test_a_client_that_takes_no_more_costs_a_bounded_amount(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker()
+    body = b"x" * 8192
+    put(broker, "q", *[encoded(body)] * 200)
+    client = Client(broker, max_output_bytes=65536).open()
+    link = client.receiver("q", name="r")
+    client.server.pause()
+    client.peer.credit(link, 200)
+    client.rest()
+    assert client.messages(link) == []
+    client.server.resume()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed out what it may
+    client.server.pause()
+    client.rest()
+    got = len(client.messages(link))
+    assert 0 < got <= 64  # 65,536 bytes of messages that are taken for 1 KiB each until they are seen
+    client.server.resume()
+    broker.call(c.Statistics(), WAIT)
+    client.server.pause()
+    client.rest()
+    assert 0 < len(client.messages(link)) - got <= 32
+    got = len(client.messages(link))
+    client.peer.drain(link)
+    client.rest()
+    assert len(client.messages(link)) == got
+    client.server.resume()
+    client.until(lambda: client.peer.remaining_credit(link) == 0)
+    assert len(client.messages(link)) == 200
+
+
+@pytest.mark.parametrize(
+    ("state", "count", "dead"),
+    [
+        (ACCEPTED_STATE, None, False),
+        (RELEASED_STATE, 0, False),
+        (FAILED_STATE, 1, False),
+        (State(MODIFIED), 0, False),
+        (State(REJECTED), None, True),
+        (State(REJECTED, error=AmqpError("my:reason", "because")), None, True),
+        (State(MODIFIED, failed=True, undeliverable=True), None, True),
+        (NO_STATE, 0, False),
+    ],
+    ids=["accepted", "released", "failed", "modified", "rejected", "with a reason", "undeliverable", "without a word"],
+)
+def test_a_delivery_ends_as_the_client_says(
+    client: Client, broker: Broker, state: State, count: int | None, dead: bool
+) -> None:
+    client.send(client.sender("q"), "x", "y")
+    link = client.receiver("q", 1, name="r")
+    client.settle(link, client.receive(link, 1)[:1], state)
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    found = {decoded(each.payload).body: decoded(each.payload).delivery_count for each in client.messages(other)}
+    assert found.get("x") == count
+    assert list(found) == (["y"] if count is None else ["x", "y"])
+    assert depth(broker, "DLQ") == int(dead)
+
+
+def test_a_presettled_consumer_has_nothing_to_give_back(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    link = client.receiver("q", 1, presettled=True, name="r")
+    assert client.opened(link).presettled
+    assert client.receive(link, 1)[0].number == 0
+    client.server.receive_end()
+    client.rest()
+    assert waiting(broker, "q") == ["b"]
+
+
+def test_a_browser_gets_copies_and_its_end_is_told(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), *range(5))
+    link = client.receiver(Terminus("q", copies=True), 3, name="b")
+    client.rest()
+    assert client.bodies(link) == [0, 1, 2]
+    client.peer.credit(link, 100)
+    client.drained(link)
+    assert client.bodies(link) == [0, 1, 2, 3, 4]
+    assert client.close_link(link).error is None
+    assert depth(broker, "q") == 5
+
+
+def test_an_expired_message_is_not_delivered(client: Client) -> None:
+    client.now_ms = time.time_ns() // 1_000_000
+    producer = client.sender("q")
+    client.send(producer, "short", ttl=0.001)
+    client.send(producer, "long", ttl=1000)
+    deadline = time.monotonic() + 0.01
+    while time.monotonic() < deadline:
+        client.rest()
+    link = client.receiver("q", 9, name="r")
+    client.drained(link)
+    assert client.bodies(link) == ["long"]
+
+
+def test_messages_of_our_own_format_are_plain_amqp_to_others(tmp_path: Path) -> None:
+    with engine("amqp in memory", tmp_path / "data") as found:
+        ours = found.open()
+        ours.send("q", "hello", priority=6)
+        client = Client(found.broker).open()
+        link = client.receiver("q", 1, name="r")
+        message = decoded(client.receive(link, 1)[0].payload)
+        assert (message.body, message.address, message.priority) == ("hello", "q", 6)
+        client.settle(link, client.messages(link))
+        client.send(client.sender("q"), "back", priority=7, correlation_id="c")
+        envelope = ours.receiver(queue("q"), 1).wait_for(1)[0].envelope
+        assert (envelope.body, envelope.priority, envelope.correlation_id) == ("back", 7, "c")
+
+
+def test_a_stored_message_that_cannot_be_read_is_a_dead_letter_and_uses_no_credit(
+    client: Client, broker: Broker
+) -> None:
+    put(broker, "q", b"nonsense", format=ENVELOPE_FORMAT)
+    put(broker, "q", encoded("good"))
+    link = client.receiver("q", 1, name="r")
+    client.receive(link, 1)
+    assert client.bodies(link) == ["good"]
+    client.rest()
+    assert depth(broker, "DLQ") == 1
+
+
+def test_our_own_client_is_told_the_place_of_a_message(broker: Broker) -> None:
+    client = Client(broker).open(capabilities=(ENVELOPE_CAPABILITY,))
+    client.send(client.sender("q"), "x")
+    payload = client.receive(client.receiver("q", 1, name="r"), 1)[0].payload
+    assert (received(payload).position, received(payload).delivery_count) == (1, 0)
+    assert decode_received(payload, queue("q")).body == "x"
+
+
+# Links and sessions.
+
+
+def test_a_receiver_without_a_usable_source_is_refused(client: Client) -> None:
+    for number, address in enumerate((None, "", "x" * 5000)):
+        link = client.peer.attach_receiver(client.session, f"r{number}", Terminus(address), Terminus())
+        assert client.refusal(link).condition == "amqp:not-found"
+
+
+@pytest.mark.parametrize(
+    ("filters", "condition"),
+    [
+        ({Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), "a = 1")}, "holdfast:invalid-selector"),
+        ({Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "a")}, "holdfast:invalid-selector"),
+        ({Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), 1)}, "holdfast:invalid-selector"),
+        ({Symbol("other"): Described(ULong(99), "x")}, "amqp:not-implemented"),
+        ({Symbol("other"): "x"}, "amqp:not-implemented"),
+        ({Symbol("other"): Described("a string", "x")}, "amqp:not-implemented"),
+    ],
+)
+def test_a_filter_that_would_not_be_applied_is_refused(client: Client, filters: Any, condition: str) -> None:
+    link = client.peer.attach_receiver(client.session, "r", Terminus("q", filters=filters), Terminus())
+    assert client.refusal(link).condition == condition
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+def test_no_local_is_confirmed(client: Client) -> None:
+    filters = {Symbol("no-local"): Described(ULong(NO_LOCAL_CODE), "NoLocalFilter{}")}
+    link = client.receiver(Terminus("t", filters=filters, capabilities=TOPIC), name="r")
+    source = client.opened(link).source
+    assert source is not None
+    assert list(source.filters or {}) == ["no-local"]
+
+
+def test_a_dynamic_source_is_a_new_queue_of_this_connection(client: Client, broker: Broker) -> None:
+    link = client.receiver(Terminus(dynamic=True), 5, name="r")
+    source = client.opened(link).source
+    assert source is not None
+    assert source.dynamic
+    assert source.capabilities == ("temporary-queue",)
+    assert source.address is not None
+    other = Client(broker).open()
+    assert other.send(other.sender(source.address), "answer") == [ACCEPTED_STATE]
+    client.receive(link, 1)
+    assert client.bodies(link) == ["answer"]
+    mine = other.peer.attach_receiver(other.session, "r", Terminus(source.address), Terminus())
+    assert other.refusal(mine).condition == "amqp:not-found"
+    client.close_link(link)
+    client.rest()
+    gone = other.peer.attach_sender(other.session, "gone", Terminus(), Terminus(source.address))
+    assert other.refusal(gone).condition == "amqp:not-found"
+
+
+@pytest.mark.parametrize("end", ["link", "session", "connection"])
+@pytest.mark.parametrize("capabilities", [(), ("queue",), ("temporary-queue",), TOPIC, ("temporary-topic",)])
+def test_a_dynamic_target_lives_as_long_as_its_link(
+    client: Client, broker: Broker, end: str, capabilities: tuple[str, ...]
+) -> None:
+    link = client.sender(Terminus(dynamic=True, expiry="link-detach", capabilities=capabilities))
+    target = client.opened(link).target
+    assert target is not None
+    word = "topic" if any("topic" in each for each in capabilities) else "queue"
+    assert target.capabilities == (f"temporary-{word}",)
+    assert target.address is not None
+    assert target.address.startswith(f"temporary-{word}/")
+    session = client.peer.begin_session()
+    consumer = client.receiver(target.address, 5, session=session, name="r")
+    client.send(link, "x")
+    client.receive(consumer, 1)
+    client.close_link(consumer)
+    if end == "link":
+        assert client.close_link(link).error is None
+    elif end == "session":
+        client.peer.end_session(client.session)
+    else:
+        client.peer.close()
+    client.rest()
+    other = Client(broker).open()
+    gone = other.peer.attach_sender(other.session, "gone", Terminus(), Terminus(target.address))
+    assert other.refusal(gone).condition == "amqp:not-found"
+
+
+def test_a_temporary_destination_in_use_is_not_deleted(client: Client) -> None:
+    link = client.sender(Terminus(dynamic=True))
+    target = client.opened(link).target
+    assert target is not None
+    assert target.address is not None
+    consumer = client.receiver(target.address, 5, name="r")
+    error = client.close_link(link).error
+    assert error is not None
+    assert error.condition == "amqp:illegal-state"
+    assert client.send(client.sender(target.address, name="other"), "x") == [ACCEPTED_STATE]
+    client.receive(consumer, 1)
+
+
+@pytest.mark.parametrize("as_source", [False, True])
+def test_a_dynamic_terminus_whose_link_is_gone_already_leaves_nothing_behind(
+    client: Client, broker: Broker, as_source: bool
+) -> None:
+    before = len(broker.call(c.Statistics(), WAIT).queues)
+    for number in range(5):
+        if as_source:
+            terminus = Terminus(dynamic=True)
+            link = client.peer.attach_receiver(client.session, f"l{number}", terminus, Terminus())
+        else:
+            link = client.peer.attach_sender(client.session, f"l{number}", Terminus(), Terminus(dynamic=True))
+        client.peer.close_link(link)
+    client.until(lambda: len(client.of(LinkRemoteClose)) == 5)
+    client.rest()
+    eventually(lambda: len(broker.call(c.Statistics(), WAIT).queues) == before)
+
+
+def test_a_closed_link_may_still_settle_what_it_was_sent(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    link = client.receiver("q", 2, name="r")
+    first, second = client.receive(link, 2)
+    client.close_link(link)
+    client.settle(link, [first])
+    client.settle(link, [second], RELEASED_STATE)
+    assert waiting(broker, "q") == ["b"]
+
+
+def test_messages_on_their_way_to_a_link_that_closes_go_back_as_they_were(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    link = client.receiver("q", name="r")
+    client.pump()
+    client.peer.credit(link, 2)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed them out; the server has not sent them
+    client.close_link(link)
+    client.rest()
+    assert client.messages(link) == []
+    other = client.receiver("q", 2, name="other")
+    assert [decoded(each.payload).delivery_count for each in client.receive(other, 2)] == [0, 0]
+
+
+def test_the_end_of_a_session_gives_back_what_it_held(client: Client) -> None:
+    client.send(client.sender("q"), "a", "b")
+    session = client.peer.begin_session()
+    link = client.receiver("q", 2, session=session, name="r")
+    client.receive(link, 2)
+    client.peer.end_session(session)
+    client.until(lambda: client.of(SessionRemoteClose))
+    client.rest()
+    other = client.receiver("q", 2, name="other")
+    client.receive(other, 2)
+    assert client.bodies(other) == ["a", "b"]
+    assert [decoded(each.payload).delivery_count for each in client.messages(other)] == [1, 1]
+
+
+def test_messages_on_their_way_to_a_session_that_ends_come_again(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    session = client.peer.begin_session()
+    link = client.receiver("q", session=session, name="r")
+    client.pump()
+    client.peer.credit(link, 2)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)
+    client.peer.end_session(session)
+    client.rest()
+    assert client.messages(link) == []
+    other = client.receiver("q", 2, name="other")
+    client.receive(other, 2)
+    assert client.bodies(other) == ["a", "b"]
+
+
+def test_a_drain_of_a_session_that_ends_is_dropped(client: Client, broker: Broker) -> None:
+    session = client.peer.begin_session()
+    link = client.receiver("q", 5, session=session, name="r")
+    client.rest()
+    client.peer.drain(link)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)
+    client.peer.end_session(session)
+    client.rest()
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+def test_answers_for_a_session_that_has_ended_are_dropped(client: Client, broker: Broker) -> None:
+    session = client.peer.begin_session()
+    link = client.sender("q", session=session)
+    coordinator = client.sender(Terminus(coordinator=True), session=session, name="c")
+    txn_id = client.declare(coordinator)
+    client.peer.send(link, encoded("x"))
+    client.peer.send(coordinator, b"\x00\x53\x77" + encode(Described(ULong(DISCHARGE_CODE), [txn_id, False])))
+    client.peer.attach_sender(session, "late", Terminus(), Terminus("late"))
+    client.peer.attach_receiver(session, "later", Terminus("late"), Terminus())
+    client.peer.attach_receiver(session, "latest", None, Terminus())
+    client.peer.end_session(session)
+    client.rest()
+    assert waiting(broker, "q") == ["x"]
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+# Topics and subscriptions.
+
+
+def durable(address: str = "news", *capabilities: str) -> Terminus:
+    return Terminus(address, durable=2, expiry="never", capabilities=(*TOPIC, *capabilities))
+
+
+def test_a_durable_subscription_is_kept_by_a_detach_and_ended_by_a_close(broker: Broker) -> None:
+    client = Client(broker).open("me", JMS_CLIENT)
+    producer = client.sender(Terminus("news", capabilities=TOPIC))
+    link = client.receiver(durable(), 1, name="reader")
+    client.send(producer, "first")
+    client.settle(link, client.receive(link, 1))
+    answer = client.close_link(link, closed=False)
+    assert not answer.closed
+    client.send(producer, "meanwhile")
+    again = client.receiver(durable(), 9, name="reader")
+    client.receive(again, 1)
+    assert client.bodies(again) == ["meanwhile"]
+    client.settle(again, client.messages(again))
+    assert client.close_link(again, closed=True).closed
+    client.rest()
+    client.send(producer, "nobody listens")
+    anew = client.receiver(durable(), 9, name="reader")
+    client.drained(anew)
+    assert client.messages(anew) == []
+
+
+def test_a_durable_subscription_outlives_its_connection(broker: Broker) -> None:
+    client = Client(broker).open("me", JMS_CLIENT)
+    client.receiver(durable(), 1, name="reader")
+    client.peer.close()
+    client.rest()
+    other = Client(broker).open("other", JMS_CLIENT)
+    other.send(other.sender(Terminus("news", capabilities=TOPIC)), "x")
+    back = Client(broker).open("me", JMS_CLIENT)
+    link = back.receiver(durable(), 1, name="reader")
+    back.receive(link, 1)
+    assert back.bodies(link) == ["x"]
+
+
+def test_a_durable_subscription_in_use_or_without_a_client_id_is_refused(client: Client, broker: Broker) -> None:
+    link = client.peer.attach_receiver(client.session, "reader", durable(), Terminus())
+    assert client.refusal(link).condition == "amqp:illegal-state"
+    named = Client(broker).open("me", JMS_CLIENT)
+    named.receiver(durable(), name="reader")
+    other = named.peer.begin_session()
+    second = named.peer.attach_receiver(other, "reader", durable(), Terminus())
+    assert named.refusal(second).condition == "amqp:illegal-state"
+
+
+def test_a_shared_subscription_is_named_ahead_of_the_bar(broker: Broker) -> None:
+    client = Client(broker).open("me", JMS_CLIENT)
+    links = [client.receiver(durable("news", "shared"), 2, name=f"reader|{number}") for number in (1, 2)]
+    client.send(client.sender(Terminus("news", capabilities=TOPIC)), *range(4))
+    client.rest()
+    assert sorted(client.bodies(links[0]) + client.bodies(links[1])) == [0, 1, 2, 3]
+    assert [len(client.messages(link)) for link in links] == [2, 2]
+
+
+def test_a_null_source_finds_a_subscription_to_end_it(broker: Broker) -> None:
+    client = Client(broker).open("me", JMS_CLIENT)
+    client.close_link(client.receiver(durable(), name="reader"), closed=False)
+    link = client.peer.attach_receiver(client.session, "reader", None, Terminus())
+    source = client.opened(link).source
+    assert source is not None
+    assert source.address == "reader"
+    assert client.close_link(link).error is None
+    client.send(client.sender(Terminus("news", capabilities=TOPIC)), "nobody listens")
+    assert [each.name for each in broker.call(c.Statistics(), WAIT).queues if each.kind != "topic"] == []
+    missing = client.peer.attach_receiver(client.session, "unknown", None, Terminus())
+    assert client.refusal(missing).condition == "amqp:not-found"
+
+
+def test_a_subscription_in_use_is_not_ended(broker: Broker) -> None:
+    client = Client(broker).open("me", JMS_CLIENT)
+    client.receiver(durable(), name="reader")
+    other = client.peer.begin_session()
+    link = client.peer.attach_receiver(other, "reader", None, Terminus())
+    assert client.refusal(link).condition == "amqp:illegal-state"
+
+
+def test_every_subscriber_of_a_topic_gets_a_copy(client: Client) -> None:
+    links = [client.receiver(Terminus("news", capabilities=TOPIC), 5, name=f"r{number}") for number in range(3)]
+    client.send(client.sender(Terminus("news", capabilities=TOPIC)), "x")
+    for link in links:
+        client.receive(link, 1)
+        assert client.bodies(link) == ["x"]
+
+
+# Transactions.
+
+
+def test_a_transaction_is_done_at_its_discharge(client: Client, broker: Broker) -> None:
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    (delivery,) = client.receive(consumer, 1)
+    producer, coordinator = client.sender("out"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    states = client.send(producer, "a", "b", state=in_transaction(txn_id))
+    assert [(state.code, state.txn_id, state.outcome) for state in states] == [
+        (TRANSACTIONAL, txn_id, ACCEPTED_STATE)
+    ] * 2
+    client.settle(consumer, [delivery], in_transaction(txn_id, ACCEPTED_STATE))
+    assert (depth(broker, "out"), depth(broker, "in")) == (0, 1)
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert waiting(broker, "out") == ["a", "b"]
+    assert depth(broker, "in") == 0
+    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:unknown-id")
+
+
+def test_a_failed_discharge_undoes_everything(client: Client, broker: Broker) -> None:
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    producer, coordinator = client.sender("out"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, "a", state=in_transaction(txn_id))
+    client.settle(consumer, client.receive(consumer, 1), in_transaction(txn_id, ACCEPTED_STATE))
+    assert client.discharge(coordinator, txn_id, fail=True) == ACCEPTED_STATE
+    assert depth(broker, "out") == 0
+    client.peer.credit(consumer, 1)
+    again = client.receive(consumer, 2)[1]
+    assert (decoded(again.payload).body, decoded(again.payload).delivery_count) == ("request", 1)
+
+
+def test_settlements_of_a_transaction_keep_their_outcomes(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), *range(4))
+    consumer = client.receiver("q", 4, name="r")
+    deliveries = client.receive(consumer, 4)
+    coordinator = client.coordinator()
+    txn_id = client.declare(coordinator)
+    outcomes = (ACCEPTED_STATE, RELEASED_STATE, State(REJECTED), None)
+    for delivery, outcome in zip(deliveries, outcomes, strict=True):
+        client.peer.settle(consumer, [delivery.number], in_transaction(txn_id, outcome))
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert waiting(broker, "q") == [1, 3]
+    assert waiting(broker, "DLQ") == [2]
+
+
+def test_presettled_messages_may_be_part_of_a_transaction(client: Client, broker: Broker) -> None:
+    producer, coordinator = client.sender("q", presettled=True), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.peer.send(producer, encoded("x"), settled=True, state=in_transaction(txn_id))
+    client.rest()
+    assert depth(broker, "q") == 0
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["x"]
+
+
+def test_an_unknown_transaction_is_refused_wherever_it_is_named(client: Client, broker: Broker) -> None:
+    producer, coordinator = client.sender("q"), client.coordinator()
+    unknown = (REJECTED, "amqp:transaction:unknown-id")
+    assert [code_of(state) for state in client.send(producer, "x", state=in_transaction(b"none"))] == [unknown]
+    assert code_of(client.discharge(coordinator, b"none")) == unknown
+    assert code_of(client.control(coordinator, DISCHARGE_CODE)) == unknown
+    assert code_of(client.control(coordinator, DISCHARGE_CODE, 5, False)) == unknown
+    assert depth(broker, "q") == 0
+    client.send(producer, "y")
+    consumer = client.receiver("q", 1, name="r")
+    client.settle(consumer, client.receive(consumer, 1), in_transaction(b"none", ACCEPTED_STATE))
+    client.peer.credit(consumer, 1)
+    assert decoded(client.receive(consumer, 2)[1].payload).delivery_count == 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "condition"),
+    [
+        (b"\x00\x53\x70\xc0\x05\x02\x41\x50", "amqp:decode-error"),
+        (encoded("nowhere"), "amqp:not-found"),
+        (encoded("x", address="y" * 5000), None),
+    ],
+    ids=["undecodable", "no destination", "a name too long"],
+)
+def test_a_refused_message_refuses_its_transaction(
+    client: Client, broker: Broker, payload: bytes, condition: str | None
+) -> None:
+    producer, coordinator = client.sender(Terminus()), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, "good", address="q", state=in_transaction(txn_id))
+    state = client.raw(producer, payload, state=in_transaction(txn_id))
+    if condition is not None:
+        assert code_of(state) == (REJECTED, condition)
+    client.send(producer, "good", address="q", state=in_transaction(txn_id))
+    discharged = client.discharge(coordinator, txn_id)
+    assert code_of(discharged) == (REJECTED, "amqp:transaction:rollback")
+    assert depth(broker, "q") == 0
+
+
+@pytest.mark.parametrize("limit", [{"max_transaction_messages": 3}, {"max_transaction_bytes": 300}])
+def test_a_transaction_has_a_size(make_broker: Callable[..., Broker], limit: dict[str, int]) -> None:
+    broker = make_broker(**limit)
+    client = Client(broker).open()
+    producer, coordinator = client.sender("q"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, *["x" * 60] * 3, state=in_transaction(txn_id))
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert depth(broker, "q") == 3
+    txn_id = client.declare(coordinator)
+    client.send(producer, *["x" * 60] * 9, state=in_transaction(txn_id))
+    state = client.discharge(coordinator, txn_id)
+    assert code_of(state) == (REJECTED, "amqp:transaction:rollback")
+    assert state.error is not None
+    assert "the transaction is larger than" in str(state.error.description)
+    assert depth(broker, "q") == 3
+
+
+def test_a_commit_that_the_engine_refuses_is_rolled_back(client: Client) -> None:
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    temporary = client.sender(Terminus(dynamic=True), name="t")
+    target = client.opened(temporary).target
+    assert target is not None
+    producer, coordinator = client.sender(target.address, name="p"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, "x", state=in_transaction(txn_id))
+    client.settle(consumer, client.receive(consumer, 1), in_transaction(txn_id, ACCEPTED_STATE))
+    client.close_link(temporary)
+    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:rollback")
+    client.peer.credit(consumer, 1)
+    assert decoded(client.receive(consumer, 2)[1].payload).delivery_count == 1
+
+
+@pytest.mark.parametrize("end", ["link", "session", "connection"])
+def test_transactions_end_with_their_coordinator(client: Client, broker: Broker, end: str) -> None:
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    session = client.peer.begin_session()
+    producer = client.sender("out")
+    coordinator = client.sender(Terminus(coordinator=True), session=session, name="c")
+    txn_id = client.declare(coordinator)
+    client.send(producer, "x", state=in_transaction(txn_id))
+    client.settle(consumer, client.receive(consumer, 1), in_transaction(txn_id, ACCEPTED_STATE))
+    if end == "link":
+        client.close_link(coordinator)
+    elif end == "session":
+        client.peer.end_session(session)
+    else:
+        client.server.receive_end()
+    client.rest()
+    other = Client(broker).open()
+    link = other.receiver("in", 1, name="r")
+    assert decoded(other.receive(link, 1)[0].payload).delivery_count == 1
+    assert depth(broker, "out") == 0
+    if end != "connection":
+        late = client.send(producer, "late", state=in_transaction(txn_id))
+        assert code_of(late[0]) == (REJECTED, "amqp:transaction:unknown-id")
+
+
+def test_two_transactions_of_one_coordinator_do_not_mix(client: Client, broker: Broker) -> None:
+    producer, coordinator = client.sender("q"), client.coordinator()
+    first, second = client.declare(coordinator), client.declare(coordinator)
+    client.send(producer, "first", state=in_transaction(first))
+    client.send(producer, "second", state=in_transaction(second))
+    assert client.discharge(coordinator, second) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["second"]
+    assert client.discharge(coordinator, first, fail=True) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["second"]
+
+
+def test_a_connection_has_a_thousand_open_transactions(client: Client) -> None:
+    coordinator = client.coordinator()
+    for _ in range(1000):
+        client.declare(coordinator)
+    assert code_of(client.control(coordinator, DECLARE_CODE, None)) == (REJECTED, "amqp:resource-limit-exceeded")
+
+
+@pytest.mark.parametrize(
+    ("payload", "condition"),
+    [
+        (b"", "amqp:decode-error"),
+        (b"\xff\xff", "amqp:decode-error"),
+        (encoded("declare"), "amqp:decode-error"),
+        (encoded(None), "amqp:decode-error"),
+        (b"\x00\x53\x70\x45", "amqp:decode-error"),
+        (b"\x00\x53\x77" + encode(Described(ULong(0x99), [])), "amqp:not-implemented"),
+    ],
+)
+def test_a_coordinator_refuses_what_it_does_not_know(client: Client, payload: bytes, condition: str) -> None:
+    coordinator = client.coordinator()
+    assert code_of(client.raw(coordinator, payload)) == (REJECTED, condition)
+    client.declare(coordinator)
+
+
+def test_a_coordinator_knows_its_verbs_by_name_too(client: Client, broker: Broker) -> None:
+    producer, coordinator = client.sender("q"), client.coordinator()
+    state = client.raw(coordinator, b"\x00\x53\x77" + encode(Described(Symbol("amqp:declare:list"), [])))
+    assert state.txn_id is not None
+    client.send(producer, "x", state=in_transaction(state.txn_id))
+    body = Described(Symbol("amqp:discharge:list"), [state.txn_id])
+    assert client.raw(coordinator, b"\x00\x53\x77" + encode(body)) == ACCEPTED_STATE
+    assert depth(broker, "q") == 1
+
+
+# Operations beyond messaging.
+
+
+def test_requests_are_answered_and_errors_are_answers(client: Client) -> None:
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    for number, operation in enumerate(("statistics", "nonsense")):
+        client.peer.send(asking, pack_request(Request(number, operation, {})), settled=True)
+    first, second = [unpack_answer(each.payload) for each in client.receive(answers, 2)]
+    assert (first.number, first.error) == (0, None)
+    assert second.error is not None
+    assert "nonsense" in second.error[1]
+
+
+def test_answers_wait_for_credit(client: Client) -> None:
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    client.peer.send(asking, pack_request(Request(1, "statistics", {})), settled=True)
+    client.rest()
+    answers = client.receiver(MANAGEMENT_ADDRESS, name="answers")
+    client.rest()
+    assert client.messages(answers) == []
+    client.peer.credit(answers, 1)
+    assert unpack_answer(client.receive(answers, 1)[0].payload).number == 1
+
+
+def test_a_request_that_cannot_be_decoded_closes_its_link(client: Client) -> None:
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    client.peer.send(asking, b"nonsense", settled=True)
+    error = client.until(lambda: client.of(LinkRemoteClose, asking))[0].error
+    assert error.condition == "amqp:decode-error"
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+# Anything at all.
+
+
+class Recorder(Client):
+    """Notes what the client says."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.said = b""
+
+    def to_server(self) -> bool:
+        data = self.peer.pending_output()
+        self.said += data
+        if data:
+            self.server.receive(data, self.now_ms)
+        return bool(data)
+
+
+@lru_cache(1)
+def conversation() -> bytes:
+    """What a client says that does a little of everything."""
+    broker = Broker(EngineSettings())
+    client = Recorder(broker)
+    client.open("talker", JMS_CLIENT)
+    producer = client.sender("q", name="p")
+    client.send(producer, "a", "b", "c", properties={"k": "v"})
+    consumer = client.receiver("q", 2, name="r")
+    first, second = client.receive(consumer, 2)
+    coordinator = client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, "d", state=in_transaction(txn_id))
+    client.settle(consumer, [first], in_transaction(txn_id, ACCEPTED_STATE))
+    client.discharge(coordinator, txn_id)
+    client.settle(consumer, [second], State(MODIFIED, failed=True, annotations={Symbol("x"): 1}))
+    client.peer.credit(consumer, 10)
+    client.drained(consumer)
+    client.sender(Terminus(dynamic=True), name="t")
+    client.close_link(client.receiver(durable(), 1, name="reader"), closed=False)
+    client.peer.attach_receiver(client.session, "unsubscribe", None, Terminus())
+    filters = {Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), "a = 1")}
+    client.peer.attach_receiver(client.session, "selector", Terminus("q", filters=filters), Terminus())
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    client.peer.send(asking, pack_request(Request(1, "statistics", {})), settled=True)
+    client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    client.rest()
+    client.peer.end_session(client.session)
+    client.peer.close()
+    client.rest()
+    broker.close()
+    return client.said
+
+
+@pytest.fixture(scope="module")
+def patient_broker() -> Iterator[Broker]:
+    broker = Broker(EngineSettings(hold_timeout_seconds=0))
+    yield broker
+    broker.close()
+
+
+def listen_to(broker: Broker, said: bytes, chunk_bytes: int) -> None:
+    client = Client(broker)
+    for start in range(0, len(said), chunk_bytes):
+        client.server.receive(said[start : start + chunk_bytes], client.now_ms)
+        client.server.pending_output()
+    broker.call(c.Statistics(), WAIT)
+    client.server.pending_output()
+    client.server.receive_end()
+    broker.call(c.Statistics(), WAIT)
+    client.server.pending_output()
+    assert broker.failed is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=3),
+    chunk_bytes=st.sampled_from([7, 100, 1_000_000]),
+)
+def test_a_changed_octet_never_breaks_the_server(
+    patient_broker: Broker, changes: list[tuple[float, int]], chunk_bytes: int
+) -> None:
+    said = bytearray(conversation())
+    for place, octet in changes:
+        said[8 + int(place * (len(said) - 8))] = octet
+    listen_to(patient_broker, bytes(said), chunk_bytes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(frames=st.lists(st.integers(0, 100), min_size=1, max_size=40))
+def test_frames_left_out_repeated_or_in_another_order_never_break_the_server(
+    patient_broker: Broker, frames: list[int]
+) -> None:
+    said = conversation()
+    cut, position = [], 8
+    while position < len(said):
+        size = int.from_bytes(said[position : position + 4])
+        cut.append(said[position : position + size])
+        position += size
+    chosen = [cut[0], cut[1], *[cut[number % len(cut)] for number in frames]]
+    listen_to(patient_broker, said[:8] + b"".join(chosen), 1_000_000)
