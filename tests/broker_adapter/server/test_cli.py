@@ -102,6 +102,25 @@ def test_users_are_asked_for_their_password(tmp_path: Path) -> None:
         assert (nobody.returncode, "user name and a password" in nobody.stderr) == (1, True)
 
 
+def test_it_serves_over_tls_with_users(tmp_path: Path) -> None:
+    certificate = tmp_path / "server"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{certificate}.key", "-out", f"{certificate}.crt"]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    users = str(tmp_path / "users")
+    done("user", "add", users, "alice", text="secret\n")
+    arguments = ("--tls-certificate", f"{certificate}.crt", "--tls-key", f"{certificate}.key", "--users", users)
+    with ServerProcess(tmp_path / "data", *arguments) as server:
+        url = f"amqps://127.0.0.1:{server.port}"
+        tools = ("--username", "alice", "--url", f"{url}?tls_ca_file={certificate}.crt")
+        assert done("send", "q", "safe", *tools, HOLDFAST_PASSWORD="secret") == "sent 1 to q\n"
+        assert done("receive", "q", "--timeout", "0.3", *tools, HOLDFAST_PASSWORD="secret") == "safe\n"
+        stranger = holdfast("stat", "--url", url)
+        assert (stranger.returncode, "TLS" in stranger.stderr) == (1, True)
+        plain = holdfast("stat", "--url", f"amqp://127.0.0.1:{server.port}?connect_timeout_seconds=2")
+        assert (plain.returncode, "Traceback" in plain.stderr) == (1, False)
+
+
 def test_it_refuses_to_listen_where_others_reach_it_without_users_and_tls(tmp_path: Path) -> None:
     finished = holdfast("serve", "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
     assert finished.returncode == 1
