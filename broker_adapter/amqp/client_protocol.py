@@ -341,7 +341,7 @@ class ClientProtocol:
             product=product,
             version=str(event.properties.get("version", "unknown")),
             client_id=self._options.container_id,
-            is_holdfast=product == PRODUCT and ENVELOPE_CAPABILITY in event.offered_capabilities,
+            is_holdfast=product == PRODUCT,
             capabilities=event.offered_capabilities,
         )
         self._phase = Phase.OPEN

@@ -71,7 +71,7 @@ def test_a_client_id_is_for_one_connection_at_a_time(engine: Engine) -> None:
 # Sending.
 
 
-def test_a_sent_message_arrives_as_it_was(client: Client) -> None:
+def test_a_sent_message_arrives_as_it_was(engine: Engine, client: Client) -> None:
     sent = Envelope(
         queue("q"),
         BodyKind.MAP,
@@ -91,7 +91,7 @@ def test_a_sent_message_arrives_as_it_was(client: Client) -> None:
     client.transport.send(client.sender(queue("q")), sent, None, WAIT)
     (delivery,) = client.drained("q")
     assert delivery.envelope == sent
-    assert (delivery.delivery_count, delivery.position) == (0, 1)
+    assert (delivery.delivery_count, delivery.position) == (0, None if engine.is_standard else 1)
 
 
 def test_asynchronous_sends_are_answered_in_order(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""The three ways to an engine that must not differ: in the process, AMQP in memory, AMQP over loopback."""
+"""The ways to an engine that must not differ: in the process, and AMQP in memory, over loopback, in standard messages."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from broker_adapter.transport import (
 from broker_adapter.url import AmqpURL, EmbeddedURL, parse_url
 
 WAIT = 10.0  #: seconds; longer than anything takes
-KINDS = ("in process", "amqp in memory", "amqp over loopback")
+KINDS = ("in process", "amqp in memory", "amqp over loopback", "standard amqp in memory")
 
 
 class Engine:
     """An engine, and transports of one kind to it.
 
     Args:
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`KINDS`.  The standard one speaks as clients of other brokers do: without positions.
         path: directory of the store.
         options: of the engine, as in a URL.
         client_options: of each connection, as in a URL.
@@ -49,6 +49,7 @@ class Engine:
 
     def __init__(self, kind: str, path: Path, options: str = "", client_options: str = "") -> None:
         self.kind = kind
+        self.is_standard = kind == "standard amqp in memory"  #: messages travel in AMQP's own format
         self._client_options = client_options
         query = "&".join(each for each in (options, client_options) if each)
         parsed = parse_url(f"embedded:{path}?{query}" if query else f"embedded:{path}")
@@ -71,7 +72,9 @@ class Engine:
         if self.kind == "in process":
             made = InProcessTransport(self._url, decode_payload, **arguments)
         else:
-            url = parse_url(f"amqp://127.0.0.1:{self._port or 1}?{self._client_options}".rstrip("?"))
+            standard = "envelope=false" if self.is_standard else ""
+            query = "&".join(each for each in (standard, self._client_options) if each)
+            url = parse_url(f"amqp://127.0.0.1:{self._port or 1}?{query}".rstrip("?"))
             assert isinstance(url, AmqpURL)
             if self.kind != "amqp over loopback":
                 arguments["make_io"] = self._in_memory

@@ -934,3 +934,13 @@ def test_a_receiver_that_a_broker_might_take_for_something_else_is_refused_here(
         wired.ask(lambda done: wired.client.attach_receiver(ReceiverSpec(1, destination, **fields), print, done))
 
     assert len(wired.broker.of(LinkRemoteOpen)) == attaches
+
+
+def test_our_own_server_is_known_also_where_our_own_format_is_not_used() -> None:
+    wired = Wired(envelope=False)
+    result = Result()
+    wired.client.open(result)
+    wired.pump()
+
+    assert result.value.is_holdfast
+    assert not wired.client.uses_envelope
