@@ -184,6 +184,14 @@ def test_wrong_options_and_schemas_are_told_before_anything_runs(spark: SparkSes
         ).save()
 
 
+def test_a_store_that_another_process_owns_is_a_clear_error(spark: SparkSession, tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data") as server,
+        pytest.raises(Exception, match=rf"in use by process {server.pid}"),
+    ):
+        load(spark, f"embedded:{tmp_path / 'data'}", "q").count()
+
+
 def test_a_broker_that_is_not_there_is_a_clear_error(spark: SparkSession) -> None:
     with pytest.raises(Exception, match=r"no connection to 127\.0\.0\.1:1"):
         load(spark, "amqp://127.0.0.1:1", "q", retrySeconds=0).count()
