@@ -1,4 +1,4 @@
-"""The ways to an engine that must not differ: in the process, and AMQP in memory, over loopback, in standard messages."""
+"""Ways to an engine that must not differ: in process, AMQP in memory (our messages and standard ones), over loopback."""
 
 from __future__ import annotations
 
