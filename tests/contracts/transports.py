@@ -1,4 +1,4 @@
-"""Ways to an engine that must not differ: in process, AMQP in memory (our messages and standard ones), over loopback."""
+"""Ways to an engine that must not differ: in process, AMQP in memory (our messages, standard ones), over loopback."""
 
 from __future__ import annotations
 
