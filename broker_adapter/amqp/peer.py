@@ -912,6 +912,14 @@ class Peer:
         if found.remote_closed:
             self._forget_link(found)
 
+    def abandon(self, link: int) -> None:
+        """Forget what was sent on a link and is not settled: the peer will not name it any more."""
+        found = self._links.get(link)
+        if found is not None:
+            for delivery in found.outgoing:
+                self._engine.pn_delivery_settle(delivery)
+            found.outgoing.clear()
+
     def credit(self, link: int, messages: int) -> None:
         """Let the peer send this many more messages on a receiver's link."""
         found = self._links.get(link)

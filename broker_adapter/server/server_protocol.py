@@ -202,6 +202,7 @@ class ServerProtocol:
         self._paused = False
         self._now_ms = 0
         self._envelope = False
+        self._settles_late = False
         self._producers: dict[int, _Producer] = {}
         self._consumers: dict[int, _Consumer] = {}
         self._sessions: dict[int, set[int]] = {}
@@ -340,6 +341,9 @@ class ServerProtocol:
         self._opening = True
         self.peer_name = event.container_id
         self._envelope = ENVELOPE_CAPABILITY in event.desired_capabilities
+        # Sessions of our own client may acknowledge what a consumer got that is closed; to others a link that is
+        # closed is the end of what came on it.
+        self._settles_late = event.properties.get("product") == PRODUCT
         client_id = event.container_id if "sole-connection-for-container" in event.desired_capabilities else None
         self._commands.append(c.Connect(client_id, self._reply(self._on_connected)))
 
@@ -571,6 +575,11 @@ class ServerProtocol:
         if consumer is not None and not consumer.detached:
             consumer.detached = True
             consumer.granted = 0
+            if not self._settles_late:
+                numbers = list(consumer.unsettled.values())
+                consumer.unsettled.clear()
+                self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+                self._peer.abandon(link)
             reply = self._reply(self._on_detached, link, event.closed)
             self._commands.append(c.Detach(consumer.number, reply=reply))
             if event.closed and consumer.subscription is not None:
@@ -630,6 +639,8 @@ class ServerProtocol:
             return
         consumer.credit = event.credit
         consumer.draining = event.drain
+        if event.credit < consumer.granted and not event.drain and not consumer.drain_sent:
+            self._drain(consumer)  # the client took credit back: so do we
         self._grant(consumer)
 
     def _grant(self, consumer: _Consumer) -> None:
@@ -643,8 +654,11 @@ class ServerProtocol:
             consumer.granted += wanted
             self._commands.append(c.Credit(consumer.number, wanted))
         if consumer.draining:
-            consumer.drain_sent = True
-            self._commands.append(c.Drain(consumer.number, self._reply(self._on_drained, consumer)))
+            self._drain(consumer)
+
+    def _drain(self, consumer: _Consumer) -> None:
+        consumer.drain_sent = True
+        self._commands.append(c.Drain(consumer.number, self._reply(self._on_drained, consumer)))
 
     def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
         """The engine has used up or dropped what it was granted."""
@@ -669,6 +683,10 @@ class ServerProtocol:
         send, link, settled, unsettled = self._peer.send, consumer.link, consumer.presettled, consumer.unsettled
         size = 0
         count = len(handouts)
+        if count > consumer.credit and not settled:  # the client took credit back meanwhile
+            excess = [handout.number for handout in handouts[consumer.credit :]]
+            self._commands.append(c.Settle(consumer.number, excess, Outcome.RELEASED))
+            handouts = handouts[: consumer.credit]
         envelope = self._envelope
         for number, position, failures, form, payload, added in handouts:
             if envelope:

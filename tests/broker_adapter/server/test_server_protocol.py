@@ -146,8 +146,8 @@ class Client:
 
     # What it does.
 
-    def open(self, container: str = "foreign", capabilities: tuple[str, ...] = ()) -> Client:
-        self.peer.open(container, desired_capabilities=capabilities)
+    def open(self, container: str = "foreign", capabilities: tuple[str, ...] = (), **fields: Any) -> Client:
+        self.peer.open(container, desired_capabilities=capabilities, **fields)
         self.until(lambda: self.of(RemoteOpen))
         self.session = self.peer.begin_session()
         return self
@@ -637,6 +637,38 @@ def test_credit_beyond_a_slice_is_passed_on_in_slices(client: Client, broker: Br
     assert len(client.messages(link)) == count - 1
 
 
+def test_credit_that_is_taken_back_is_not_used(client: Client) -> None:
+    link = client.receiver("q", 10, name="r")
+    client.rest()
+    client.peer.credit(link, -7)
+    client.rest()
+    client.send(client.sender("q"), *range(10))
+    client.rest()
+    assert client.bodies(link) == [0, 1, 2]
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    assert client.bodies(other) == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_messages_on_their_way_for_credit_that_is_taken_back_go_to_others(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), *range(5))
+    link = client.receiver("q", name="r")
+    client.pump()
+    client.peer.credit(link, 5)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed out all five
+    client.peer.credit(link, -3)
+    client.to_server()
+    client.rest()
+    assert client.bodies(link) == [0, 1]
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    assert client.bodies(other) == [2, 3, 4]
+    client.peer.credit(link, 1)
+    client.send(client.sender("q", name="again"), "x")
+    client.receive(link, 3)
+
+
 def test_two_consumers_share_a_queue_and_each_keeps_to_its_credit(client: Client) -> None:
     client.send(client.sender("q"), *range(10))
     first = client.receiver("q", 3, name="first")
@@ -933,14 +965,46 @@ def test_a_dynamic_terminus_whose_link_is_gone_already_leaves_nothing_behind(
     eventually(lambda: len(broker.call(c.Statistics(), WAIT).queues) == before)
 
 
-def test_a_closed_link_may_still_settle_what_it_was_sent(client: Client, broker: Broker) -> None:
+def test_a_closed_link_of_our_own_client_may_still_settle_what_it_was_sent(broker: Broker) -> None:
+    client = Client(broker).open(properties={"product": "Holdfast"})
     client.send(client.sender("q"), "a", "b")
     link = client.receiver("q", 2, name="r")
     first, second = client.receive(link, 2)
     client.close_link(link)
+    assert waiting(broker, "q") == []
     client.settle(link, [first])
     client.settle(link, [second], RELEASED_STATE)
     assert waiting(broker, "q") == ["b"]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_closed_link_of_another_client_gives_back_what_it_did_not_settle(
+    client: Client, broker: Broker, closed: bool
+) -> None:
+    client.send(client.sender("q"), "a", "b", "c")
+    link = client.receiver("q", 2, name="r")
+    first, second = client.receive(link, 2)
+    coordinator = client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.settle(link, [first], in_transaction(txn_id, ACCEPTED_STATE))
+    client.close_link(link, closed=closed)
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    assert client.bodies(other) == ["b", "c"]
+    assert [decoded(each.payload).delivery_count for each in client.messages(other)] == [0, 0]
+    client.settle(link, [second])  # too late
+    client.settle(other, client.messages(other), RELEASED_STATE)
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["b", "c"]
+
+
+def test_links_that_are_closed_with_messages_do_not_count(broker: Broker) -> None:
+    client = Client(broker, max_links=4).open()
+    client.send(client.sender("q"), "x")
+    for number in range(10):
+        link = client.receiver("q", 1, name=f"r{number}")
+        client.receive(link, 1)
+        client.close_link(link)
 
 
 def test_messages_on_their_way_to_a_link_that_closes_go_back_as_they_were(client: Client, broker: Broker) -> None:
