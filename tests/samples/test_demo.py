@@ -1,0 +1,19 @@
+"""The demo, in full: it checks its own figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(420)
+def test_the_demo_finds_every_figure_equal() -> None:
+    command = [sys.executable, "-m", "samples.demo"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("equal") == 5
+    assert "DIFFERENT" not in finished.stdout
