@@ -17,7 +17,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -36,11 +36,14 @@ from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettin
 from broker_adapter.transport import (
     Credentials,
     Delivery,
+    Failed,
+    LinkLost,
     OnSettled,
     ReceiverSpec,
     SenderSpec,
     Subscription,
     Transport,
+    TransportEvent,
 )
 from broker_adapter.version import own_version
 
@@ -48,6 +51,8 @@ DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"
 #: Messages that a tool asks for ahead.
 _PREFETCH = 100
+#: Longest time that may be given, about 30 years.
+_MOST_SECONDS = 1_000_000_000
 #: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
 #: wait for each other longer than a message takes.
 _SWITCH_SECONDS = 0.0005
@@ -71,16 +76,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         status: int = options.run(options)
-    except JMSException as error:
+    except BrokenPipeError:
+        # Who read the output has gone; the interpreter must not try to write the rest of it as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (JMSException, ValueError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+    except EOFError:
+        print("holdfast: nobody answers the question; give --yes, or $HOLDFAST_PASSWORD", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return 1
     return status
 
 
@@ -110,16 +117,18 @@ def _parser() -> argparse.ArgumentParser:
     send = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
     send.add_argument("body", nargs="*", metavar="TEXT")
     send.add_argument("--count", type=_positive, default=1, help="send each text so often")
-    send.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="several times")
+    send.add_argument("--property", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="several times")
     send.add_argument("--priority", type=int, default=4, choices=range(10), metavar="0..9")
-    send.add_argument("--ttl", type=float, metavar="SECONDS", help="time to live; default: for ever")
-    send.add_argument("--delay", type=float, metavar="SECONDS", help="deliver not before this time has passed")
+    send.add_argument("--ttl", type=_seconds, metavar="SECONDS", help="time to live; default: for ever")
+    send.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
     send.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
     send.set_defaults(run=_send)
 
     receive = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
     receive.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
-    receive.add_argument("--timeout", type=float, default=1.0, metavar="SECONDS", help="longest wait for the next one")
+    receive.add_argument(
+        "--timeout", type=_seconds, default=1.0, metavar="SECONDS", help="longest wait for the next one; default 1"
+    )
     receive.add_argument("--subscription", metavar="NAME", help="of a topic: a durable shared subscription")
     receive.set_defaults(run=_receive)
 
@@ -160,10 +169,26 @@ def _client(commands: Any, name: str, text: str, *, destination: bool = True) ->
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: seconds from 0 to {_MOST_SECONDS}")
+    return seconds
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
 
 
 # The server.
@@ -237,11 +262,13 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 @contextmanager
-def _connected(options: argparse.Namespace) -> Iterator[tuple[Transport, ClientSettings]]:
+def _connected(
+    options: argparse.Namespace, listener: Callable[[TransportEvent], None] = lambda _event: None
+) -> Iterator[tuple[Transport, ClientSettings]]:
     password = None
     if options.username is not None:
         password = os.environ.get("HOLDFAST_PASSWORD") or getpass.getpass(f"password of {options.username}: ")
-    transport, _, settings = open_transport(options.url, Credentials(options.username, password), lambda _event: None)
+    transport, _, settings = open_transport(options.url, Credentials(options.username, password), listener)
     try:
         yield transport, settings
     finally:
@@ -254,7 +281,7 @@ def _destination(options: argparse.Namespace) -> Destination:
 
 def _send(options: argparse.Namespace) -> int:
     texts: Iterator[str] = iter(options.body) if options.body else (line.rstrip("\n") for line in sys.stdin)
-    properties: dict[str, Any] = dict(pair.partition("=")[::2] for pair in options.property)
+    properties: dict[str, Any] = dict(options.property)
     destination = _destination(options)
     answers = _Answers()
     with _connected(options) as (transport, settings):
@@ -316,14 +343,18 @@ class _Answers:
 
 def _receive(options: argparse.Namespace) -> int:
     subscription = Subscription(options.subscription, durable=True, shared=True) if options.subscription else None
-    waiting: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Delivery | JMSException] = queue.SimpleQueue()
+
+    def listener(event: TransportEvent) -> None:
+        if isinstance(event, Failed | LinkLost):
+            waiting.put(event.error)
 
     def sink(deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             waiting.put(delivery)
 
     received = 0
-    with _connected(options) as (transport, _):
+    with _connected(options, listener) as (transport, _):
         link = transport.attach(ReceiverSpec(1, _destination(options), subscription=subscription), sink, None)
         wanted = options.count
         transport.credit(link, _PREFETCH if wanted is None else min(wanted, _PREFETCH))
@@ -333,6 +364,8 @@ def _receive(options: argparse.Namespace) -> int:
                 delivery = waiting.get(timeout=options.timeout)
             except queue.Empty:
                 break
+            if isinstance(delivery, JMSException):
+                raise delivery
             _show(options, delivery)
             transport.settle([Settlement(delivery.tag, Outcome.ACCEPTED)])
             received += 1
@@ -340,9 +373,8 @@ def _receive(options: argparse.Namespace) -> int:
                 asked += 1
                 transport.credit(link, 1)
         transport.detach(link, None)
-        left = [Settlement(waiting.get().tag, Outcome.RELEASED) for _ in range(waiting.qsize())]
-        if left:
-            transport.settle(left)
+        left = [waiting.get() for _ in range(waiting.qsize())]
+        transport.settle([Settlement(each.tag, Outcome.RELEASED) for each in left if isinstance(each, Delivery)])
     if not options.json:
         print(f"received {received}", file=sys.stderr)
     return 0 if wanted is None or received == wanted else 1

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker_adapter.server.cli import main
+from sdk import ConnectionFactory, JMSException
 from tests.server_process import ServerProcess
 
 
@@ -74,6 +79,97 @@ def test_a_topic_is_received_through_a_subscription(server: ServerProcess) -> No
 def test_what_did_not_come_is_exit_status_1(server: ServerProcess) -> None:
     finished = holdfast("receive", "empty", "--url", server.url, "--count", "1", "--timeout", "0.1")
     assert finished.returncode == 1
+
+
+def test_a_topic_and_a_subscription_are_what_they_are(server: ServerProcess) -> None:
+    for arguments, reason in (
+        (("browse", "news", "--topic"), "it is a topic"),
+        (("receive", "q", "--subscription", "s"), "cannot subscribe to the queue 'q'"),
+        (("purge", "news", "--topic", "--yes"), "a topic keeps no messages of its own"),
+        (("purge", "no-such-queue", "--yes"), "there is no queue 'no-such-queue'"),
+    ):
+        finished = holdfast(*arguments, "--url", server.url)
+        assert (finished.returncode, reason in finished.stderr) == (1, True), finished.stderr
+
+
+def test_a_purge_asks_first(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "asked", "x", *url)
+    refused = holdfast("purge", "asked", *url, text="n\n")
+    assert (refused.returncode, "nothing dropped" in refused.stdout) == (1, True)
+    assert "dropped 1 from asked" in done("purge", "asked", *url, text="y\n")
+
+
+def test_options_of_a_message_are_kept(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "options", "short", *url, "--ttl", "0")
+    done("send", "options", "late", *url, "--delay", "1000")
+    done("send", "options", "x", *url, "--priority", "9", "--ttl", "1000", "--non-persistent", "--property", "a=b=c")
+    (line,) = done("browse", "options", *url, "--json").splitlines()
+    found = json.loads(line)
+    assert (found["body"], found["priority"], found["properties"]) == ("x", 9, {"a": "b=c"})
+    assert found["expires_at_ms"] == found["sent_at_ms"] + 1_000_000
+    assert found.get("persistent") is False
+
+
+def test_a_message_above_the_limit_is_refused_and_the_server_goes_on(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--option", "max_message_bytes=1000") as server:
+        finished = holdfast("send", "q", "--url", server.url, text="small\n" + "x" * 2000 + "\n")
+        assert (finished.returncode, "limit of 1000 bytes" in finished.stderr) == (1, True)
+        done("send", "q", "next", "--url", server.url)
+        assert done("browse", "q", "--url", server.url).splitlines()[-1] == "next"
+
+
+def test_a_reader_that_goes_away_loses_nothing(server: ServerProcess) -> None:
+    texts = [str(number) for number in range(2000)]
+    done("send", "piped", "--url", server.url, text="\n".join(texts) + "\n")
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "piped", "--url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 1
+    left = done("browse", "piped", "--url", server.url).splitlines()
+    assert left == texts[-len(left) :]
+    assert len(left) > 0
+
+
+def test_a_tool_that_waits_is_told_when_the_server_dies(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "q", "--timeout", "600"]
+        with subprocess.Popen(
+            [*command, "--url", server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            done("send", "q", "x", "--url", server.url)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "x\n"  # it waits for the next one
+            server.kill()
+            assert process.wait(20) == 1
+            assert process.stderr.read().startswith("holdfast: ")
+
+
+def test_a_server_stops_at_an_interrupt_too_and_tells_its_clients(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[3]
+        told: list[JMSException] = []
+        arrived = threading.Event()
+
+        def listener(error: JMSException) -> None:
+            told.append(error)
+            arrived.set()
+
+        with ConnectionFactory(url).create_connection() as connection:
+            connection.exception_listener = listener
+            process.send_signal(signal.SIGINT)
+            assert arrived.wait(20)
+            assert "the server is stopping" in str(told[0])
+        assert process.stdout.readline() == "holdfast stopping\n"
+        assert process.wait(20) == 0
 
 
 def test_a_server_stops_cleanly_and_keeps_what_it_has(tmp_path: Path) -> None:
@@ -145,12 +241,45 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
         (("stat", "--url", "http://x"), 1, "has none of the forms"),
         (("send",), 2, "QUEUE"),
         (("send", "q", "--count", "0"), 2, "invalid"),
+        (("send", "q", "x", "--count", "many"), 2, "'many' is invalid: a whole number from 1 on"),
+        (("send", "q", "x", "--ttl", "-1"), 2, "'-1' is invalid: seconds from 0"),
+        (("send", "q", "x", "--delay", "inf"), 2, "seconds from 0"),
+        (("receive", "q", "--timeout", "nan"), 2, "seconds from 0"),
+        (("receive", "q", "--timeout", "soon"), 2, "seconds from 0"),
+        (("send", "q", "x", "--property", "k"), 2, "'k' is not of the form NAME=VALUE"),
+        (("send", "q", "x", "--property", "=v"), 2, "NAME=VALUE"),
+        (("send", "q", "x", "--priority", "12"), 2, "priority"),
+        (("send", "q", "x", "--nonsense"), 2, "--nonsense"),
+        (("stat", "--url", "amqp://127.0.0.1:1?nonsense=1"), 1, "unknown option 'nonsense'; the options here are"),
+        (("purge", "q"), 1, "give --yes"),
+        (("serve", "--data", "x", "--listen", "127.0.0.1:99999"), 1, "HOST:PORT"),
+        (("serve", "--data", "x", "--listen", "127.0.0.1:0", "--users", "/no/file"), 1, "holdfast user add"),
+        (("serve", "--data", "x", "--tls-certificate", "/no/file"), 1, "certificate or key cannot be used"),
+        (("serve", "--data", "/dev/null/x", "--listen", "127.0.0.1:0"), 1, "cannot be opened"),
         (("user", "add", "file"), 1, "needs a NAME"),
         ((), 2, "COMMAND"),
     ],
 )
-def test_wrong_usage_says_what_is_right(arguments: tuple[str, ...], status: int, reason: str) -> None:
-    finished = holdfast(*arguments)
-    assert finished.returncode == status
-    assert reason in finished.stderr
+def test_wrong_usage_says_what_is_right(
+    arguments: tuple[str, ...],
+    status: int,
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    try:
+        found: Any = main(arguments)
+    except SystemExit as error:
+        found = error.code
+    assert found == status
+    assert reason in capsys.readouterr().err
+
+
+def test_an_error_is_a_line_and_a_status_of_the_process() -> None:
+    finished = holdfast("stat", "--url", "amqp://127.0.0.1:1", "--username", "alice", text="")
+    assert finished.returncode == 1
+    assert finished.stderr.endswith("holdfast: nobody answers the question; give --yes, or $HOLDFAST_PASSWORD\n")
     assert "Traceback" not in finished.stderr
+    finished = holdfast("nonsense")
+    assert (finished.returncode, "invalid choice: 'nonsense'" in finished.stderr) == (2, True)
