@@ -222,7 +222,8 @@ class ClientProtocol:
         self._unsubscribing: dict[int, Done] = {}
         self._closing_links: dict[int, tuple[Done, bool]] = {}  # with whether an error in the answer counts
         self._temporary: dict[str, _Sender] = {}
-        self._subscribers: dict[str, list[int]] = {}  # subscription name → numbers in use for its link names
+        self._subscribers: dict[str, list[int]] = {}  # subscription name → the links of its consumers
+        self._subscription_links: dict[str, int] = {}  # subscription name → how many links it had since it had none
         self._next_name = 1
         self._sends_done = 0
 
@@ -552,9 +553,11 @@ class ClientProtocol:
 
     def _subscription_link(self, name: str, *, durable: bool, shared: bool) -> str:
         """The link's name, by which brokers know a subscription (the convention of the reference client)."""
+        # Numbers are used again only when no link is left: the others still have their names.
+        number = self._subscription_links.get(name, 0) + 1
+        self._subscription_links[name] = number
         if not shared:
             return name
-        number = len(self._subscribers.get(name, ())) + 1
         suffix = "" if self._options.has_client_id else "global"
         if not durable:
             suffix = f"{suffix}-volatile{number}" if suffix else f"volatile{number}"
@@ -693,6 +696,7 @@ class ClientProtocol:
                 links.remove(receiver.link)
             if not links:
                 self._subscribers.pop(subscription.name, None)
+                self._subscription_links.pop(subscription.name, None)
         for call in (receiver.attached, *receiver.drains):
             if call is not None:
                 call(None, error)

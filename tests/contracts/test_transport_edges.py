@@ -218,6 +218,21 @@ def test_a_call_that_waits_is_refused_in_a_callback(client: Client) -> None:
     client.send("q", "works all the same")
 
 
+def test_a_close_in_a_callback_does_not_wait_for_itself(engine: Engine) -> None:
+    client, other = engine.open("me"), engine.open()
+    link = client.sender(Q)
+    closed = threading.Event()
+
+    def close(_error: JMSException | None) -> None:
+        client.transport.close(WAIT)
+        closed.set()
+
+    client.transport.send(link, message(Q), close, WAIT)
+    assert closed.wait(WAIT)
+    eventually(lambda: other.transport.request("statistics", {}, WAIT)["clients"] == 1)
+    assert engine.open("me").peer.client_id == "me"
+
+
 def test_a_sink_may_settle_give_credit_and_send(client: Client) -> None:
     client.send("q", *texts(20))
     link = client.sender(queue("out"))
@@ -576,6 +591,38 @@ def test_a_shared_durable_subscription_needs_no_client_id_and_outlives_its_conne
     engine.open().transport.unsubscribe("s", WAIT)
     with pytest.raises(InvalidDestinationException):
         engine.open().transport.unsubscribe("s", WAIT)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_consumers_of_a_shared_subscription_come_and_go(engine: Engine, durable: bool) -> None:
+    client = engine.open()
+    subscription = Subscription("s", durable=durable, shared=True)
+    receivers = [client.receiver(topic("t"), 100, subscription=subscription) for _ in range(3)]
+    for _ in range(3):
+        client.transport.detach(receivers.pop(0).link, WAIT)
+        receivers.append(client.receiver(topic("t"), 100, subscription=subscription))
+    client.send(topic("t"), *texts(30))
+
+    eventually(lambda: sum(len(each.deliveries) for each in receivers) == 30)
+    assert all(each.deliveries for each in receivers)
+    assert client.events == []
+
+
+def test_a_durable_subscriber_may_settle_late_what_the_next_one_does_not_get(engine: Engine) -> None:
+    client = engine.open("me")
+    subscription = Subscription("s", durable=True, shared=False)
+    first = client.receiver(topic("t"), 5, subscription=subscription)
+    client.send(topic("t"), "a", "b")
+    held = first.wait_for(2)
+    client.transport.detach(first.link, WAIT)
+    second = client.receiver(topic("t"), 5, subscription=subscription)
+    client.transport.drain(second.link, WAIT)
+    assert second.deliveries == []
+    client.settle(held[:1])
+    client.settle(held[1:], Outcome.RELEASED)
+    client.transport.credit(second.link, 1)
+
+    assert second.wait_for(1)[0].envelope.body == "b"
 
 
 def test_a_durable_subscriber_that_goes_gives_back_what_it_held(engine: Engine) -> None:
