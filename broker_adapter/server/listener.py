@@ -103,7 +103,12 @@ class Listener:
         loop = asyncio.get_running_loop()
         loop.call_later(1.0, self._tick)
         return await loop.create_server(
-            lambda: ClientConnection(self), self._host, self._port, ssl=self._tls, backlog=_BACKLOG
+            lambda: ClientConnection(self),
+            self._host,
+            self._port,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else self.settings.handshake_timeout_seconds,
+            backlog=_BACKLOG,
         )
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -268,10 +273,10 @@ class ClientConnection(asyncio.Protocol):
     def write(self) -> None:
         """Write what the protocol has to say."""
         transport = self._transport
-        if transport is None:
-            self._protocol.pending_output(0)  # what the engine still has to say must not pile up
-            return
         try:
+            if transport is None:
+                self._protocol.pending_output(0)  # what the engine still has to say must not pile up
+                return
             while not self._paused:
                 data = self._protocol.pending_output(_HIGH_WATER_BYTES)
                 if not data:
@@ -299,7 +304,11 @@ class ClientConnection(asyncio.Protocol):
             return
         now_ms = int(now * 1000)
         if now_ms >= self._next_tick_ms:
-            self._next_tick_ms = self._protocol.tick(now_ms) or now_ms + 1000
+            try:
+                self._next_tick_ms = self._protocol.tick(now_ms) or now_ms + 1000
+            except Exception as error:
+                self._broken(error)
+                return
             self.write()
 
     def close(self, error: JMSException) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import resource
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,11 +18,14 @@ import pytest
 
 from broker_adapter.amqp.peer import Peer, PeerLimits, RemoteOpen
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
-from broker_adapter.server.listener import Listener
+from broker_adapter.server.listener import ClientConnection, Listener
+from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import ConnectionFactory, MessageFormatException, StoreException
+from sdk import ConnectionFactory, JMSSecurityException, MessageFormatException, StoreException
 
 WAIT = 10.0
 
@@ -27,10 +33,16 @@ WAIT = 10.0
 class Served:
     """A listener over an engine in memory."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        kind: type[Listener] = Listener,
+        users: UsersFile | None = None,
+        tls: ssl.SSLContext | None = None,
+        **settings: Any,
+    ) -> None:
         self.broker = Broker(EngineSettings(max_message_bytes=100_000))
-        self.listener = Listener(
-            self.broker, "127.0.0.1", 0, ServerSettings(**settings), lambda: ServerLogin(None, plain=True)
+        self.listener = kind(
+            self.broker, "127.0.0.1", 0, ServerSettings(**settings), lambda: ServerLogin(users, plain=True), tls
         )
         _, self.port = self.listener.start()
 
@@ -59,8 +71,8 @@ class Served:
 def serve() -> Iterator[Callable[..., Served]]:
     made: list[Served] = []
 
-    def make(**settings: Any) -> Served:
-        made.append(Served(**settings))
+    def make(*arguments: Any, **settings: Any) -> Served:
+        made.append(Served(*arguments, **settings))
         return made[-1]
 
     yield make
@@ -113,11 +125,99 @@ def test_who_stops_half_way_is_dropped(
     assert served.works()
 
 
-def open_raw(served: Served) -> tuple[socket.socket, Peer]:
+@pytest.fixture
+def users(tmp_path: Path) -> UsersFile:
+    found = UsersFile.open_or_make(tmp_path / "users")
+    found.add("alice", "secret")
+    return found
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "PLAIN"])
+@pytest.mark.parametrize(
+    ("username", "password"), [("alice", "guess"), ("alice", ""), ("mallory", "secret"), (None, None)]
+)
+def test_who_may_not_log_in_is_refused_and_others_are_served(
+    serve: Callable[..., Served], users: UsersFile, mechanism: str, username: str | None, password: str | None
+) -> None:
+    served = serve(users=users)
+    url = f"{served.url}?sasl_mechanisms={mechanism}"
+    with ConnectionFactory(url).create_connection("alice", "secret") as connection:
+        with pytest.raises(JMSSecurityException):
+            ConnectionFactory(url).create_connection(username, password)
+        with connection.create_session() as session:
+            session.create_producer(session.create_queue("q")).send("x")
+        assert served.broker.call(c.Statistics(), WAIT).clients == 1
+
+
+def test_who_skips_the_login_is_refused(serve: Callable[..., Served], users: UsersFile) -> None:
+    served = serve(users=users)
+    with served.socket() as sock:
+        peer = Peer(PeerLimits())
+        peer.open("raw")
+        sock.sendall(peer.pending_output())
+        assert read_all(sock) == b"AMQP\x03\x01\x00\x00"
+
+
+def test_half_a_tls_handshake_is_dropped(serve: Callable[..., Served], tmp_path: Path) -> None:
+    served = serve(tls=server_context(tmp_path), handshake_timeout_seconds=0.2)
+    started = time.monotonic()
+    with served.socket() as sock:
+        sock.sendall(b"\x16\x03\x01")
+        read_all(sock)
+    assert time.monotonic() - started < WAIT / 2
+    with served.socket() as sock:
+        sock.sendall(b"AMQP\x00\x01\x00\x00")  # AMQP where TLS was expected
+        read_all(sock)
+    url = f"amqps://127.0.0.1:{served.port}?tls_ca_file={tmp_path / 'server.crt'}"
+    with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
+        session.create_producer(session.create_queue("q")).send("x")
+
+
+def server_context(directory: Path) -> ssl.SSLContext:
+    certificate, key = directory / "server.crt", directory / "server.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+class FaultyProtocol(ServerProtocol):
+    """Has a fault that only the clients named "faulty" meet."""
+
+    def tick(self, now_ms: int) -> int | None:
+        if self.peer_name == "faulty":
+            raise RuntimeError("a fault in tick")
+        return super().tick(now_ms)
+
+
+class FaultyListener(Listener):
+    def protocol(self, connection: ClientConnection) -> ServerProtocol:
+        def wake() -> None:
+            self.wake(connection)
+
+        return FaultyProtocol(self._broker, self.settings, ServerLogin(None, plain=True), wake, self.request)
+
+
+def test_an_unexpected_fault_ends_one_connection_and_time_goes_on_for_the_others(
+    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(FaultyListener, handshake_timeout_seconds=2)
+    half = served.socket()
+    sock, _ = open_raw(served, "faulty")
+    with sock, half:
+        read_all(sock)
+        read_all(half)  # the clock still runs, so who says nothing is dropped
+    assert "a fault in tick" in caplog.text
+    assert served.works()
+
+
+def open_raw(served: Served, name: str = "raw") -> tuple[socket.socket, Peer]:
     """An open connection of a client that is only a peer."""
     sock = served.socket()
     peer = Peer(PeerLimits())
-    peer.open("raw")
+    peer.open(name)
     sock.sendall(peer.pending_output())
     while not any(isinstance(event, RemoteOpen) for event in peer.events()):
         data = sock.recv(65536)
