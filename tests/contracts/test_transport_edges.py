@@ -297,6 +297,36 @@ def test_a_refusal_reaches_its_own_send_and_the_order_stays(make_engine: MakeEng
     assert client.bodies("other") == ["x"]
 
 
+def test_a_send_that_is_held_back_holds_up_the_answers_of_its_own_link_only(make_engine: MakeEngine) -> None:
+    client = make_engine("max_queue_messages=10&hold_timeout_seconds=60").open()
+    client.send("q", *texts(10))
+    held, free = client.sender(None), client.sender(None)
+    told: list[str] = []
+    answers = Answers()
+
+    def answered(name: str, error: JMSException | None) -> None:
+        assert error is None
+        told.append(name)
+        answers(error)
+
+    def send(link: int, to: Destination, name: str) -> None:
+        client.transport.send(link, message(to, name), lambda error: answered(name, error), WAIT)
+
+    send(held, Q, "held 1")
+    for number in range(2, 5):
+        send(held, queue("a"), f"held {number}")
+        send(free, queue("a"), f"free {number}")
+        send(free, queue("b"), f"free {number} b")
+        send(held, queue("b"), f"held {number} b")
+    answers.wait_for(6)
+    eventually(lambda: len(client.bodies("a")) == 6)
+    assert told == [f"free {number}{b}" for number in range(2, 5) for b in ("", " b")]
+    client.settle(client.receiver(Q, 1).wait_for(1))
+    answers.wait_for(13)
+
+    assert told[6:] == ["held 1", *[f"held {number}{b}" for number in range(2, 5) for b in ("", " b")]]
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_send_on_a_closed_link_is_an_illegal_state(client: Client, waits: bool) -> None:
     link = client.sender(Q)
