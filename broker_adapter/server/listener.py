@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _HIGH_WATER_BYTES = 256 * 1024
 #: Connections that the system may keep for us until we accept them.
 _BACKLOG = 1024
+#: Time between two looks at the clock, in seconds: time-outs are that exact.
+TICK_SECONDS = 1.0
 #: Threads that carry out operations beyond messaging.
 _REQUEST_THREADS = 4
 #: Longest time such an operation may take, in seconds.
@@ -101,7 +103,7 @@ class Listener:
 
     async def _listen(self) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        loop.call_later(1.0, self._tick)
+        loop.call_later(TICK_SECONDS, self._tick)
         return await loop.create_server(
             lambda: ClientConnection(self),
             self._host,
@@ -169,7 +171,7 @@ class Listener:
         now = time.monotonic()
         for connection in list(self.connections):
             connection.tick(now)
-        asyncio.get_running_loop().call_later(1.0, self._tick)
+        asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def gone(self, connection: ClientConnection) -> None:
         """A connection has ended."""
@@ -299,8 +301,11 @@ class ClientConnection(asyncio.Protocol):
             )
             self.abort()
             return
-        if self._closing_since is not None and now - self._closing_since > limits.handshake_timeout_seconds:
-            self.abort()
+        if self._closing_since is None:
+            if self._protocol.has_ended:
+                self._closing_since = now
+        elif now - self._closing_since > limits.handshake_timeout_seconds:
+            self.abort()  # it does not even take our last words
             return
         now_ms = int(now * 1000)
         if now_ms >= self._next_tick_ms:

@@ -226,6 +226,11 @@ class ServerProtocol:
         """Whether the client has logged in and its connection is open."""
         return self._client is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is done for the client; it may still have to be told."""
+        return self._ended
+
     def receive(self, data: bytes, now_ms: int) -> None:
         """Take bytes from the client; ``now_ms`` is the time of day in milliseconds."""
         self._now_ms = now_ms

@@ -6,6 +6,7 @@ import logging
 import resource
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -16,16 +17,19 @@ from typing import Any
 import attrs
 import pytest
 
-from broker_adapter.amqp.peer import Peer, PeerLimits, RemoteOpen
+from broker_adapter.amqp.codec import decode_received
+from broker_adapter.amqp.peer import ACCEPTED_STATE, Peer, PeerLimits, RemoteOpen, Terminus, Transfers
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
+from broker_adapter.server import listener
 from broker_adapter.server.listener import ClientConnection, Listener
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import ConnectionFactory, JMSSecurityException, MessageFormatException, StoreException
+from tests.contracts.transports import eventually
 
 WAIT = 10.0
 
@@ -65,6 +69,12 @@ class Served:
             session.create_producer(queue).send("x")
             message = session.create_consumer(queue).receive(timeout=WAIT)
             return message is not None and message.body == "x"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener looks at the clock so often that no test waits for it."""
+    monkeypatch.setattr(listener, "TICK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -186,10 +196,23 @@ def server_context(directory: Path) -> ssl.SSLContext:
 class FaultyProtocol(ServerProtocol):
     """Has a fault that only the clients named "faulty" meet."""
 
+    fault = ""
+
+    def _meet(self, name: str) -> None:
+        if self.peer_name == "faulty" and name == self.fault:
+            raise RuntimeError(f"a fault in {name}")
+
     def tick(self, now_ms: int) -> int | None:
-        if self.peer_name == "faulty":
-            raise RuntimeError("a fault in tick")
+        self._meet("tick")
         return super().tick(now_ms)
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        self._meet("receive")
+        super().receive(data, now_ms)
+
+    def pending_output(self, limit_bytes: int | None = None) -> bytes:
+        self._meet("pending_output")
+        return super().pending_output(limit_bytes)
 
 
 class FaultyListener(Listener):
@@ -200,16 +223,23 @@ class FaultyListener(Listener):
         return FaultyProtocol(self._broker, self.settings, ServerLogin(None, plain=True), wake, self.request)
 
 
+@pytest.mark.parametrize("fault", ["tick", "receive", "pending_output"])
 def test_an_unexpected_fault_ends_one_connection_and_time_goes_on_for_the_others(
-    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture
+    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    served = serve(FaultyListener, handshake_timeout_seconds=2)
-    half = served.socket()
-    sock, _ = open_raw(served, "faulty")
-    with sock, half:
+    served = serve(FaultyListener, handshake_timeout_seconds=1.2)
+    with served.socket() as half, served.socket() as sock:
+        monkeypatch.setattr(FaultyProtocol, "fault", fault)
+        peer = Peer(PeerLimits())
+        peer.open("faulty")
+        sock.sendall(peer.pending_output())
+        if fault == "receive":  # the first bytes are well, since they only tell who it is
+            peer.receive(sock.recv(65536))
+            peer.begin_session()
+            sock.sendall(peer.pending_output())
         read_all(sock)
         read_all(half)  # the clock still runs, so who says nothing is dropped
-    assert "a fault in tick" in caplog.text
+    assert f"a fault in {fault}" in caplog.text
     assert served.works()
 
 
@@ -261,10 +291,7 @@ def test_too_many_connections_are_refused(serve: Callable[..., Served]) -> None:
         ConnectionFactory(served.url).create_connection()
     for sock in sockets:
         sock.close()
-    deadline = time.monotonic() + WAIT
-    while served.listener.connections:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not served.listener.connections)
     assert served.works()
 
 
@@ -284,27 +311,88 @@ def test_two_thousand_idle_connections_are_no_burden(serve: Callable[..., Served
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_client_that_takes_nothing_does_not_fill_the_servers_memory(serve: Callable[..., Served]) -> None:
-    served = serve(max_output_bytes=65536)
+def stalled(served: Served, count: int) -> tuple[socket.socket, Peer, int]:
+    """A client that asked for more messages than any buffer takes, and reads none of them."""
     with ConnectionFactory(served.url).create_connection() as connection, connection.create_session() as session:
         producer = session.create_producer(session.create_queue("q"))
-        for _ in range(300):
-            producer.send("x" * 50_000)
-        slow = ConnectionFactory(served.url + "?prefetch_messages=300").create_connection()
-        transport: Any = slow._transport
-        stalled = threading.Event()
-        transport._io.submit(lambda: stalled.wait(1))  # its loop reads nothing for a while
-        slow_session = slow.create_session()
-        slow.start()
-        consumer_thread = threading.Thread(
-            target=lambda: slow_session.create_consumer(slow_session.create_queue("q")).receive(timeout=0.5)
-        )
-        consumer_thread.start()
-        consumer_thread.join(WAIT)
-        stalled.set()
-        held = sum(queue.in_hand for queue in connection.statistics().queues)
-        assert held < 300
-        slow.close()
+        for number in range(count):
+            producer.send(f"{number:090000}")
+    sock, peer = open_raw(served)
+    link = peer.attach_receiver(peer.begin_session(), "r", Terminus("q"), Terminus())
+    peer.credit(link, count)
+    sock.sendall(peer.pending_output())
+    eventually(lambda: any(connection._paused for connection in served.listener.connections))
+    return sock, peer, link
+
+
+def in_hand(served: Served) -> int:
+    (found,) = [each for each in served.broker.call(c.Statistics(), WAIT).queues if each.name == "q"]
+    held: int = found.in_hand
+    return held
+
+
+def test_a_client_that_takes_nothing_costs_a_bounded_amount_and_then_gets_everything(
+    serve: Callable[..., Served],
+) -> None:
+    count = 400  # 36 MB, more than the buffers of the system's sockets
+    served = serve(max_output_bytes=65536)
+    sock, peer, link = stalled(served, count)
+    with sock:
+        held = in_hand(served)
+        assert held < count
+        assert served.works()
+        assert in_hand(served) == held
+        bodies: list[str] = []
+        while len(bodies) < count:
+            peer.receive(sock.recv(1 << 20))
+            for event in peer.events():
+                if isinstance(event, Transfers):
+                    bodies += [str(decode_received(each.payload).body) for each in event.deliveries]
+                    peer.settle(link, [each.number for each in event.deliveries], ACCEPTED_STATE)
+            sock.sendall(peer.pending_output())
+        assert [int(body[-9:]) for body in bodies] == list(range(count))
+        eventually(lambda: in_hand(served) == 0)
+
+
+def test_a_client_that_takes_nothing_and_says_nothing_is_dropped(serve: Callable[..., Served]) -> None:
+    served = serve(max_output_bytes=65536, idle_timeout_seconds=0.5, handshake_timeout_seconds=0.5)
+    sock, _, _ = stalled(served, 300)
+    with sock:
+        eventually(lambda: not served.listener.connections)
+    assert in_hand(served) == 0
+
+
+def test_stopping_does_not_wait_for_those_who_do_not_listen(serve: Callable[..., Served]) -> None:
+    served = serve(max_output_bytes=65536)
+    sock, _, _ = stalled(served, 300)
+    with sock, served.socket() as half, served.socket() as silent:
+        half.sendall(b"AMQP")
+        eventually(lambda: len(served.listener.connections) == 3)
+        started = time.monotonic()
+        served.listener.stop(0.3)
+        assert time.monotonic() - started < WAIT / 2
+        assert read_all(silent) == b""
+
+
+def test_clients_that_send_and_vanish_do_no_harm(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for _ in range(20):
+        sock, peer = open_raw(served)
+        session = peer.begin_session()
+        peer.attach_receiver(session, "r", Terminus("vanished"), Terminus())
+        link = peer.attach_sender(session, "s", Terminus(), Terminus("vanished"))
+        sock.sendall(peer.pending_output())
+        while not peer.remaining_credit(link):
+            peer.receive(sock.recv(65536))
+            peer.events()
+        for _ in range(10):
+            peer.send(link, b"\x00\x53\x77\xa1\x01x")
+        sock.sendall(peer.pending_output())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        sock.close()
+    eventually(lambda: not served.listener.connections)
+    eventually(lambda: served.broker.call(c.Statistics(), WAIT).clients == 0)
+    assert served.works()
 
 
 def test_stopping_tells_the_clients(serve: Callable[..., Served]) -> None:
