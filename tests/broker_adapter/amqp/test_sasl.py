@@ -383,6 +383,19 @@ def test_a_proof_may_come_in_a_challenge_ahead_of_the_outcome() -> None:
     assert here.done
 
 
+def test_a_third_challenge_is_out_of_turn() -> None:
+    here, there = client(SCRAM_SHA_256), server()
+    for _ in range(2):
+        there.receive(here.pending_output())
+        here.receive(there.pending_output())
+    there.receive(here.pending_output())
+    (outcome,) = performatives(there.pending_output())
+    here.receive(frame(0x42, outcome.value[1]) + frame(0x42, b""))
+
+    assert not here.done
+    assert isinstance(here.error, ProtocolException)
+
+
 def test_a_broker_may_not_welcome_a_client_in_the_middle_of_scram() -> None:
     here = begun_scram()
     here.receive(frame(0x44, UByte(0)))

@@ -1327,6 +1327,18 @@ def test_transactions_end_with_their_coordinator(client: Client, broker: Broker,
         assert code_of(late[0]) == (REJECTED, "amqp:transaction:unknown-id")
 
 
+def test_a_discharge_that_is_named_is_carried_out_once(client: Client, broker: Broker) -> None:
+    producer, coordinator = client.sender("q"), client.coordinator()
+    name = {Symbol("x-opt-holdfast-commit-id"): ["a session", 1]}
+    for _ in range(2):
+        txn_id = client.declare(coordinator)
+        client.send(producer, "x", state=in_transaction(txn_id))
+        discharge = encode(Described(ULong(DISCHARGE_CODE), [txn_id, False]))
+        payload = b"\x00\x53\x72" + encode(name) + b"\x00\x53\x77" + discharge
+        assert client.raw(coordinator, payload) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["x"]
+
+
 def test_two_transactions_of_one_coordinator_do_not_mix(client: Client, broker: Broker) -> None:
     producer, coordinator = client.sender("q"), client.coordinator()
     first, second = client.declare(coordinator), client.declare(coordinator)
@@ -1384,6 +1396,34 @@ def test_requests_are_answered_and_errors_are_answers(client: Client) -> None:
     assert (first.number, first.error) == (0, None)
     assert second.error is not None
     assert "nonsense" in second.error[1]
+
+
+class OddClient(Client):
+    """Of a server whose operations give what cannot be carried."""
+
+    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+        done({"odd": object()} if operation == "odd" else "x" * 100_000_000)
+
+
+def test_a_result_that_cannot_be_carried_is_an_error(broker: Broker) -> None:
+    client = OddClient(broker).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    for number, operation in enumerate(("odd", "large")):
+        client.peer.send(asking, pack_request(Request(number, operation, {})), settled=True)
+    for number, delivery in enumerate(client.receive(answers, 2)):
+        answer = unpack_answer(delivery.payload)
+        assert (answer.number, answer.result) == (number, None)
+        assert answer.error is not None
+        assert answer.error[0] == "MessageFormatException"
+
+
+def test_an_answer_for_a_connection_that_is_gone_is_dropped(client: Client) -> None:
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    client.peer.send(asking, pack_request(Request(1, "statistics", {})), settled=True)
+    client.to_server()  # the answer is there, and not taken yet
+    client.server.receive_end()
+    client.rest()
 
 
 def test_answers_wait_for_credit(client: Client) -> None:

@@ -55,6 +55,15 @@ def test_a_user_logs_in_by_every_mechanism_and_nobody_else_does(path: Path) -> N
         assert each.names == ["alice"]
 
 
+@pytest.mark.parametrize("password", ["\x07", "\u0221", "\ud800", "", "x" * 100_000])
+def test_a_password_that_nobody_can_have_is_a_wrong_one(path: Path, password: str) -> None:
+    file = UsersFile.open_or_make(path)
+    file.add("alice", "secret")
+
+    assert file.check("alice", password) is False
+    assert file.check("nobody", password) is False
+
+
 def test_the_password_is_not_in_the_file_and_only_its_owner_may_read_it(path: Path) -> None:
     UsersFile.open_or_make(path).add("alice", "secret")
 
