@@ -371,11 +371,15 @@ class InProcessTransport:
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`."""
         broker = self._usable_to_wait()
+        refusal: str | None = None
         if any(settlement.tag.epoch != self._epoch for settlement in settlements):
-            raise TransactionRolledBackException("nothing was committed: deliveries of an earlier connection are stale")
-        closed = next((link for link, _ in sends if link not in self._senders), None)
-        if closed is not None:
-            raise TransactionRolledBackException(f"nothing was committed: link {closed} is closed")
+            refusal = "deliveries of an earlier connection are stale"
+        else:
+            closed = next((link for link, _ in sends if link not in self._senders), None)
+            refusal = None if closed is None else f"link {closed} is closed"
+        if refusal is not None:
+            self.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
+            raise TransactionRolledBackException(f"nothing was committed: {refusal}")
         settled = [(self._consumers.get(link, -1), number, outcome) for (_, link, number), outcome in settlements]
         command = c.Commit(
             self._client,

@@ -212,8 +212,11 @@ class Transport(Protocol):
     def drain(self, link: int, timeout: float | None) -> None:
         """Return when the broker has sent on this link all that it can and its credit is gone.
 
-        The deliveries have then reached the sink.  Where the time is over first: raises
-        OperationTimedOutException, and the link goes on.
+        The deliveries have then reached the sink.
+
+        Raises:
+            OperationTimedOutException: the time was over first; the link goes on.
+            IllegalStateException: the link is closed.
         """
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
@@ -222,9 +225,11 @@ class Transport(Protocol):
         With ``on_settled`` None: returns when the broker has confirmed (a persistent message is then on disk).
         Otherwise: returns when the message is handed over, having waited at most ``timeout`` for a place in the
         send window; ``on_settled`` is then called exactly once, with None or with the reason of the refusal, in
-        the order of the sends on this link.
+        the order of the sends on this link.  What is raised below may then come to ``on_settled`` instead.
 
         Raises:
+            IllegalStateException: the link is closed.
+            InvalidDestinationException: the destination does not exist any more, or its name cannot be one.
             ResourceAllocationException: a limit of the broker, which held the sender back first.
             MessageFormatException: the envelope cannot be encoded, or is larger than the limit.
             OperationTimedOutException: no confirmation (or no place) in time.
@@ -246,8 +251,10 @@ class Transport(Protocol):
         ``commit_number`` counts up within the session; with our engine it makes a repeated commit harmless.
 
         Raises:
-            TransactionRolledBackException: nothing was done (a refused send, a limit, a stale delivery).
+            TransactionRolledBackException: nothing was done (a refused send, a limit, a stale delivery).  The
+                deliveries of ``settlements`` have failed: they come again with their count raised.
             TransactionInDoubtException: the connection was lost, and the broker cannot tell.
+            OperationTimedOutException: no answer in time; it may yet be done.
         """
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:

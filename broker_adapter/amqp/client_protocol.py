@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from ack_modes import DeliveryTag, Settlement
+from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.client_commits import STATES, Commit, Coordinator, settle_runs
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
 from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY, decode_received, received
@@ -880,12 +880,15 @@ class ClientProtocol:
         def ended(result: Any, error: JMSException | None) -> bool:
             if error is None:
                 self._committed[session] = commit_number
+            elif isinstance(error, TransactionRolledBackException):
+                # Those that the broker has taken back already are not known any more, and are left alone.
+                self.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             return done(result, error)
 
         commit = Commit(commit_number, sends, settlements, ended)
         refusal = self._commit_refusal(commit)
         if refusal is not None:
-            done(None, refusal)
+            ended(None, refusal)
             return
         coordinator = self._coordinators.get(session)
         if coordinator is None:

@@ -788,7 +788,10 @@ class BrokerState:
                 return self._do_commit(held, now_ms, effects)
             return self._take(held, self._targets(held.command.destination, effects), now_ms, effects)
         except JMSException as error:
-            self._reply(held.command, error, effects)
+            if isinstance(held.command, c.Commit):
+                self._roll_back(held.command, error, effects)
+            else:
+                self._reply(held.command, error, effects)
             return True
 
     def _refuse(self, held: Held, reason: str, effects: Effects) -> None:
@@ -800,7 +803,7 @@ class BrokerState:
         """What of a send or commit is not taken yet never will be."""
         command = held.command
         if isinstance(command, c.Commit):
-            self._reply(command, rolled_back(error), effects)
+            self._roll_back(command, rolled_back(error), effects)
             return
         for index in range(held.index, len(command.messages)):
             self._note_error(held, index, error)
@@ -890,7 +893,22 @@ class BrokerState:
     # Transactions.
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
-        self._do_commit(Held(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000)), now_ms, effects)
+        held = Held(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
+        try:
+            self._do_commit(held, now_ms, effects)
+        except JMSException as error:
+            self._roll_back(command, error, effects)
+
+    def _roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
+        """A commit cannot be done: who made it has let go of the deliveries, so these have failed."""
+        for consumer_number, number, _ in command.settlements:
+            consumer = self.consumers.get(consumer_number)
+            entry = consumer.unsettled.pop(number, None) if consumer is not None else None
+            if consumer is not None and entry is not None:
+                self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
+                if not consumer.attached and not consumer.unsettled:
+                    self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        self._reply(command, error, effects)
 
     def _do_commit(self, held: Held, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""

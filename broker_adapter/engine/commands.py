@@ -163,7 +163,8 @@ class CommitId(NamedTuple):
 class Commit(NamedTuple):
     """Sends and settlements, all or nothing.
 
-    Replies None when it is done (or was done before, by its id), else TransactionRolledBackException.
+    Replies None when it is done (or was done before, by its id), else TransactionRolledBackException: the deliveries
+    that were still held have then failed.
     """
 
     client: int
