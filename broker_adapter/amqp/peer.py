@@ -260,6 +260,7 @@ class _Session:
     number: int
     endpoint: proton.Session
     links: dict[int, _Link] = attrs.field(factory=dict)
+    remote_opened: bool = False
     closed: bool = False  #: by us
 
 
@@ -293,6 +294,8 @@ _wrap_delivery: Any = proton.Delivery.wrap
 _MAX_FRAME_VALUES: Final = 20_000
 _HEADER: Final = b"AMQP\x00\x01\x00\x00"
 _TRANSFER: Final = b"\x00\x53\x14\xc0"
+_BEGIN: Final = b"\x00\x53\x11"
+_END: Final = b"\x00\x53\x17"
 _EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
 _EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
 _new: Final = tuple.__new__
@@ -339,6 +342,9 @@ class Peer:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._wanted_bytes = 8
+        self._begun = False  #: whether a begin came in that may not be answered yet
+        self._end_waits = False  #: whether what is held starts with the end of such a session
+        self._early: list[Event] = []  #: what happened ahead of it
         self._failure: AmqpError | None = None
         self._failure_told = False
         self._output_closed = False
@@ -356,7 +362,7 @@ class Peer:
         if self._held:
             self._held.append(data)
             self._held_bytes += len(data)
-            if self._held_bytes < self._wanted_bytes:
+            if self._end_waits or self._held_bytes < self._wanted_bytes:
                 return
             data = b"".join(self._held)
             self._held.clear()
@@ -370,6 +376,18 @@ class Peer:
         elif whole < size:
             self._held.append(data[whole:])
             self._held_bytes = size - whole
+            if self._end_waits and self._opened:
+                self._answer_begins()
+
+    def _answer_begins(self) -> None:
+        """Let proton write our begins, then take the rest of what came, which starts with the end of a session."""
+        self._early = self.events()
+        self._engine.pn_transport_pending(self._c_transport)
+        self._begun = self._end_waits = False
+        data = b"".join(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+        self.receive(data)
 
     def _whole_frames(self, data: bytes) -> tuple[int, AmqpError | None]:
         """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything."""
@@ -397,6 +415,11 @@ class Peer:
                 self._wanted_bytes = size
                 return position, None
             start = position + 4 * data[position + 4]
+            if self._begun and data.startswith(_END, start):
+                # proton would answer a begin after its end as if the session was a new one of ours, and never stop.
+                self._end_waits = True
+                return position, None
+            self._begun = self._begun or data.startswith(_BEGIN, start)
             # A transfer without a state, in the short form that everybody sends, has nothing that nests.
             if start + 5 < after and data.startswith(_TRANSFER, start) and data[start + 5] <= 7:
                 position = after
@@ -517,7 +540,7 @@ class Peer:
         )
         link_of, readable = engine.pn_delivery_link, engine.pn_delivery_readable
         links = self._links_by_pointer
-        happened: list[Event] = []
+        happened, self._early = self._early, []
         while True:
             event = peek(collector)
             if not event:
@@ -700,6 +723,9 @@ class Peer:
                 session.endpoint.open()
             else:  # proton would forget to answer a session that came ahead of our own open
                 self._unanswered_sessions.append(session)
+        session.remote_opened = True
+        if session.closed:
+            lib.pn_session_close(pointer)
         happened.append(SessionRemoteOpen(session.number, by_peer))
 
     def _on_link_remote_open(self, pointer: Any, happened: list[Event]) -> None:
@@ -769,6 +795,8 @@ class Peer:
             if session.number in self._sessions:
                 session.endpoint.open()
         self._unanswered_sessions.clear()
+        if self._end_waits:
+            self._answer_begins()
 
     def close(self, error: AmqpError | None = None) -> None:
         """Close the connection, or answer the peer's close.  Legal twice."""
@@ -797,7 +825,8 @@ class Peer:
             found.closed = True
             if error is not None:
                 _write_condition(lib.pn_session_condition(found.endpoint._impl), error)
-            lib.pn_session_close(found.endpoint._impl)
+            if found.remote_opened:  # else proton would not know the session any more when its begin is answered
+                lib.pn_session_close(found.endpoint._impl)
 
     def outgoing_bytes(self, session: int) -> int:
         """Bytes of messages of this session that wait for the peer's window."""

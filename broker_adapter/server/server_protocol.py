@@ -364,7 +364,7 @@ class ServerProtocol:
         self._client = result
         self._open({})
         waiting, self._waiting = self._waiting, []
-        for event in waiting:
+        for event in (*waiting, *self._peer.events()):
             self._on_event(event)
 
     def _open(self, properties: dict[str, Any]) -> None:
@@ -409,6 +409,8 @@ class ServerProtocol:
 
     def _on_link_open(self, event: LinkRemoteOpen) -> None:
         self._sessions.setdefault(event.session, set()).add(event.link)
+        if not self._peer.has_link(event.link):
+            return  # gone while the engine had not answered the connection's open yet
         try:
             if event.is_sender:
                 self._attach_consumer(event)

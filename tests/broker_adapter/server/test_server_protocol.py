@@ -51,7 +51,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
 )
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
-from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, encode
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -361,6 +361,89 @@ def test_a_connection_that_opens_and_closes_at_once_leaves_nothing_behind(broker
     client.until(lambda: client.server.output_closed)
     client.rest()
     Client(broker).open("hasty", JMS_CLIENT)
+
+
+def frame(code: int, *fields: Any) -> bytes:
+    body = encode(Described(ULong(code), list(fields)))
+    return (8 + len(body)).to_bytes(4) + b"\x02\x00\x00\x00" + body
+
+
+def performatives(said: bytes) -> list[tuple[int, list[Any]]]:
+    """Code and fields of each frame after a header."""
+    found, position = [], 8
+    while position < len(said):
+        size = int.from_bytes(said[position : position + 4])
+        if size > 8:
+            performative = Reader(said, position + 8, position + size).value()
+            found.append((int(performative.descriptor), performative.value))
+        position += size
+    return found
+
+
+OPEN, BEGIN, ATTACH, FLOW, END, CLOSE = 0x10, 0x11, 0x12, 0x13, 0x17, 0x18
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize(
+    ("target", "source"),
+    [
+        (Described(ULong(0x30), []), Described(ULong(0x28), [MANAGEMENT_ADDRESS])),
+        (Described(ULong(0x29), [MANAGEMENT_ADDRESS]), Described(ULong(0x28), ["q"])),
+        (Described(ULong(0x29), []), Described(ULong(0x28), [None, 0, None, 0, True])),
+        (Described(ULong(0x29), [None, 0, None, 0, True]), None),
+        (Described(ULong(0x29), ["q"]), Described(ULong(0x28), [])),
+        (None, Described(ULong(0x28), ["q", 0, None, 0, False, None, None, {Symbol("x"): "y"}])),
+    ],
+)
+def test_a_session_that_begins_and_ends_in_one_piece_is_answered_once_and_leaves_nothing_behind(
+    broker: Broker, opened: bool, target: Any, source: Any
+) -> None:
+    """proton's own client would not, since it could not take the answer."""
+    server = Client(broker).server
+    said = b""
+
+    def rest() -> None:
+        nonlocal said
+        for _ in range(5):
+            broker.call(c.Statistics(), WAIT)
+            said += server.pending_output()
+
+    first = AMQP_HEADER + frame(OPEN, "hasty")
+    if opened:
+        server.receive(first, 0)
+        rest()
+        first = b""
+    limits = (UInt(0), UInt(100), UInt(100))
+    piece = [
+        frame(BEGIN, None, *limits),
+        frame(ATTACH, "s", UInt(0), False, None, None, Described(ULong(0x28), []), target, None, None, UInt(0)),
+        frame(ATTACH, "r", UInt(1), True, None, None, source, Described(ULong(0x29), [])),
+        frame(FLOW, *(UInt(number) for number in (0, 100, 0, 100, 1, 0, 5, 0)), True),
+        frame(END),
+    ]
+    for _ in range(3):
+        server.receive(first + b"".join(piece), 0)
+        rest()
+        first = b""
+    heard = performatives(said)
+    sessions = [each for each in heard if each[0] in (BEGIN, END)]
+    assert [code for code, _ in sessions] == [BEGIN, END] * 3
+    assert [fields[0] for code, fields in sessions if code == BEGIN] == [0, 0, 0]
+    assert CLOSE not in [code for code, _ in heard]
+    assert [each for each in performatives(said) if each[0] == ATTACH and each[1][1] is None] == []
+    eventually(lambda: all(each.name == "q" for each in broker.call(c.Statistics(), WAIT).queues))
+    assert not any(each.consumers for each in broker.call(c.Statistics(), WAIT).queues)
+    assert server.error is None
+
+
+def test_a_session_is_ended_when_its_begin_was_answered(client: Client) -> None:
+    for count in (1, 2, 3):
+        session = client.peer.begin_session()
+        client.peer.attach_sender(session, "s", Terminus(), Terminus("q"))
+        client.peer.end_session(session)
+        client.rest()
+        assert len(client.of(SessionRemoteClose)) == count
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
 
 
 def test_closing_says_why(client: Client) -> None:
