@@ -212,7 +212,7 @@ class ServerProtocol:
         self._next_transaction = 1
         self._requesters: set[int] = set()
         self._answerers: list[int] = []
-        self._answers: deque[bytes] = deque()
+        self._answers: deque[tuple[int, bytes]] = deque()  #: the link that the question came on, the answer
         self.error: JMSException | None = None  #: why the connection ended, where it did badly
         self.peer_name = ""  #: container id of the client
 
@@ -615,7 +615,9 @@ class ServerProtocol:
         producer = self._producers.pop(link, None)
         if producer is not None and producer.temporary:
             self._end_temporary(producer.destination)
-        self._requesters.discard(link)
+        if link in self._requesters:
+            self._requesters.discard(link)
+            self._answers = deque(each for each in self._answers if each[0] != link)
         if link in self._answerers:
             self._answerers.remove(link)
         if link in self._coordinators:
@@ -904,8 +906,7 @@ class ServerProtocol:
             )
 
     def _on_done(self, link: int, number: int, result: Any) -> None:
-        self._peer.credit(link, 1)
-        if self._ended:
+        if self._ended or link not in self._requesters:
             return
         try:
             if isinstance(result, JMSException):
@@ -914,15 +915,18 @@ class ServerProtocol:
                 answer = pack_answer(Answer(number, None, result))
         except MessageFormatException as error:
             answer = pack_answer(Answer(number, error_fields(error), None))
-        self._answers.append(answer)
+        self._answers.append((link, answer))
         self._send_answers()
 
     def _send_answers(self) -> None:
+        """Send what there is credit for; who takes no answers gets no credit for more questions."""
         if not self._answerers:
             return
         link = self._answerers[-1]
         while self._answers and self._peer.remaining_credit(link) > 0:
-            self._peer.send(link, self._answers.popleft(), settled=True)
+            asker, answer = self._answers.popleft()
+            self._peer.send(link, answer, settled=True)
+            self._peer.credit(asker, 1)
 
     _HANDLERS: Final[dict[type, Any]] = {
         RemoteOpen: _on_open,

@@ -1520,6 +1520,22 @@ def test_answers_wait_for_credit(client: Client) -> None:
     assert unpack_answer(client.receive(answers, 1)[0].payload).number == 1
 
 
+def test_who_takes_no_answers_may_ask_no_more(client: Client) -> None:
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    most = client.peer.remaining_credit(asking)
+    for number in range(most):
+        client.peer.send(asking, pack_request(Request(number, "statistics", {})), settled=True)
+    client.rest()
+    assert client.peer.remaining_credit(asking) == 0
+    answers = client.receiver(MANAGEMENT_ADDRESS, 1, name="answers")
+    client.receive(answers, 1)
+    client.until(lambda: client.peer.remaining_credit(asking) == 1)
+    client.close_link(asking)
+    client.peer.credit(answers, most)
+    client.rest()
+    assert len(client.messages(answers)) == 1
+
+
 def test_a_request_that_cannot_be_decoded_closes_its_link(client: Client) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     client.peer.send(asking, b"nonsense", settled=True)
