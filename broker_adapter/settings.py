@@ -150,6 +150,11 @@ class ServerSettings:
     link_credit_messages: int = _option(
         1000, "messages that a producer may have on their way to us", least=1, most=100_000
     )
+    max_input_bytes: int = _option(
+        16 * MIB,
+        "bytes of messages that a producer may have on their way to us, going by the size of its last ones",
+        least=64 * KIB,
+    )
     max_output_bytes: int = _option(
         4 * MIB, "bytes waiting for a slow client before deliveries to it pause", least=64 * KIB
     )

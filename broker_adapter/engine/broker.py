@@ -514,21 +514,24 @@ class Broker:
     def _browse(self, browser: Browser, now_ms: int) -> None:
         """Give a browser what it has credit for, and tell those who wait for the end."""
         complete = False
-        if browser.credit > 0 and browser.queue.id in self._state.queues:
+        if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._state.queues:
             limit = min(browser.credit, CHUNK_ENTRIES)
             found = self._read(browser.queue.id, "browse", *browser.place, limit)
             complete = found.complete
-            if found.entries:
-                browser.place = (found.entries[-1].lane, found.entries[-1].position)
             held = self._held_positions(browser.queue.id)
             messages = []
             for entry in found.entries:
+                if browser.room_bytes <= 0:
+                    complete = False
+                    break
+                browser.place = (entry.lane, entry.position)
                 if entry.position > browser.through or entry.position in held:
                     continue
                 if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
                     continue
                 number = browser.next_number
                 browser.next_number += 1
+                browser.room_bytes -= entry.size
                 key = entry_key(entry.queue, entry.lane, entry.position)
                 messages.append(Outgoing(number, entry.position, entry.delivery_count, entry.number, entry.flags, key))
             handouts = self._handouts(messages, None)
@@ -537,7 +540,7 @@ class Broker:
                 _tell(browser.sink, handouts)
         else:
             complete = browser.queue.id not in self._state.queues
-        if browser.credit > 0 and not complete:
+        if browser.credit > 0 and browser.room_bytes > 0 and not complete:
             self._lookers.append(browser)
             return
         if browser.drains:

@@ -435,12 +435,14 @@ class BrokerState:
                     f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
                 )
         if command.browse:
-            browser = Browser(self._next_consumer, client.id, queue, command.sink)
+            browser = Browser(self._next_consumer, client.id, queue, command.sink, command.slice_bytes)
             self._next_consumer += 1
             self.browsers[browser.id] = client.browsers[browser.id] = browser
             self._reply(command, browser.id, effects)
             return
-        consumer = Consumer(self._next_consumer, client.id, queue, command.sink, command.presettled)
+        consumer = Consumer(
+            self._next_consumer, client.id, queue, command.sink, command.presettled, command.slice_bytes
+        )
         self._next_consumer += 1
         self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
         queue.consumers.append(consumer)
@@ -583,22 +585,26 @@ class BrokerState:
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and consumer.attached:
             consumer.credit += command.messages
+            consumer.room_bytes = consumer.slice_bytes
             self._awake[consumer.queue.id] = consumer.queue
         elif command.consumer in self.browsers:
             browser = self._looking[command.consumer] = self.browsers[command.consumer]
             browser.credit += command.messages
+            browser.room_bytes = browser.slice_bytes
         self._reply(command, None, effects)
 
     def _drain(self, command: c.Drain, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
         if command.consumer in self.browsers:
             browser = self._looking[command.consumer] = self.browsers[command.consumer]
+            browser.room_bytes = browser.slice_bytes
             if command.reply is not None:
                 browser.drains.append(command.reply)
             return
         if consumer is None or not consumer.attached:
             self._reply(command, 0, effects)
             return
+        consumer.room_bytes = consumer.slice_bytes
         self._awake[consumer.queue.id] = consumer.queue
         self._drains.append((consumer, command.reply))
 

@@ -84,7 +84,11 @@ class DeleteTemporary(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """A consumer comes; it has no credit yet.  Replies with its number."""
+    """A consumer comes; it has no credit yet.  Replies with its number.
+
+    ``slice_bytes`` bounds what is on its way to the consumer: after so many bytes of messages (the last one may exceed
+    them) it gets nothing, whatever its credit, until its next :class:`Credit` or :class:`Drain`.
+    """
 
     client: int
     destination: Destination
@@ -94,6 +98,7 @@ class Attach(NamedTuple):
     no_local: bool = False
     presettled: bool = False
     browse: bool = False
+    slice_bytes: int | None = None
     reply: Reply | None = None
 
 
@@ -117,7 +122,7 @@ class Unsubscribe(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Let a consumer have this many more messages."""
+    """Let a consumer have this many more messages, which may be none, and as many bytes again as its slice has."""
 
     consumer: int
     messages: int
@@ -125,7 +130,10 @@ class Credit(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Use up or drop a consumer's credit.  Replies with the credit dropped, after the deliveries."""
+    """Use up or drop a consumer's credit.  Replies with the credit dropped, after the deliveries.
+
+    A consumer whose slice of bytes was used up before that may have to ask again.
+    """
 
     consumer: int
     reply: Reply | None = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Any
 
 from broker_adapter.destination import Destination
@@ -99,18 +100,24 @@ class Consumer:
         "next_number",
         "presettled",
         "queue",
+        "room_bytes",
         "sink",
+        "slice_bytes",
         "subscription",
         "unsettled",
     )
 
-    def __init__(self, number: int, client: int, queue: QueueState, sink: Any, presettled: bool) -> None:
+    def __init__(
+        self, number: int, client: int, queue: QueueState, sink: Any, presettled: bool, slice_bytes: int | None
+    ) -> None:
         self.id = number
         self.client = client
         self.queue = queue
         self.sink = sink
         self.presettled = presettled
         self.credit = 0
+        self.slice_bytes = inf if slice_bytes is None else slice_bytes
+        self.room_bytes = self.slice_bytes  #: what is left of the slice; below 0 by a part of the last message
         self.next_number = 1
         self.unsettled: dict[int, Entry] = {}
         self.attached = True
@@ -125,14 +132,28 @@ class Consumer:
 class Browser:
     """Who looks at a snapshot of a queue, in the order of delivery, taking nothing."""
 
-    __slots__ = ("client", "credit", "drains", "id", "next_number", "place", "queue", "sink", "through")
+    __slots__ = (
+        "client",
+        "credit",
+        "drains",
+        "id",
+        "next_number",
+        "place",
+        "queue",
+        "room_bytes",
+        "sink",
+        "slice_bytes",
+        "through",
+    )
 
-    def __init__(self, number: int, client: int, queue: QueueState, sink: Any) -> None:
+    def __init__(self, number: int, client: int, queue: QueueState, sink: Any, slice_bytes: int | None) -> None:
         self.id = number
         self.client = client
         self.queue = queue
         self.sink = sink
         self.credit = 0
+        self.slice_bytes = inf if slice_bytes is None else slice_bytes
+        self.room_bytes = self.slice_bytes  #: as a consumer's
         self.next_number = 1
         self.place = (0, 0)  #: lane and position of the last message seen
         self.through = queue.next_position - 1  #: the last position of the snapshot
@@ -285,7 +306,7 @@ class QueueState:
         idle = 0
         while idle < len(consumers):
             consumer = consumers[0]
-            if consumer.credit <= 0 or len(consumer.unsettled) >= self.max_unsettled:
+            if consumer.credit <= 0 or consumer.room_bytes <= 0 or len(consumer.unsettled) >= self.max_unsettled:
                 consumers.rotate(-1)
                 idle += 1
                 continue
@@ -314,6 +335,7 @@ class QueueState:
         effects: Effects,
     ) -> int:
         ready, unsettled = self.ready, consumer.unsettled
+        room_bytes = consumer.room_bytes
         number = consumer.next_number
         first = number
         last = number + room
@@ -344,6 +366,10 @@ class QueueState:
                         lane.cursor = position
                         self.counters_due = True
                 number += 1
+                room_bytes -= entry.size
+                if room_bytes <= 0:
+                    last = number
+        consumer.room_bytes = room_bytes
         consumer.next_number = number
         consumer.credit -= number - first
         return number - first

@@ -7,8 +7,9 @@ Theory of operation
     called, from the engine's thread, when the deque was empty.
 
     A producer's credit is given back when its messages have their answer, so what is held at a limit of the engine
-    holds the producer back.  A consumer's credit is passed on to the engine in slices, and not at all while the
-    connection has more to send than it can, so a slow client costs a bounded amount of memory.
+    holds the producer back; the larger its messages, the fewer may be on their way.  A consumer's credit is passed on
+    to the engine in slices of so many messages and so many bytes, and not at all while the connection has more to send
+    than it can or the client's session takes no more, so a slow client costs a bounded amount of memory.
 
     What a link means is told by its terminus, in the manner of the JMS mapping: see ``_attach_producer`` and
     ``_attach_consumer``.
@@ -47,6 +48,7 @@ from broker_adapter.amqp.peer import (
     REJECTED,
     TRANSACTIONAL,
     Dispositions,
+    Incoming,
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
@@ -78,6 +80,10 @@ from broker_adapter.version import PRODUCT, own_version
 
 #: Most messages that a consumer's link may have on their way from the engine.
 SLICE_MESSAGES: Final = 1000
+#: Least bytes of messages that the engine may hand out to a link at once.
+_LEAST_SLICE_BYTES: Final = 64 * 1024
+#: What a producer's messages are taken for before one has come, in bytes.
+_GUESSED_BYTES: Final = 256 * 1024
 #: Most messages and requests on their way to a coordinator or to the management node.
 _CONTROL_CREDIT: Final = 100
 #: Most transactions of a connection that are open at once.
@@ -119,8 +125,11 @@ class _Producer:
 
     link: int
     destination: Destination | None
+    most: int  #: messages that may be on their way to us
     temporary: bool = False  #: the destination ends with the link
-    owed: int = 0  #: credit to give back
+    credit: int = 0  #: messages that the client may still send
+    unanswered: int = 0  #: messages that came and are not answered yet
+    mean_bytes: int = 0  #: of its messages, where some came; larger ones count at once, smaller ones by and by
 
 
 @attrs.define(eq=False)
@@ -131,15 +140,21 @@ class _Consumer:
     session: int
     number: int  #: the engine's
     presettled: bool
+    slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
+    since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
     credit: int = 0  #: what the client allows beyond what was sent
     granted: int = 0  #: what of it the engine has, and has not used yet
     draining: bool = False  #: the client wants the credit used up or back
     drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
     detached: bool = False
-    mean_bytes: int = 1024  #: of its messages, so far
     unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
     subscription: str | None = None  #: durable: its name
     temporary: Destination | None = None  #: ends with the link
+
+    @property
+    def slice_is_used_up(self) -> bool:
+        """Whether the engine may have stopped for the bytes, and not for want of messages or credit."""
+        return self.since_grant >= self.slice_bytes
 
 
 @attrs.define(eq=False)
@@ -207,6 +222,7 @@ class ServerProtocol:
         self._consumers: dict[int, _Consumer] = {}
         self._sessions: dict[int, set[int]] = {}
         self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
+        self._choked: set[int] = set()  #: links whose session has as much to send as it may hold
         self._coordinators: set[int] = set()
         self._transactions: dict[bytes, _Transaction] = {}
         self._next_transaction = 1
@@ -262,7 +278,11 @@ class ServerProtocol:
         if self._last_words:
             words, self._last_words = self._last_words, b""
             return words
-        return self._peer.pending_output(limit_bytes)
+        data = self._peer.pending_output(limit_bytes)
+        if self._choked:
+            choked, self._choked = self._choked, set()
+            self._grant_all([self._consumers[link] for link in choked if link in self._consumers])
+        return data
 
     @property
     def output_closed(self) -> bool:
@@ -286,9 +306,7 @@ class ServerProtocol:
     def resume(self) -> None:
         """The client takes again."""
         self._paused = False
-        for consumer in self._consumers.values():
-            self._grant(consumer)
-        self._submit()
+        self._grant_all(self._consumers.values())
 
     def close(self, error: JMSException | None = None) -> None:
         """Close the connection from our side."""
@@ -463,9 +481,11 @@ class ServerProtocol:
         self, event: LinkRemoteOpen, destination: Destination | None, target: Terminus, *, temporary: bool = False
     ) -> None:
         link = event.link
-        self._producers[link] = _Producer(link, destination, temporary)
+        settings = self._settings
+        most = max(1, min(settings.link_credit_messages, settings.max_input_bytes // _GUESSED_BYTES))
+        producer = self._producers[link] = _Producer(link, destination, most, temporary)
         self._peer.accept_link(link, event.source, target, max_message_bytes=self._engine.settings.max_message_bytes)
-        self._peer.credit(link, self._settings.link_credit_messages)
+        self._allow(producer)
 
     def _refused(self, event: LinkRemoteOpen, result: Any) -> bool:
         """Refuse a link where the engine did; returns whether there is nothing more to do."""
@@ -530,7 +550,9 @@ class ServerProtocol:
             subscription = Subscription(name, durable, "shared" in source.capabilities)
         browse = source.copies and not destination.is_topic
         link = event.link
-        consumer = _Consumer(link, event.session, 0, event.presettled or browse)
+        share = self._settings.max_output_bytes // sum(map(len, self._sessions.values()))
+        slice_bytes = max(share, _LEAST_SLICE_BYTES)
+        consumer = _Consumer(link, event.session, 0, event.presettled or browse, slice_bytes)
         consumer.subscription = subscription.name if subscription is not None and subscription.durable else None
         consumer.temporary = temporary
 
@@ -547,6 +569,7 @@ class ServerProtocol:
                 no_local,
                 consumer.presettled,
                 browse,
+                slice_bytes,
                 self._reply(self._on_attached, event, source, consumer),
             )
         )
@@ -656,17 +679,28 @@ class ServerProtocol:
         """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""
         if consumer.detached or consumer.drain_sent or self._paused:
             return
-        most = min(SLICE_MESSAGES, max(1, self._settings.max_output_bytes // consumer.mean_bytes))
-        wanted = min(consumer.credit, most) - consumer.granted
-        # A flow for each few messages would cost more than it brings.
-        if wanted > 0 and (consumer.granted <= most // 2 or consumer.draining):
+        if self._peer.outgoing_bytes(consumer.session) >= self._settings.max_output_bytes:
+            self._choked.add(consumer.link)
+            return
+        wanted = max(0, min(consumer.credit, SLICE_MESSAGES) - consumer.granted)
+        # A grant for each few messages would cost more than it brings.
+        if (wanted and (consumer.granted <= SLICE_MESSAGES // 2 or consumer.draining)) or (
+            consumer.slice_is_used_up and consumer.granted
+        ):
             consumer.granted += wanted
+            consumer.since_grant = 0
             self._commands.append(c.Credit(consumer.number, wanted))
         if consumer.draining:
             self._drain(consumer)
 
+    def _grant_all(self, consumers: Iterable[_Consumer]) -> None:
+        for consumer in consumers:
+            self._grant(consumer)
+        self._submit()
+
     def _drain(self, consumer: _Consumer) -> None:
         consumer.drain_sent = True
+        consumer.since_grant = 0
         self._commands.append(c.Drain(consumer.number, self._reply(self._on_drained, consumer)))
 
     def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
@@ -676,7 +710,7 @@ class ServerProtocol:
         if consumer.detached:
             return
         # With nothing left over there may be more: the client's credit can exceed what the engine is granted at once.
-        if consumer.draining and (left or consumer.credit <= 0):
+        if consumer.draining and ((left and not consumer.slice_is_used_up) or consumer.credit <= 0):
             consumer.draining = False
             consumer.credit = 0
             self._peer.drained(consumer.link)
@@ -690,8 +724,8 @@ class ServerProtocol:
                 self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
             return
         send, link, settled, unsettled = self._peer.send, consumer.link, consumer.presettled, consumer.unsettled
-        size = 0
         count = len(handouts)
+        consumer.since_grant += sum([len(handout.payload) for handout in handouts])
         if count > consumer.credit and not settled:  # the client took credit back meanwhile
             excess = [handout.number for handout in handouts[consumer.credit :]]
             self._commands.append(c.Settle(consumer.number, excess, Outcome.RELEASED))
@@ -707,14 +741,12 @@ class ServerProtocol:
                     self._commands.append(c.Settle(consumer.number, (number,), Outcome.REJECTED))
                     consumer.credit += 1  # the engine used it, the client did not
                     continue
-            size += len(data)
             sent = send(link, data, settled=settled)
             if not settled:
                 unsettled[sent] = number
         consumer.granted = max(0, consumer.granted - count)
         consumer.credit = max(0, consumer.credit - count)
-        consumer.mean_bytes = max(1, (consumer.mean_bytes * 3 + size // max(1, count)) // 4)
-        if consumer.granted < consumer.credit:
+        if consumer.granted < consumer.credit or consumer.slice_is_used_up:
             self._grant(consumer)
 
     def _on_dispositions(self, event: Dispositions) -> None:
@@ -749,6 +781,7 @@ class ServerProtocol:
             return
         own = producer.destination
         now_ms = self._now_ms
+        self._count_in(producer, event.deliveries)
         target: Destination | None = None
         messages: list[c.NewMessage] = []
         numbers: list[int] = []
@@ -787,12 +820,27 @@ class ServerProtocol:
 
     def _answer(self, producer: _Producer, numbers: Sequence[int], state: State) -> None:
         """Settle messages, and give the credit for them back, now or a little later."""
-        peer, link = self._peer, producer.link
-        peer.settle(link, numbers, state)
-        producer.owed += len(numbers)
-        if producer.owed * 4 >= self._settings.link_credit_messages:
-            peer.credit(link, producer.owed)
-            producer.owed = 0
+        self._peer.settle(producer.link, numbers, state)
+        producer.unanswered -= len(numbers)
+        self._allow(producer)
+
+    def _count_in(self, producer: _Producer, deliveries: Sequence[Incoming]) -> None:
+        """Messages have come: they use up credit, and their size says how much of it there may be."""
+        count = len(deliveries)
+        producer.credit -= count
+        producer.unanswered += count
+        mean = sum([len(payload) for _, payload, _ in deliveries]) // count
+        producer.mean_bytes = mean = max(mean, (producer.mean_bytes * 3 + mean) // 4, 1)
+        settings = self._settings
+        producer.most = max(1, min(settings.link_credit_messages, settings.max_input_bytes // mean))
+
+    def _allow(self, producer: _Producer) -> None:
+        """Let a producer have as many messages on their way as it may, once that is worth a flow."""
+        most = producer.most
+        more = most - producer.credit - producer.unanswered
+        if more * 4 >= most:
+            producer.credit += more
+            self._peer.credit(producer.link, more)
 
     def _reject(self, producer: _Producer, number: int, state: State | None, error: AmqpError) -> None:
         """Refuse a message, and with it the transaction that it was to be part of."""

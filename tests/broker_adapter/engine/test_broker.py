@@ -500,6 +500,19 @@ def test_a_store_has_one_owner(disk: Engines) -> None:
         Broker(EngineSettings(), str(disk.path))
 
 
+def test_a_browser_gets_a_slice_of_bytes_at_a_time(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    send(broker, client, "q", *[b"x" * 40] * 5, persistent=False)
+    send(broker, client, "q", *[b"x" * 40] * 5)
+    browser, inbox = attach(broker, client, "q", credit=1000, browse=True, slice_bytes=100)
+    for count in (3, 6, 9):
+        assert len(inbox.handouts) == count
+        assert broker.call(c.Credit(browser, 0), WAIT) is None
+    assert len(inbox.handouts) == 10
+    assert broker.call(c.Drain(browser), WAIT) == 990
+
+
 def test_a_browser_sees_what_waits_in_order_and_takes_nothing(engines: Engines) -> None:
     broker = engines.start(window_messages=10)
     client = connect(broker)

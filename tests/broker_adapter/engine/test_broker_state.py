@@ -149,6 +149,41 @@ def test_credit_that_is_drained_is_gone_after_the_deliveries() -> None:
     assert len(rules.delivered[consumer]) == 2
 
 
+def test_a_consumer_gets_a_slice_of_bytes_at_a_time() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10, slice_bytes=100)
+    rules.send(client, Q, *[b"x" * 40] * 20)
+    assert len(rules.delivered[consumer]) == 3
+    rules.do(c.Settle(consumer, [1, 2, 3], Outcome.ACCEPTED))
+    assert len(rules.delivered[consumer]) == 3
+    rules.do(c.Credit(consumer, 0))
+    assert len(rules.delivered[consumer]) == 6
+    assert rules.do(c.Drain(consumer)) == 1
+    assert len(rules.delivered[consumer]) == 9
+    rules.do(c.Credit(consumer, 2))
+    assert len(rules.delivered[consumer]) == 11
+
+
+def test_a_message_larger_than_a_slice_is_handed_out_alone() -> None:
+    rules = Rules()
+    client = rules.connect()
+    consumer = rules.attach(client, Q, 10, slice_bytes=100, presettled=True)
+    rules.send(client, Q, b"x" * 1000, b"y" * 99, b"z")
+    assert len(rules.delivered[consumer]) == 1
+    rules.do(c.Credit(consumer, 0))
+    assert len(rules.delivered[consumer]) == 3
+
+
+def test_a_consumer_whose_slice_is_used_up_holds_nobody_up() -> None:
+    rules = Rules()
+    client = rules.connect()
+    small = rules.attach(client, Q, 10, slice_bytes=1)
+    large = rules.attach(client, Q, 10)
+    rules.send(client, Q, *[b"x"] * 9)
+    assert [len(rules.delivered[consumer]) for consumer in (small, large)] == [1, 8]
+
+
 def test_settling_twice_and_settling_what_is_unknown_is_ignored() -> None:
     rules = Rules()
     client = rules.connect()
