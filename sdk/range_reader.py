@@ -9,7 +9,7 @@ atomic over any number of staged transactions, and done once for each number of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -134,6 +134,9 @@ class RangeReader:
 class StagedTransaction:
     """A transaction that is written in parts.
 
+    What the broker has not answered yet waits here: after a lost connection ``flush`` sends it again, over another
+    connection (``move_to``) as well, and nothing is staged twice.
+
     Args:
         connection: to a Holdfast broker.
         name: of the transaction, unique; who writes it again from the start changes nothing.
@@ -146,43 +149,53 @@ class StagedTransaction:
         self._queue = queue
         self._written = 0
         self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
 
     @property
     def written(self) -> int:
         """Messages so far."""
         return self._written + len(self._waiting)
 
-    def write(self, envelopes: Sequence[Envelope]) -> None:
-        """Add messages, and send them where enough have gathered.
+    def move_to(self, connection: Connection) -> None:
+        """Go on over another connection to the same broker."""
+        self._connection = connection
+
+    def add(self, envelopes: Iterable[Envelope]) -> None:
+        """Add messages; ``flush`` sends them.
+
+        Raises:
+            MessageFormatException: one of them cannot be encoded; it and those behind it are not taken.
+        """
+        self._waiting += [pack(envelope) for envelope in envelopes]
+
+    def flush(self) -> None:
+        """Send what has gathered; it is on the broker's disk when this returns.
 
         Raises:
             ResourceAllocationException: a limit of the broker.
-            MessageFormatException: one of them cannot be encoded.
+            ConnectionLostException, OperationTimedOutException: may be called again.
         """
-        for envelope in envelopes:
-            payload = pack(envelope)
-            self._waiting.append(payload)
-            self._waiting_bytes += len(payload)
-            if self._waiting_bytes >= STAGE_BYTES:
-                self.flush()
+        while self._waiting:
+            messages = self._next_part()
+            self._connection.request(
+                "stage",
+                {
+                    "transaction": self._name,
+                    "queue": self._queue.name,
+                    "first": self._written,
+                    "messages": messages,
+                },
+            )
+            self._written += len(messages)
+            del self._waiting[: len(messages)]
 
-    def flush(self) -> None:
-        """Send what has gathered; it is on the broker's disk when this returns."""
-        if not self._waiting:
-            return
-        self._connection.request(
-            "stage",
-            {
-                "transaction": self._name,
-                "queue": self._queue.name,
-                "first": self._written,
-                "messages": self._waiting,
-            },
-        )
-        self._written += len(self._waiting)
-        self._waiting = []
-        self._waiting_bytes = 0
+    def _next_part(self) -> list[bytes]:
+        """Messages of about ``STAGE_BYTES``, at least one."""
+        size = 0
+        for number, payload in enumerate(self._waiting):
+            size += len(payload)
+            if size >= STAGE_BYTES:
+                return self._waiting[: number + 1]
+        return list(self._waiting)
 
 
 def publish(connection: Connection, group: str, number: int, transactions: Sequence[str]) -> bool:

@@ -1,4 +1,8 @@
-"""Connections of a worker process: kept between tasks, made again where they fail."""
+"""Connections of a worker process: kept between tasks, made again where they fail.
+
+Spark's workers are forked before anything of ours is imported, and do one thing at a time; so a process needs one
+connection for each URL, and the one that was not used for the longest time is in nobody's hands.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sdk import Connection, ConnectionFactory, ConnectionLostException, OperationTimedOutException
+from sdk import Connection, ConnectionFactory, ConnectionLostException, JMSException, OperationTimedOutException
 from spark_connector.options import ConnectionOptions
 
 _log = logging.getLogger(__name__)
@@ -18,6 +22,8 @@ T = TypeVar("T")
 _Key = tuple[int, str, str | None, str | None]
 _connections: dict[_Key, Connection] = {}
 _lock = threading.Lock()
+#: Connections that a process keeps; beyond it the one that was not used for the longest time is closed.
+MAX_CONNECTIONS = 16
 #: First and longest pause between two attempts, in seconds.
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
@@ -30,12 +36,17 @@ def connection_for(options: ConnectionOptions) -> Connection:
         JMSException: see ``ConnectionFactory.create_connection``.
     """
     key = _key(options)
+    unused = None
     with _lock:
-        connection = _connections.get(key)
+        connection = _connections.pop(key, None)
         if connection is None:
             connection = ConnectionFactory(options.url, options.username, options.password).create_connection()
-            _connections[key] = connection
-        return connection
+            if len(_connections) >= MAX_CONNECTIONS:
+                unused = _connections.pop(next(iter(_connections)))
+        _connections[key] = connection  # the last: used last
+    if unused is not None:
+        unused.close()
+    return connection
 
 
 def drop_connection(options: ConnectionOptions) -> None:
@@ -56,7 +67,8 @@ def with_retries(options: ConnectionOptions, act: Callable[[Connection], T], sec
     Args:
         options: which connection, and for how long to try.
         act: may be done twice without harm.
-        seconds: how long to try; None: as the options say.
+        seconds: how long to try; None: ``retrySeconds`` of the options.  The last try may take as long as its own
+            time-outs allow.
 
     Raises:
         JMSException: the last failure, or any other error at once.
@@ -66,9 +78,11 @@ def with_retries(options: ConnectionOptions, act: Callable[[Connection], T], sec
     while True:
         try:
             return act(connection_for(options))
-        except (ConnectionLostException, OperationTimedOutException) as error:
+        except JMSException as error:
+            # Whatever it was: the next one starts with a connection that nothing is wrong with.
             drop_connection(options)
-            if time.monotonic() + pause > deadline:
+            transient = isinstance(error, ConnectionLostException | OperationTimedOutException)
+            if not transient or time.monotonic() + pause > deadline:
                 raise
             _log.warning("trying again in %g s: %s", pause, error)
             time.sleep(pause)

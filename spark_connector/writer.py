@@ -63,10 +63,15 @@ def _stage(options: SinkOptions, group: str, batch: str, batches: Iterator[pa.Re
     task = "0" if context is None else f"{context.partitionId()}.{context.attemptNumber()}"
     name = f"spark/{group}/{batch}/{task}/{uuid4()}"
     staged = StagedTransaction(connection, name, destination)
+
+    def flush(connection: Connection) -> None:
+        staged.move_to(connection)
+        staged.flush()
+
     try:
         for rows in batches:
-            staged.write(list(envelopes_of(rows, destination, options.priority, options.time_to_live)))
-            staged.flush()
+            staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live))
+            with_retries(options, flush)
     except JMSException:
         # Spark tries the task again; what is staged would only lie there until it expires.
         _discard_quietly(options, [name])

@@ -12,25 +12,29 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import Connection, ConnectionFactory, InvalidDestinationException
+from sdk import Connection, ConnectionFactory, IllegalStateException, InvalidDestinationException
 from sdk.range_reader import RangeReader, StagedTransaction, discard, publish
 
 
 @pytest.fixture(params=["embedded", "amqp"])
-def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connection]:
+def factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConnectionFactory]:
     if request.param == "embedded":
-        with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
-            yield connection
+        yield ConnectionFactory(f"embedded:{tmp_path}")
         return
     broker = Broker(EngineSettings(), str(tmp_path))
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
     _, port = listener.start()
     try:
-        with ConnectionFactory(f"amqp://127.0.0.1:{port}").create_connection() as connection:
-            yield connection
+        yield ConnectionFactory(f"amqp://127.0.0.1:{port}")
     finally:
         listener.stop()
         broker.close()
+
+
+@pytest.fixture
+def connection(factory: ConnectionFactory) -> Iterator[Connection]:
+    with factory.create_connection() as connection:
+        yield connection
 
 
 def test_a_range_is_read_and_settled(connection: Connection) -> None:
@@ -73,7 +77,7 @@ def test_staged_transactions_are_published_once(connection: Connection) -> None:
         bodies = [f"{number} {'x' * 1000}" for number in range(5000)]
         for attempt in ("a", "b"):
             staged = StagedTransaction(connection, attempt, queue)
-            staged.write([Envelope(queue, BodyKind.TEXT, body) for body in bodies])
+            staged.add([Envelope(queue, BodyKind.TEXT, body) for body in bodies])
             staged.flush()
             assert staged.written == 5000
         reader = RangeReader(connection, queue)
@@ -85,6 +89,29 @@ def test_staged_transactions_are_published_once(connection: Connection) -> None:
         bounds = reader.bounds()
         found = [message.envelope().body for chunk in reader.read(bounds.first, bounds.next - 1) for message in chunk]
         assert found == bodies
+
+
+def test_a_staged_transaction_goes_on_over_another_connection(
+    factory: ConnectionFactory, connection: Connection
+) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("out")
+    lost = factory.create_connection()
+    staged = StagedTransaction(lost, "a", queue)
+    staged.add([Envelope(queue, BodyKind.TEXT, str(number)) for number in range(3)])
+    staged.flush()
+    lost.close()
+    staged.add([Envelope(queue, BodyKind.TEXT, str(number)) for number in range(3, 5)])
+    with pytest.raises(IllegalStateException):
+        staged.flush()
+    staged.move_to(connection)
+    staged.flush()
+    assert staged.written == 5
+    assert publish(connection, "query", 0, ["a"]) is True
+    reader = RangeReader(connection, queue)
+    bounds = reader.bounds()
+    found = [message.envelope().body for chunk in reader.read(bounds.first, bounds.next - 1) for message in chunk]
+    assert found == ["0", "1", "2", "3", "4"]
 
 
 def test_statistics_are_frozen_objects(connection: Connection) -> None:
