@@ -30,6 +30,7 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
+from broker_adapter.selector import Selector, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.transport import (
     Credentials,
@@ -50,8 +51,8 @@ from broker_adapter.version import PRODUCT, own_version
 
 __all__ = [
     "MAX_BODY_DEPTH",
-    "AmqpSettings",
     "PRODUCT",
+    "AmqpSettings",
     "BodyKind",
     "BrokerStatistics",
     "ClientSettings",
@@ -85,6 +86,7 @@ __all__ = [
     "ReceiverSpec",
     "ResourceAllocationException",
     "Restored",
+    "Selector",
     "SenderSpec",
     "ServerSettings",
     "StaleAcknowledgementException",
@@ -101,6 +103,7 @@ __all__ = [
     "open_transport",
     "own_version",
     "pack",
+    "parse_selector",
     "parse_url",
     "queue",
     "statistics_from",

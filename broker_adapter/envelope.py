@@ -103,6 +103,11 @@ def unpack(data: bytes | memoryview) -> Envelope:
         raise MessageFormatException(f"not a packed envelope: {error}") from error
 
 
+def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
+    """A message that its engine has set aside, or put back from there: with the engine's properties, and for good."""
+    return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
+
+
 _REPLY_TO = Envelope._fields.index("reply_to")
 _IDENTITY = Envelope._fields.index("identity")
 _packb = msgpack.Packer(autoreset=True).pack

@@ -24,7 +24,7 @@ from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, Envelope, annotated, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
@@ -181,6 +181,7 @@ class InProcessTransport:
             if self._lease is not None or self._closed:
                 raise IllegalStateException("the connection was opened before")
             lease = EngineLease(self._url)
+            lease.broker.learn_format(AMQP_FORMAT, self._decode_amqp)
             try:
                 self._client = lease.broker.call(c.Connect(credentials.client_id), timeout)
             except BaseException:
@@ -265,6 +266,7 @@ class InProcessTransport:
                     spec.no_local,
                     spec.presettled or spec.browse,
                     spec.browse,
+                    exclusive=spec.exclusive,
                 ),
                 limit,
             )
@@ -287,9 +289,7 @@ class InProcessTransport:
     def _decode(self, stored: tuple[int, bytes, dict[str, Any] | None]) -> Envelope:
         form, payload, annotations = stored
         envelope = unpack(payload) if form == ENVELOPE_FORMAT else self._decode_amqp(payload)
-        if annotations:
-            envelope = envelope._replace(properties={**(envelope.properties or {}), **annotations})
-        return envelope
+        return annotated(envelope, annotations) if annotations else envelope
 
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
@@ -412,6 +412,7 @@ class InProcessTransport:
             envelope.expires_at_ms,
             envelope.deliver_at_ms,
             envelope.identity,
+            c.group_number(envelope.group_id),
         )
 
     # The outbox.

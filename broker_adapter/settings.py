@@ -102,7 +102,20 @@ class EngineSettings:
     max_deliveries: int | None = _option(
         10, "failed deliveries of a message, after which it goes to the dead-letter queue", least=1
     )
+    redelivery_delay_seconds: float = _option(
+        0.1, "pause before a message whose delivery has failed twice is delivered again; 0: none", least=0
+    )
+    redelivery_multiplier: float = _option(
+        2.0, "by how much the pause grows with each further failure", least=1, most=100
+    )
+    max_redelivery_delay_seconds: float = _option(30.0, "longest pause before a redelivery", least=0)
+    max_resting_messages: int = _option(
+        100_000, "failed messages of a queue that may wait for their redelivery; one more is delivered at once", least=1
+    )
     dead_letter_queue: str = _option("DLQ", "name of the queue that takes what could not be delivered")
+    expiry_queue: str | None = _option(
+        None, "name of the queue that takes what has expired; without one, expired messages are dropped"
+    )
     hold_timeout_seconds: float = _option(
         10.0, "longest time a producer is held back at a limit before its send is refused", least=0
     )
@@ -110,7 +123,10 @@ class EngineSettings:
         100_000, "sends that may be held back at once in the whole broker; one more is refused at once", least=1
     )
     window_messages: int = _option(
-        2_000, "messages of a queue whose place is kept in memory ahead of its consumers", least=10
+        2_000,
+        "messages of a queue whose place is kept in memory ahead of its consumers; also how many may be kept for"
+        " consumers that own a message group or have a selector",
+        least=10,
     )
     message_cache_bytes: int = _option(
         32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0

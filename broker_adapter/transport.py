@@ -78,6 +78,7 @@ class ReceiverSpec:
     subscription: Subscription | None = None
     browse: bool = False  #: copies of what waits, in order, taking nothing; ``drain`` tells the end
     presettled: bool = False  #: the broker forgets a message as it sends it (NO_ACK); implied by ``browse``
+    exclusive: bool = False  #: of all exclusive consumers of a queue one gets everything, the others stand by
 
 
 class Delivery:

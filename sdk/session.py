@@ -33,6 +33,7 @@ from broker_adapter import (
     TransactionInDoubtException,
     TransactionRolledBackException,
     Transport,
+    parse_selector,
     queue,
     topic,
 )
@@ -651,4 +652,5 @@ def _checked_selector(selector: object) -> str | None:
         return None
     if not isinstance(selector, str):
         raise InvalidSelectorException(f"selector {selector!r} is not a str")
+    parse_selector(selector)  # a broker that is not ours may not say what is wrong, and where
     return selector

@@ -37,8 +37,8 @@ from broker_adapter.amqp.values import (
     encode,
 )
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.commands import NewMessage
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, unpack
+from broker_adapter.engine.commands import NewMessage, group_number
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, annotated, unpack
 from broker_adapter.errors import JMSException, MessageFormatException
 
 #: Connection capability by which our own ends recognise each other.
@@ -75,6 +75,8 @@ _SECTIONS: Final[dict[Any, int]] = {
     Symbol("amqp:amqp-value:*"): _VALUE,
     Symbol("amqp:footer:map"): 0x78,
 }
+_TTL: Final = 2  #: its place in the header
+_EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
 _MAX_LONG: Final = (1 << 63) - 1
 
@@ -152,9 +154,7 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
     except (struct.error, ValueError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
     envelope = decode_payload(payload[start:], destination)
-    if isinstance(annotations, dict):
-        envelope = envelope._replace(properties={**(envelope.properties or {}), **annotations})
-    return envelope
+    return annotated(envelope, annotations) if isinstance(annotations, dict) else envelope
 
 
 def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
@@ -190,6 +190,7 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
             _integer(envelope.expires_at_ms, "expiry"),
             _integer(envelope.deliver_at_ms, "delivery time"),
             _checked_identity(envelope.identity),
+            group_number(_string(envelope.group_id)),
         )
         return message, envelope.destination
     header: list[Any] = []
@@ -214,6 +215,7 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
         expires_at_ms,
         _delivery_time(annotations, now_ms),
         _identity(annotations),
+        group_number(_string(_field(properties, 10))),
     )
     to = _string(_field(properties, 2))
     return message, None if to is None else Destination(to, _kind(annotations, _DESTINATION_KEYS, None))
@@ -225,7 +227,7 @@ def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str,
     Args:
         payload: the message as it came in.
         delivery_count: failed deliveries before this one.
-        annotations: application properties to add, or to set anew.
+        annotations: application properties to add, or to set anew; such a message does not expire any more.
 
     Raises:
         MessageFormatException: the sections ahead of the body cannot be decoded.
@@ -242,6 +244,8 @@ def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str,
         else:
             fields = []
         fields = [*fields, *[b"\x40"] * (4 - len(fields))][:4]
+        if annotations:
+            fields[_TTL] = b"\x40"
         fields.append(encode(UInt(delivery_count)))
         head = b"\x00\x53\x70" + compound(0xC0, 5, b"".join(fields))
         if not annotations:
@@ -255,6 +259,7 @@ def _with_properties(payload: bytes, start: int, added: Mapping[str, Any]) -> by
     """The payload from ``start`` on, with application properties set; entries that stay keep their bytes."""
     reader = Reader(payload, start)
     before = start
+    head = b""
     pairs: list[bytes] = []
     after = start
     while reader.position < len(payload):
@@ -267,12 +272,24 @@ def _with_properties(payload: bytes, start: int, added: Mapping[str, Any]) -> by
         if code is None or code > _APPLICATION_PROPERTIES:
             after = before
             break
-        reader.position = position
-        reader.value()
+        if code == _PROPERTIES:
+            head += payload[start:before] + _without_expiry(payload, position, reader)
+            start = reader.position
+        else:
+            reader.position = position
+            reader.value()
         before = after = reader.position
     pairs.extend(encode(name) + encode(value) for name, value in added.items())
     section = b"\x00\x53\x74" + compound(0xC1, 2 * len(pairs), b"".join(pairs))
-    return payload[start:before] + section + payload[after:]
+    return head + payload[start:before] + section + payload[after:]
+
+
+def _without_expiry(payload: bytes, position: int, reader: Reader) -> bytes:
+    """The section of properties, the rest of which keeps its bytes; leaves the reader behind it."""
+    fields = _raw_list(payload, position, reader)
+    if len(fields) > _EXPIRY:
+        fields[_EXPIRY] = b"\x40"
+    return b"\x00\x53\x73" + compound(0xC0, len(fields), b"".join(fields))
 
 
 def _section_start(reader: Reader) -> tuple[int, int | None, int]:
@@ -458,12 +475,26 @@ def decode_amqp(payload: bytes, destination: Destination | None = None) -> Envel
     Raises:
         MessageFormatException: it cannot be decoded.
     """
+    return _envelope_of(_sections(payload, None), destination)
+
+
+def decode_ahead(payload: bytes) -> Envelope:
+    """The headers and properties of an AMQP message; its body is not looked at.
+
+    Raises:
+        MessageFormatException: they cannot be decoded.
+    """
+    ahead = (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION_PROPERTIES)
+    return _envelope_of(_sections(payload, ahead), None)
+
+
+def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination | None) -> Envelope:
     header: list[Any] = []
     annotations: Mapping[Any, Any] = {}
     properties: list[Any] = []
     application: dict[str, Any] | None = None
     bodies: list[tuple[int, Any]] = []
-    for code, value in _sections(payload, None):
+    for code, value in sections:
         if code == _HEADER:
             header = value
         elif code == _MESSAGE_ANNOTATIONS:

@@ -30,19 +30,21 @@ from typing import Any
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
-from broker_adapter.engine.effects import Effects, Load, Outgoing
+from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan, StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import perform
-from broker_adapter.engine.queue_state import Browser
+from broker_adapter.engine.queue_state import Browser, Entry, QueueState
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     RawEntry,
+    decode_annotations,
     entry_key,
     message_key,
 )
+from broker_adapter.engine.selection import Read, Selectable, selects
 from broker_adapter.engine.store import Loaded, Store
 from broker_adapter.errors import (
     IllegalStateException,
@@ -52,6 +54,7 @@ from broker_adapter.errors import (
     StoreException,
     copied,
 )
+from broker_adapter.selector import Selector
 from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
@@ -64,6 +67,9 @@ CYCLE_BYTES = 16 * 1024 * 1024
 CHUNK_ENTRIES = 5_000
 #: Rounds of loading from the store before a commit; what is left waits for the next cycle.
 LOAD_ROUNDS = 16
+#: Messages that consumers with selectors look at in one cycle, in scans of the backlog, and their bytes.
+SCANS = 4
+SCAN_BYTES = 4 * 1024 * 1024
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often the room on the disk is looked at.
@@ -108,6 +114,8 @@ class Broker:
         self._is_sleeping = False
         self._alarm_ms: int | None = None
         self._retries: list[Load] = []
+        self._scans: list[Scan] = []
+        self._looks: list[tuple[QueueState, Entry]] = []
         self._lookers: list[Browser] = []
         self._chores: deque[Iterator[c.Command]] = deque()
         self._cache: dict[int, c.NewMessage] = {}
@@ -188,6 +196,15 @@ class Broker:
         if self.cycling_thread == threading.get_ident():
             raise IllegalStateException("a call that waits cannot be made from a callback of the transport")
 
+    def learn_format(self, message_format: int, read: Read) -> None:
+        """Tell the engine how to read messages of a format, so that selectors can be applied to them.
+
+        Args:
+            message_format: as in :class:`broker_adapter.engine.commands.NewMessage`.
+            read: decodes at least headers and properties; raises MessageFormatException; called in any thread.
+        """
+        self._state.formats.learn(message_format, read)
+
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""
         self._failure_listeners.append(listener)
@@ -240,7 +257,9 @@ class Broker:
     @property
     def _has_more(self) -> bool:
         """Whether work is left that needs no new command."""
-        return self.failed is None and bool(self._retries or self._chores or self._lookers)
+        return self.failed is None and bool(
+            self._retries or self._chores or self._lookers or self._scans or self._looks
+        )
 
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
@@ -346,9 +365,17 @@ class Broker:
         wanted, self._retries = self._retries + effects.loads, []
         effects.loads = []
         settled = not effects.durable and not effects.volatile
+        scans = self._scans + effects.scans
+        effects.scans = []
+        effects.looks[:0] = self._looks
+        for scan in scans[:SCANS]:
+            self._scan(scan, effects)
+        searched = bool(scans)
         for _ in range(LOAD_ROUNDS):
-            if not wanted:
-                return
+            searched |= self._look(effects)
+            if not wanted and not searched:
+                break
+            searched = False
             for load in wanted:
                 found = self._read(load.queue, "load", load.lane, load.after, load.limit)
                 if found.corrupt and self._disk is not None:
@@ -363,6 +390,53 @@ class Broker:
             self._state.settle_down(now_ms, effects)
             wanted, effects.loads = effects.loads, []
         self._retries += wanted
+        self._scans = scans[SCANS:] + effects.scans
+        self._looks = effects.looks
+
+    def _scan(self, scan: Scan, effects: Effects) -> None:
+        """Show a consumer with a selector the next part of the backlog."""
+        found = self._read(scan.queue, "load", scan.lane, scan.after, scan.limit)
+        changes = effects.durable.entries, effects.volatile.entries
+        entries = [entry for entry in found.entries if not _is_deleted(entry, changes)]
+        if found.complete:
+            known = {entry.position for entry in entries}
+            new = (each for batch in (effects.durable, effects.volatile) for each in _new_entries(batch, scan))
+            entries += sorted((each for each in new if each.position not in known), key=_by_position)
+        complete = found.complete
+        through = max([scan.after, *(each.position for each in (*found.entries[-1:], *entries[-1:]))])
+        size = 0
+        for index, entry in enumerate(entries):
+            size += entry.size
+            if size > SCAN_BYTES and index:
+                entries = entries[:index]
+                through = entries[-1].position
+                complete = False
+                break
+        self._state.scanned(scan, self._selectables(entries, effects), through, complete)
+
+    def _look(self, effects: Effects) -> bool:
+        """Show those who search what came in or came back; returns whether there was something."""
+        looks, effects.looks = effects.looks, []
+        entries = [_raw(queue.id, entry) for queue, entry in looks]
+        places = {(raw.queue, raw.position): place for raw, place in zip(entries, looks, strict=True)}
+        for raw, message in self._selectables(entries, effects):
+            self._state.looked(*places[raw.queue, raw.position], message)
+        return bool(looks)
+
+    def _selectables(self, entries: Sequence[RawEntry], pending: Effects | None) -> list[tuple[RawEntry, Selectable]]:
+        """Messages with what selectors can look at; those that cannot be trusted are left out."""
+        bodies = self._bodies([(entry.number, entry.flags) for entry in entries], pending)
+        messages = []
+        for entry, body in zip(entries, bodies, strict=True):
+            if body is None:
+                continue
+            annotations = None
+            if entry.flags & FLAG_ANNOTATED:
+                key = entry_key(entry.queue, entry.lane, entry.position)
+                annotations = self._annotations(key, entry.flags, pending)
+            message = Selectable(self._state.formats, *body, entry.delivery_count, annotations)
+            messages.append((entry, message))
+        return messages
 
     def _read_what_is_taken(self, effects: Effects) -> list[list[c.Handout] | None]:
         """The deliveries that settle themselves, each in its place: the commit takes their messages away."""
@@ -472,7 +546,12 @@ class Broker:
                 bodies[index] = body
         return bodies
 
-    def _annotations(self, key: bytes, flags: int) -> dict[str, Any] | None:
+    def _annotations(self, key: bytes, flags: int, pending: Effects | None = None) -> dict[str, Any] | None:
+        if pending is not None:
+            batch = pending.durable if flags & FLAG_PERSISTENT else pending.volatile
+            value = batch.tables.get("annotations", {}).get(key)
+            if value is not None:
+                return decode_annotations(value)
         store: Store = self._disk if self._disk is not None and flags & FLAG_PERSISTENT else self._memory
         return store.annotations(key)
 
@@ -515,19 +594,21 @@ class Broker:
         """Give a browser what it has credit for, and tell those who wait for the end."""
         complete = False
         if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._state.queues:
-            limit = min(browser.credit, CHUNK_ENTRIES)
+            limit = CHUNK_ENTRIES if browser.selector is not None else min(browser.credit, CHUNK_ENTRIES)
             found = self._read(browser.queue.id, "browse", *browser.place, limit)
             complete = found.complete
             held = self._held_positions(browser.queue.id)
-            messages = []
+            messages: list[Outgoing] = []
             for entry in found.entries:
-                if browser.room_bytes <= 0:
+                if browser.room_bytes <= 0 or len(messages) == browser.credit:
                     complete = False
                     break
                 browser.place = (entry.lane, entry.position)
                 if entry.position > browser.through or entry.position in held:
                     continue
                 if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
+                    continue
+                if browser.selector is not None and not self._is_wanted(browser.selector, entry):
                     continue
                 number = browser.next_number
                 browser.next_number += 1
@@ -548,6 +629,9 @@ class Broker:
             replies, browser.drains = browser.drains, []
             for reply in replies:
                 _tell(reply, dropped)
+
+    def _is_wanted(self, selector: Selector, entry: RawEntry) -> bool:
+        return any(selects(selector, message) for _, message in self._selectables((entry,), None))
 
     def _held_positions(self, queue: int) -> set[int]:
         """Positions of a queue that are in consumers' hands."""
@@ -684,6 +768,28 @@ class _Waiter:
 def _is_deleted(entry: RawEntry, changes: tuple[dict[bytes, Any], dict[bytes, Any]]) -> bool:
     key = entry_key(entry.queue, entry.lane, entry.position)
     return any(key in changed and changed[key] is None for changed in changes)
+
+
+def _new_entries(batch: StoreBatch, scan: Scan) -> Iterator[RawEntry]:
+    """Entries of a batch that the scan of its lane would have come to, were they committed."""
+    lane = entry_key(scan.queue, scan.lane, 0)[:5]
+    for key, entry in batch.entries.items():
+        if isinstance(entry, Entry) and key.startswith(lane) and entry.position > scan.after:
+            yield _raw(scan.queue, entry)
+
+
+def _raw(queue: int, entry: Entry) -> RawEntry:
+    return RawEntry(
+        queue,
+        entry.lane.number,
+        entry.position,
+        entry.number,
+        entry.delivery_count,
+        entry.flags,
+        entry.expires_at_ms,
+        entry.size,
+        entry.group,
+    )
 
 
 def _by_position(entry: RawEntry) -> int:

@@ -21,8 +21,8 @@ from typing import Any
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.effects import Effects, Load
-from broker_adapter.engine.queue_state import Browser, Consumer, Entry, QueueState
+from broker_adapter.engine.effects import Effects, Load, Scan
+from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
@@ -35,28 +35,36 @@ from broker_adapter.engine.records import (
     encode_catalog,
     encode_counters,
     encode_producer,
+    lane_of_delayed,
     queue_key,
     stream_key,
 )
+from broker_adapter.engine.resting import redelivery_delay_ms
+from broker_adapter.engine.selection import Formats, Selectable, selects
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
     InvalidDestinationException,
-    InvalidSelectorException,
     JMSException,
     ResourceAllocationException,
     TransactionRolledBackException,
 )
+from broker_adapter.selector import parse_selector
 from broker_adapter.settings import EngineSettings
 
 #: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
 FIRST_VOLATILE_QUEUE = 1 << 31
 
-#: Properties that the engine adds to a dead letter.
+#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
+#: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
 DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
 DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
+DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
+DEAD_LETTER_CLIENT_ID = "JMS_HOLDFAST_DEAD_LETTER_CLIENT_ID"
 DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
+#: Property of a message that was put back from there: the queue that it was in meanwhile.
+REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 
 
 class Client:
@@ -115,6 +123,7 @@ class BrokerState:
         self.settings = settings
         self.durable = durable
         self.unique = unique
+        self.formats = Formats()
         self.queues: dict[int, QueueState] = {}
         self.by_destination: dict[Destination, QueueState] = {}
         self.topics: dict[Destination, list[QueueState]] = {}
@@ -140,7 +149,9 @@ class BrokerState:
         self._next_publishing = 1
         self._looking: dict[int, Browser] = {}
         self._awake: dict[int, QueueState] = {}
+        self._resting: dict[int, QueueState] = {}  #: queues that have resting messages
         self._drains: list[tuple[Consumer, c.Reply | None]] = []
+        self._now_ms = 0  #: the time of the decision under way
 
     # What a restart finds.
 
@@ -180,6 +191,7 @@ class BrokerState:
             and its reply is the error.
         """
         effects = Effects()
+        self._now_ms = now_ms
         for command in commands:
             try:
                 _STEPS[type(command)](self, command, now_ms, effects)
@@ -202,19 +214,43 @@ class BrokerState:
         self.totals.quarantined += corrupt
         return queue.loaded(load.lane, entries, corrupt, complete, settled)
 
+    def scanned(
+        self, scan: Scan, messages: Iterable[tuple[RawEntry, Selectable]], through: int, complete: bool
+    ) -> None:
+        """Messages that a ``Scan`` asked for.  ``settle_down`` must follow.
+
+        Args:
+            scan: the question.
+            messages: those that can be read.
+            through: the position up to which the answer goes.
+            complete: whether there is nothing behind it.
+        """
+        consumer = self.consumers.get(scan.consumer)
+        if consumer is None or consumer.search is None:
+            return
+        search = consumer.search
+        found = [entry for entry, message in messages if selects(search.selector, message)]
+        consumer.queue.scanned(search, scan.lane, through, found, complete)
+        self._awake[consumer.queue.id] = consumer.queue
+
+    def looked(self, queue: QueueState, entry: Entry, message: Selectable) -> None:
+        """Have those who search look at a message that came in or came back.  ``settle_down`` must follow."""
+        queue.look(entry, lambda selector: selects(selector, message))
+        self._awake[queue.id] = queue
+
     def settle_down(self, now_ms: int, effects: Effects) -> None:
         """Let what was held go on, hand messages out, answer drains, note the counters."""
         if self._held_count:
             self._resume_held(now_ms, effects)
+        if self._resting:
+            self._wake_rested(now_ms, effects)
         awake, self._awake = self._awake, {}
-        totals = self.totals
         for queue in awake.values():
             if queue.consumers:
                 for entry in queue.dispatch(now_ms, effects):
-                    totals.expired += 1
-                    queue.forget(entry, effects)
+                    self._expire(queue, entry, effects)
         for consumer, reply in self._drains:
-            if consumer.queue.is_loading:
+            if consumer.is_waiting:
                 continue
             dropped, consumer.credit = consumer.credit, 0
             if reply is not None:
@@ -223,17 +259,19 @@ class BrokerState:
             effects.browsers += self._looking.values()
             self._looking = {}
         if self._drains:
-            self._drains = [drain for drain in self._drains if drain[0].queue.is_loading]
+            self._drains = [drain for drain in self._drains if drain[0].is_waiting]
         for queue in (*awake.values(), *self._awake.values()):
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
                 effects.durable.put("queues", queue_key(queue.id), encode_counters(queue.counters()))
 
     def next_deadline_ms(self) -> int | None:
-        """When the first held send is to be refused."""
+        """When the first held send is to be refused, or a resting message to be delivered again."""
         heads = [queue.held[0].deadline_ms for queue in self._holding.values() if queue.held]
         if self._held_at_large:
             heads.append(self._held_at_large[0].deadline_ms)
+        due = [queue.resting.first_due_ms() for queue in self._resting.values()]
+        heads += [due_ms for due_ms in due if due_ms is not None]
         return min(heads, default=None)
 
     def waiting(self) -> list[c.Reply]:
@@ -372,6 +410,8 @@ class BrokerState:
             max_unsettled=settings.max_unsettled_messages,
             counters=counters,
         )
+        if record.selector is not None:
+            queue.selector = parse_selector(record.selector)
         self.queues[number] = queue
         return queue
 
@@ -390,8 +430,9 @@ class BrokerState:
         self._holding.pop(queue.id, None)
         for consumer in [each for each in self.consumers.values() if each.queue is queue]:
             for entry in consumer.unsettled.values():
-                queue.give_back(entry)  # so that it can be trimmed
+                queue.give_back(entry, effects)  # so that it can be trimmed
             consumer.unsettled.clear()
+        self._resting.pop(queue.id, None)
         if queue.durable:
             queue.record = queue.record._replace(kind="ended")
             effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
@@ -412,10 +453,7 @@ class BrokerState:
 
     def _attach(self, command: c.Attach, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
-        if command.selector:
-            raise InvalidSelectorException(
-                f"selector {command.selector!r}: this engine does not evaluate selectors yet; filter after receive()"
-            )
+        selector = parse_selector(command.selector) if command.selector else None
         destination = command.destination
         subscription = command.subscription
         if destination.is_topic:
@@ -426,6 +464,7 @@ class BrokerState:
                     f"temporary topic {destination.name!r} can be consumed only by the connection that made it"
                 )
             queue = self._subscribe(client, command, effects)
+            selector = None  # the subscription takes in only what it wants
         else:
             if subscription is not None:
                 raise InvalidDestinationException(f"cannot subscribe to the queue {destination.name!r}")
@@ -435,25 +474,34 @@ class BrokerState:
                     f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
                 )
         if command.browse:
-            browser = Browser(self._next_consumer, client.id, queue, command.sink, command.slice_bytes)
+            browser = Browser(self._next_consumer, client.id, queue, command.sink, command.slice_bytes, selector)
             self._next_consumer += 1
             self.browsers[browser.id] = client.browsers[browser.id] = browser
             self._reply(command, browser.id, effects)
             return
         consumer = Consumer(
-            self._next_consumer, client.id, queue, command.sink, command.presettled, command.slice_bytes
+            self._next_consumer,
+            client.id,
+            queue,
+            command.sink,
+            command.presettled,
+            command.slice_bytes,
+            selector,
+            command.exclusive,
         )
         self._next_consumer += 1
         self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
-        queue.consumers.append(consumer)
+        queue.add_consumer(consumer)
         self._reply(command, consumer.id, effects)
 
     def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState:
         topic = command.destination
         subscription = command.subscription
+        selector = command.selector or None
         siblings = self._topic(topic)
         if subscription is None:
-            queue = self._new_subscription(client, topic, None, None, command.no_local, False, False, effects)
+            record = CatalogRecord("subscription", "", topic.name, None, False, command.no_local, selector)
+            queue = self._new_subscription(client, topic, record, False, effects)
             queue.owner = client.id
             siblings.append(queue)
             return queue
@@ -470,39 +518,33 @@ class BrokerState:
         existing = self.subscriptions.get(key)
         if existing is not None:
             record = existing.record
-            same = (record.topic, record.no_local) == (topic.name, command.no_local)
+            same = (record.topic, record.no_local, record.selector) == (topic.name, command.no_local, selector)
             if record.shared != subscription.shared or existing.durable != (subscription.durable and self.durable):
                 raise IllegalStateException(f"subscription {name!r} exists with other attributes; unsubscribe it first")
             if existing.consumers and not subscription.shared:
                 raise IllegalStateException(f"subscription {name!r} is in use by another consumer")
             if existing.consumers and not same:
-                raise IllegalStateException(f"subscription {name!r} is in use on topic {record.topic!r}")
+                raise IllegalStateException(
+                    f"subscription {name!r} is in use on topic {record.topic!r} with selector {record.selector!r}"
+                )
             if same:
                 return existing
-            # JMS 3.1 section 8.3.3: another topic or no_local is as unsubscribing and subscribing anew.
+            # JMS 3.1 section 8.3.3: another topic, selector or no_local is as unsubscribing and subscribing anew.
             self._end_subscription(existing, effects)
-        queue = self._new_subscription(
-            client, topic, name, client.client_id, command.no_local, subscription.durable, subscription.shared, effects
+        record = CatalogRecord(
+            "subscription", name, topic.name, client.client_id, subscription.shared, command.no_local, selector
         )
+        queue = self._new_subscription(client, topic, record, subscription.durable, effects)
         self.subscriptions[key] = queue
         siblings.append(queue)
         return queue
 
     def _new_subscription(
-        self,
-        client: Client,
-        topic: Destination,
-        name: str | None,
-        client_id: str | None,
-        no_local: bool,
-        durable: bool,
-        shared: bool,
-        effects: Effects,
+        self, client: Client, topic: Destination, record: CatalogRecord, durable: bool, effects: Effects
     ) -> QueueState:
         self._check_room_for_destination()
-        label = name or f"subscription/{client.id}/{self._next_name}"
+        record = record._replace(name=record.name or f"subscription/{client.id}/{self._next_name}")
         self._next_name += 1
-        record = CatalogRecord("subscription", label, topic.name, client_id, shared, no_local)
         if durable:
             return self._new_queue(topic, record, effects)
         number = self._next_volatile_queue
@@ -560,7 +602,7 @@ class BrokerState:
         if consumer.attached:
             consumer.attached = False
             consumer.credit = 0
-            consumer.queue.consumers.remove(consumer)
+            consumer.queue.remove_consumer(consumer)
             self._awake[consumer.queue.id] = consumer.queue
 
     def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
@@ -638,6 +680,8 @@ class BrokerState:
             settings.max_message_bytes,
         )
         local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
+        selective = any(queue.selector is not None for queue in local)
+        wanting: Sequence[QueueState] = local
         all_durable = self.durable and all(queue.durable for queue in local)
         stream: tuple[Any, ...] | None = None
         last = 0
@@ -650,7 +694,9 @@ class BrokerState:
             if len(message.payload) > max_bytes:
                 self._note_error(held, index, message_too_large(len(message.payload), max_bytes))
                 continue
-            for queue in local:
+            if selective:
+                wanting = self._wanting(message, local)
+            for queue in wanting:
                 if (limit is not None and queue.depth >= limit) or (
                     limit_bytes is not None and queue.bytes >= limit_bytes
                 ):
@@ -683,7 +729,7 @@ class BrokerState:
             if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
                 self.totals.expired += 1
                 continue
-            self._spread(message, local, now_ms, effects)
+            self._spread(message, wanting, now_ms, effects)
         else:
             held.index = len(messages)
         self.totals.enqueued += taken
@@ -719,6 +765,11 @@ class BrokerState:
         for queue in queues:
             in_durable = message.persistent and queue.durable
             queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
+
+    def _wanting(self, message: c.NewMessage, queues: Sequence[QueueState]) -> list[QueueState]:
+        """Those of a topic's subscriptions that want a message by their selectors."""
+        fields = Selectable(self.formats, message.format, message.payload)
+        return [queue for queue in queues if queue.selector is None or selects(queue.selector, fields)]
 
     def _is_local(self, queue: QueueState, client: int) -> bool:
         if queue.record.client_id is None:
@@ -858,7 +909,7 @@ class BrokerState:
         """A delivery that did not end in an acceptance."""
         self._awake[queue.id] = queue
         if outcome is Outcome.RELEASED:
-            queue.give_back(entry)
+            queue.give_back(entry, effects)
             return
         self.totals.redelivered += 1
         limit = queue.max_deliveries
@@ -870,20 +921,60 @@ class BrokerState:
             self._dead_letter(queue, entry, f"delivered {limit} times without success (option max_deliveries)", effects)
         else:
             queue.raise_count(entry, effects)
-            queue.give_back(entry)
+            self._rest(queue, entry, effects)
+
+    def _rest(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
+        """Have a message delivered again, at once or after a while."""
+        delay_ms = redelivery_delay_ms(entry.delivery_count, self.settings)
+        if not delay_ms or len(queue.resting) >= self.settings.max_resting_messages:
+            queue.give_back(entry, effects)
+            return
+        queue.resting.add(entry, self._now_ms + delay_ms)
+        self._resting[queue.id] = queue
+
+    def _wake_rested(self, now_ms: int, effects: Effects) -> None:
+        for queue in list(self._resting.values()):
+            for entry in queue.resting.due(now_ms):
+                queue.give_back(entry, effects)
+                self._awake[queue.id] = queue
+            if not queue.resting:
+                del self._resting[queue.id]
 
     def _dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
-        target = self._queue(Destination(self.settings.dead_letter_queue), effects)
-        queue.forget(entry, effects, keep_message=True)
-        moved = target.adopt(entry, entry.lane, entry.flags | FLAG_ANNOTATED, 0, 0, effects)
+        self.totals.dead_lettered += 1
+        self._set_aside(queue, entry, self.settings.dead_letter_queue, reason, effects)
+
+    def _expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
+        """The time of a message that nobody holds is over."""
+        self.totals.expired += 1
+        name = self.settings.expiry_queue
+        if name is None or queue.destination.name == name:
+            queue.forget(entry, effects)
+        else:
+            self._set_aside(queue, entry, name, "expired", effects)
+
+    def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
+        """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
+        target = self._queue(Destination(name), effects)
         annotations = {
             DEAD_LETTER_REASON: reason,
             DEAD_LETTER_QUEUE: queue.destination.name,
             DEAD_LETTER_COUNT: entry.delivery_count,
         }
+        if queue.record.kind == "subscription":
+            annotations[DEAD_LETTER_SUBSCRIPTION] = queue.record.name
+            annotations[DEAD_LETTER_CLIENT_ID] = queue.record.client_id
+        self._adopt_annotated(queue, entry, target, annotations, effects)
+
+    def _adopt_annotated(
+        self, queue: QueueState, entry: Entry, target: QueueState, annotations: dict[str, Any], effects: Effects
+    ) -> None:
+        """Move a message to the end of another queue, where it does not expire, with properties added."""
+        queue.forget(entry, effects, keep_message=True)
+        lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))
+        moved = target.adopt(entry, lane, entry.flags & 0xFF | FLAG_ANNOTATED, 0, 0, effects)
         batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
         batch.put("annotations", moved.key, encode_annotations(annotations))
-        self.totals.dead_lettered += 1
         self._awake[target.id] = target
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
@@ -962,6 +1053,8 @@ class BrokerState:
             queues = [
                 queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))
             ]
+            if any(queue.selector is not None for queue in queues):
+                queues = self._wanting(message, queues)
             sends.append((queues, destination, message))
             reason = self.held_because
             if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
@@ -1123,8 +1216,7 @@ class BrokerState:
             if kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
                 queue.now_due(entry, effects)
             else:
-                self.totals.expired += 1
-                queue.forget(entry, effects)
+                self._expire(queue, entry, effects)
         self._reply(command, None, effects)
 
     def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
@@ -1139,7 +1231,7 @@ class BrokerState:
                 messages=queue.depth,
                 bytes=queue.bytes,
                 in_hand=hands.get(queue.id, 0),
-                delayed=queue.delayed.stored,
+                delayed=queue.delayed.stored + len(queue.resting),
                 consumers=len(queue.consumers),
                 held_producers=len(queue.held),
                 next_position=queue.next_position,

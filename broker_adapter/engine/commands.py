@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
@@ -43,6 +44,16 @@ class NewMessage(NamedTuple):
     expires_at_ms: int | None = None
     deliver_at_ms: int | None = None
     identity: Identity | None = None
+    group: int = 0  #: see :func:`group_number`
+
+
+#: Message groups are told apart by so many numbers; two groups of one number go to the same consumer.
+MAX_GROUP_NUMBER = 0xFFFF
+
+
+def group_number(group_id: str | None) -> int:
+    """The number that stands for a message group (``JMSXGroupID``), from 1 on; 0: the message is in none."""
+    return 1 + crc32(group_id.encode(errors="surrogatepass")) % MAX_GROUP_NUMBER if group_id else 0
 
 
 class Connect(NamedTuple):
@@ -86,6 +97,8 @@ class DeleteTemporary(NamedTuple):
 class Attach(NamedTuple):
     """A consumer comes; it has no credit yet.  Replies with its number.
 
+    Where a queue has exclusive consumers, the one of them that came first gets everything, and nobody else anything.
+
     ``slice_bytes`` bounds what is on its way to the consumer: after so many bytes of messages (the last one may exceed
     them) it gets nothing, whatever its credit, until its next :class:`Credit` or :class:`Drain`.
     """
@@ -99,6 +112,7 @@ class Attach(NamedTuple):
     presettled: bool = False
     browse: bool = False
     slice_bytes: int | None = None
+    exclusive: bool = False
     reply: Reply | None = None
 
 

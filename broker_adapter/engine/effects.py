@@ -20,6 +20,7 @@ class EntryRecord(Protocol):
     flags: int
     expires_at_ms: int
     size: int
+    group: int
 
 
 class StoreBatch:
@@ -75,6 +76,16 @@ class Load(NamedTuple):
     limit: int
 
 
+class Scan(NamedTuple):
+    """Ask for up to ``limit`` messages of a lane behind ``after``, for a consumer with a selector to look at."""
+
+    consumer: int
+    queue: int
+    lane: int
+    after: int
+    limit: int
+
+
 class Effects:
     """All that one or more commands brought about."""
 
@@ -84,8 +95,10 @@ class Effects:
         "durable",
         "ended",
         "loads",
+        "looks",
         "published",
         "replies",
+        "scans",
         "touches_unloaded",
         "volatile",
     )
@@ -96,6 +109,8 @@ class Effects:
         self.deliveries: list[tuple[Any, list[Outgoing]]] = []  #: (consumer, messages)
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.loads: list[Load] = []
+        self.scans: list[Scan] = []
+        self.looks: list[tuple[Any, Any]] = []  #: (queue, entry) that came in or back, to be looked at by selectors
         self.browsers: list[Any] = []  #: those that have something to do once the commit is done
         self.published: list[
             int

@@ -113,6 +113,8 @@ class LmdbStore:
                     f"the store in {str(self.path)!r} has version {found}; this software knows versions up to"
                     f" {STORE_VERSION}: upgrade it"
                 )
+            else:
+                txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
             self.unique = (txn.get(b"unique", db=meta) or b"").decode()
 
     # What a start needs.
@@ -222,6 +224,7 @@ class LmdbStore:
                                         entry.flags,
                                         entry.expires_at_ms,
                                         entry.size,
+                                        entry.group,
                                     ),
                                 )
                             )

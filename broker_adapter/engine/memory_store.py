@@ -128,6 +128,7 @@ class MemoryStore:
                     entry.flags,
                     entry.expires_at_ms,
                     entry.size,
+                    entry.group,
                 )
             )
             return

@@ -275,7 +275,16 @@ def _stage(engine: Engine, arguments: _Arguments, deadline: float | None) -> Non
         if expires_at_ms is not None and type(expires_at_ms) is not int:
             raise MessageFormatException(f"expiry {expires_at_ms!r} is not a number of milliseconds")
         messages.append(
-            c.NewMessage(ENVELOPE_FORMAT, payload, envelope.priority, True, expires_at_ms, envelope.deliver_at_ms, None)
+            c.NewMessage(
+                ENVELOPE_FORMAT,
+                payload,
+                envelope.priority,
+                True,
+                expires_at_ms,
+                envelope.deliver_at_ms,
+                None,
+                c.group_number(envelope.group_id if isinstance(envelope.group_id, str) else None),
+            )
         )
     engine.call(
         c.Stage(

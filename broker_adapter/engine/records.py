@@ -5,8 +5,8 @@ table       key                                    value
 ==========  =====================================  ==========================================================
 messages    number u64                             crc u32, message-format u32, payload
 references  number u64                             count u32 (only for messages that several queues hold)
-entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, expiry u64,
-                                                   size u32, crc u32
+entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, group u16,
+                                                   expiry u48, size u32, crc u32
 annotations as in entries                          msgpack map: what the engine adds to the properties
 schedule    due u64, kind u8, entry key            empty
 queues      queue u32                              msgpack: next position, bytes, lanes (:class:`Counters`)
@@ -33,8 +33,9 @@ import msgpack
 
 from broker_adapter.errors import StoreCorruptException
 
-#: Version of the layout above; a store with a greater one is refused.
-STORE_VERSION = 1
+#: Version of the layout above; a store with a greater one is refused, an older one is read as it is: version 1 had no
+#: groups.
+STORE_VERSION = 2
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -42,6 +43,7 @@ DELAYED_LANE = 255
 FLAG_PERSISTENT = 1  #: must survive a restart
 FLAG_SHARED = 2  #: other queues hold the same message; it is counted in ``references``
 FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key
+FLAG_HANDED = 8  #: may have been delivered, ahead of others that the lane's cursor has not passed
 _LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
 
 KIND_EXPIRE = 0
@@ -69,6 +71,11 @@ unpack_queue_key = struct.Struct(">I").unpack
 reference_value = struct.Struct(">I").pack
 unpack_reference = struct.Struct(">I").unpack
 
+#: The group of an entry stands above its expiry, which needs no more than 48 bits until the year 10889.
+_GROUP_SHIFT = 48
+#: Latest expiry that an entry can have; a later one is as good as never.
+LATEST_EXPIRY_MS = (1 << _GROUP_SHIFT) - 1
+
 _entry_body = struct.Struct(">QIHQI")
 _entry_value = struct.Struct(">QIHQII")
 _message_head = struct.Struct(">II")
@@ -87,6 +94,7 @@ class RawEntry(NamedTuple):
     flags: int
     expires_at_ms: int  #: 0: never
     size: int  #: bytes of the payload
+    group: int = 0  #: number of its message group; 0: none
 
 
 def delayed_flags(flags: int, lane: int) -> int:
@@ -99,10 +107,13 @@ def lane_of_delayed(flags: int) -> int:
     return flags >> _LANE_SHIFT
 
 
-def encode_entry(key: bytes, number: int, delivery_count: int, flags: int, expires_at_ms: int, size: int) -> bytes:
+def encode_entry(
+    key: bytes, number: int, delivery_count: int, flags: int, expires_at_ms: int, size: int, group: int = 0
+) -> bytes:
     """The value of an entry, with the checksum over key and value."""
-    crc = crc32(_entry_body.pack(number, delivery_count, flags, expires_at_ms, size), crc32(key))
-    return _entry_value.pack(number, delivery_count, flags, expires_at_ms, size, crc)
+    expiry = expires_at_ms | group << _GROUP_SHIFT
+    crc = crc32(_entry_body.pack(number, delivery_count, flags, expiry, size), crc32(key))
+    return _entry_value.pack(number, delivery_count, flags, expiry, size, crc)
 
 
 def decode_entry(key: bytes, value: bytes) -> RawEntry:
@@ -113,7 +124,9 @@ def decode_entry(key: bytes, value: bytes) -> RawEntry:
     if crc32(value[: _entry_body.size], crc32(key)) != crc:
         raise StoreCorruptException(f"entry {key.hex()} fails its checksum")
     queue, lane, position = unpack_entry_key(key)
-    return RawEntry(queue, lane, position, number, count, flags, expires, size)
+    return RawEntry(
+        queue, lane, position, number, count, flags, expires & LATEST_EXPIRY_MS, size, expires >> _GROUP_SHIFT
+    )
 
 
 def encode_message(message_format: int, payload: bytes) -> bytes:

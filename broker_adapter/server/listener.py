@@ -23,8 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker_adapter.amqp.client_protocol import Login
+from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
@@ -65,6 +67,7 @@ class Listener:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._broker = broker
+        broker.learn_format(AMQP_FORMAT, decode_ahead)
         self._host = host
         self._port = port
         self.settings = settings

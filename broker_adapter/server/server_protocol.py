@@ -570,7 +570,7 @@ class ServerProtocol:
                 consumer.presettled,
                 browse,
                 slice_bytes,
-                self._reply(self._on_attached, event, source, consumer),
+                reply=self._reply(self._on_attached, event, source, consumer),
             )
         )
 

@@ -15,7 +15,6 @@ from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
     InvalidDestinationException,
-    InvalidSelectorException,
     JMSException,
     MessageFormatException,
     OperationTimedOutException,
@@ -262,11 +261,6 @@ def test_a_presettled_consumer_takes_as_it_receives(client: Client) -> None:
     receiver = client.receiver(queue("q"), 10, presettled=True)
     receiver.wait_for(2)
     assert client.bodies("q") == []
-
-
-def test_a_selector_is_refused_and_not_ignored(client: Client) -> None:
-    with pytest.raises(InvalidSelectorException):
-        client.receiver(queue("q"), selector="a = 1")
 
 
 # How deliveries end.

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.codec import decode_payload
+from broker_adapter.amqp.codec import decode_ahead, decode_payload
 from broker_adapter.amqp.io_loop import MemoryConnection
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import BodyKind, Envelope
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope
 from broker_adapter.errors import JMSException
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.server.listener import Listener
@@ -105,6 +105,7 @@ class _MemoryServer:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        broker.learn_format(AMQP_FORMAT, decode_ahead)  # as the listener does
         self.wake: Callable[[], None] = lambda: None
         self._protocol = ServerProtocol(
             broker, ServerSettings(), ServerLogin(None, plain=True), lambda: self.wake(), self._request

@@ -285,11 +285,14 @@ def test_a_delivery_changes_only_the_count_and_the_added_properties(count: int, 
         assert after.delivery_count == count
         assert received(with_delivery(original, count, added)).delivery_count == count
         assert after.properties == ({**(before.properties or {}), **(added or {})} or None)
-        for name in ("body", "id", "address", "durable", "priority", "ttl", "annotations", "creation_time"):
+        # What the engine has added properties to is where it stays: it does not expire any more.
+        assert after.ttl == (0 if added else before.ttl)
+        assert after.expiry_time == (0 if added else before.expiry_time)
+        for name in ("body", "id", "address", "durable", "priority", "annotations", "creation_time", "reply_to"):
             assert getattr(after, name) == getattr(before, name)
-        assert decode_payload(original)._replace(properties=None) == decode_payload(
+        assert decode_payload(original)._replace(properties=None, expires_at_ms=None) == decode_payload(
             with_delivery(original, count, added)
-        )._replace(properties=None)
+        )._replace(properties=None, expires_at_ms=None)
 
 
 def test_a_first_delivery_is_the_stored_bytes_themselves() -> None:
@@ -317,7 +320,8 @@ def test_our_own_deliveries_carry_place_count_and_annotations(envelope: Envelope
         delivered = with_place(position, count, {"why": "x"}, stored)
 
         assert received(delivered) == (position, count)
-        assert decode_received(delivered) == envelope._replace(properties={**(envelope.properties or {}), "why": "x"})
+        properties = {**(envelope.properties or {}), "why": "x"}
+        assert decode_received(delivered) == envelope._replace(properties=properties, expires_at_ms=None)
         assert decode_received(with_place(position, count, None, stored)) == envelope
 
 

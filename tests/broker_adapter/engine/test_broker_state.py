@@ -321,10 +321,13 @@ def test_names_that_cannot_be_are_refused(name: str) -> None:
         rules.do(c.Declare(Destination(name)))
 
 
-def test_a_selector_is_refused() -> None:
+def test_an_invalid_selector_is_refused_and_leaves_nothing_behind() -> None:
     rules = Rules()
-    with pytest.raises(InvalidSelectorException):
-        rules.attach(rules.connect(), Q, selector="a = 1")
+    client = rules.connect()
+    with pytest.raises(InvalidSelectorException, match="column 4"):
+        rules.attach(client, Q, selector="a =")
+    assert not rules.state.consumers
+    assert not rules.state.queues
 
 
 # Dead letters.

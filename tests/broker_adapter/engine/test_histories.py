@@ -85,7 +85,8 @@ class History:
         self._start()
 
     def _start(self) -> None:
-        self.broker = Broker(EngineSettings(window_messages=10, max_deliveries=MAX_DELIVERIES), self.path)
+        limits = EngineSettings(window_messages=10, max_deliveries=MAX_DELIVERIES, redelivery_delay_seconds=0)
+        self.broker = Broker(limits, self.path)
         self.client = connect(self.broker)
 
     def _collect(self) -> None:

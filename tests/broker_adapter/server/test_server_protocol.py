@@ -1012,8 +1012,8 @@ def test_a_receiver_without_a_usable_source_is_refused(client: Client) -> None:
 @pytest.mark.parametrize(
     ("filters", "condition"),
     [
-        ({Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), "a = 1")}, "holdfast:invalid-selector"),
-        ({Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "a")}, "holdfast:invalid-selector"),
+        ({Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), "a = ")}, "holdfast:invalid-selector"),
+        ({Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "1")}, "holdfast:invalid-selector"),
         ({Symbol("jms-selector"): Described(ULong(SELECTOR_CODE), 1)}, "holdfast:invalid-selector"),
         ({Symbol("other"): Described(ULong(99), "x")}, "amqp:not-implemented"),
         ({Symbol("other"): "x"}, "amqp:not-implemented"),
