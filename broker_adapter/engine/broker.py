@@ -726,15 +726,14 @@ class Reader:
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
-        broker = self._broker
-        bodies = broker._bodies([(entry.number, entry.flags) for entry in entries])
-        result: list[tuple[Message | None, dict[str, Any] | None]] = []
-        for entry, body in zip(entries, bodies, strict=True):
-            annotations = None
-            if entry.flags & FLAG_ANNOTATED:
-                annotations = broker._annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
-            result.append((body, annotations))
-        return result
+        bodies = self._broker._bodies([(entry.number, entry.flags) for entry in entries])
+        return [(body, self.annotations(entry)) for entry, body in zip(entries, bodies, strict=True)]
+
+    def annotations(self, entry: RawEntry) -> dict[str, Any] | None:
+        """What the engine has added to a message."""
+        if not entry.flags & FLAG_ANNOTATED:
+            return None
+        return self._broker._annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
 
     @property
     def has_chores(self) -> bool:

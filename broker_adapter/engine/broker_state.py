@@ -56,6 +56,10 @@ from broker_adapter.settings import EngineSettings
 #: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
 FIRST_VOLATILE_QUEUE = 1 << 31
 
+#: What the names of temporary destinations begin with.
+TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
+TEMPORARY_TOPIC_PREFIX = "temporary-topic/"
+
 #: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
 #: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
 DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
@@ -332,7 +336,8 @@ class BrokerState:
         if command.kind not in (DestinationKind.TEMPORARY_QUEUE, DestinationKind.TEMPORARY_TOPIC):
             raise InvalidDestinationException(f"{command.kind!r} is not a temporary kind")
         word = "topic" if command.kind is DestinationKind.TEMPORARY_TOPIC else "queue"
-        name = command.name or f"temporary-{word}/{self.unique}/{self._next_name}"
+        prefix = TEMPORARY_TOPIC_PREFIX if word == "topic" else TEMPORARY_QUEUE_PREFIX
+        name = command.name or f"{prefix}{self.unique}/{self._next_name}"
         self._next_name += 1
         destination = Destination(checked_name(name), command.kind)
         if destination in self.by_destination or destination in self.topics:
@@ -1186,6 +1191,33 @@ class BrokerState:
         self._awake[target.id] = target
         self._reply(command, None, effects)
 
+    def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:
+        effects.touches_unloaded = True
+        source = self.queues.get(command.queue)
+        moved = 0
+        if source is not None:
+            for raw, home in command.entries:
+                target = self._home(home, effects)
+                limit = self.settings.max_queue_messages
+                if target is None or target is source or (limit is not None and target.depth >= limit):
+                    continue
+                entry = source.find(raw)
+                if entry is not None:
+                    self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
+                    moved += 1
+            self._awake[source.id] = source
+        self._reply(command, moved, effects)
+
+    def _home(self, home: c.Home, effects: Effects) -> QueueState | None:
+        """The queue of a home; None where it does not exist any more."""
+        if home.subscription is not None:
+            queue = self.subscriptions.get((home.client_id, home.subscription))
+            return queue if queue is not None and queue.record.topic == home.name else None
+        try:
+            return self._queue(_named_queue(home.name), effects)
+        except JMSException:
+            return None
+
     # What the store has found.
 
     def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
@@ -1267,6 +1299,12 @@ class BrokerState:
             effects.replies.append((command.reply, result))
 
 
+def _named_queue(name: str) -> Destination:
+    """The queue of a name: temporary ones can be told by it."""
+    temporary = name.startswith(TEMPORARY_QUEUE_PREFIX)
+    return Destination(name, DestinationKind.TEMPORARY_QUEUE if temporary else DestinationKind.QUEUE)
+
+
 def message_too_large(size: int, limit: int) -> ResourceAllocationException:
     """The error for a message above the limit."""
     return ResourceAllocationException(
@@ -1316,5 +1354,6 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Publish: BrokerState._publish,
     c.Discard: BrokerState._discard,
     c.Move: BrokerState._move,
+    c.Redrive: BrokerState._redrive,
     c.Statistics: BrokerState._statistics,
 }

@@ -271,6 +271,25 @@ class Move(NamedTuple):
     reply: Reply | None = None
 
 
+class Home(NamedTuple):
+    """Where a message goes back to: a queue, or the subscription of this name and client id on a topic."""
+
+    name: str
+    subscription: str | None = None
+    client_id: str | None = None
+
+
+class Redrive(NamedTuple):
+    """Put messages that were set aside back into their queues, to be delivered again from the start.
+
+    Replies with the number put back; those whose queue or subscription is gone or full stay where they are.
+    """
+
+    queue: int
+    entries: Sequence[tuple[RawEntry, Home]]
+    reply: Reply | None = None
+
+
 class Statistics(NamedTuple):
     """Replies with :class:`broker_adapter.engine.statistics.BrokerStatistics`."""
 
@@ -308,5 +327,6 @@ Command = (
     | Publish
     | Discard
     | Move
+    | Redrive
     | Statistics
 )

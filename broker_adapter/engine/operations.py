@@ -7,6 +7,9 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
     ``BrokerStatistics`` as a map.
 ``purge`` of a queue
     The number of messages dropped.
+``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)
+    ``moved`` and ``left``: how many of its messages went back to where they were set aside, or to ``to``, and how many
+    stayed, because that is gone, full or unknown.
 ``bounds`` of a queue
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes`` and ``incarnation`` (or None)
@@ -37,7 +40,12 @@ import attrs
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.broker_state import (
+    DEAD_LETTER_CLIENT_ID,
+    DEAD_LETTER_QUEUE,
+    DEAD_LETTER_SUBSCRIPTION,
+    BrokerState,
+)
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.store import Loaded
@@ -74,6 +82,9 @@ class EngineReader(Protocol):
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[tuple[int, bytes] | None, dict[str, Any] | None]]:
         """Bodies and annotations."""
+
+    def annotations(self, entry: RawEntry) -> dict[str, Any] | None:
+        """What the engine has added to a message."""
 
     @property
     def has_chores(self) -> bool:
@@ -132,9 +143,9 @@ class _Arguments:
             raise MessageFormatException(f"operation {self._operation!r}: argument {name!r} is not a list of strings")
         return list(values)
 
-    def queue(self, state: BrokerState) -> QueueState:
+    def queue(self, state: BrokerState, default: Any = ...) -> QueueState:
         """The queue that they name."""
-        name = self.get("destination", str)
+        name = self.get("destination", str, default)
         kind = self.get("kind", str, "queue")
         subscription = self.get("subscription", str, None)
         if kind == "topic":
@@ -198,6 +209,41 @@ def _purge(engine: Engine, arguments: _Arguments, deadline: float | None) -> int
             dropped += engine.call(c.Trim(number, found.entries), _left(deadline))
         if found.complete:
             return dropped
+
+
+def _redrive(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+    to = arguments.get("to", str, None)
+    limit = arguments.get("limit", int, None)
+    with engine.reading() as reader:
+        queue = arguments.queue(reader.state, reader.state.settings.dead_letter_queue)
+        number, last = queue.id, queue.next_position - 1
+    first = moved = seen = 0
+    while limit is None or moved < limit:
+        with engine.reading() as reader:
+            most = _RANGE_ENTRIES if limit is None else min(_RANGE_ENTRIES, limit - moved)
+            found = reader.entries(number, first, last, most)
+            homes = [_home(reader.annotations(entry), to) for entry in found.entries]
+        entries = [(entry, home) for entry, home in zip(found.entries, homes, strict=True) if home is not None]
+        if found.entries:
+            first = found.entries[-1].position + 1
+            seen += len(found.entries)
+            moved += engine.call(c.Redrive(number, entries), _left(deadline))
+        if found.complete:
+            break
+    return {"moved": moved, "left": seen - moved}
+
+
+def _home(annotations: Mapping[str, Any] | None, to: str | None) -> c.Home | None:
+    """Where a message is to go; None where nobody knows."""
+    if to is not None:
+        return c.Home(to)
+    if annotations is None or not isinstance(annotations.get(DEAD_LETTER_QUEUE), str):
+        return None
+    return c.Home(
+        annotations[DEAD_LETTER_QUEUE],
+        annotations.get(DEAD_LETTER_SUBSCRIPTION),
+        annotations.get(DEAD_LETTER_CLIENT_ID),
+    )
 
 
 def _bounds(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
@@ -319,6 +365,7 @@ def _discard(engine: Engine, arguments: _Arguments, deadline: float | None) -> i
 _OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
     "statistics": _statistics,
     "purge": _purge,
+    "redrive": _redrive,
     "bounds": _bounds,
     "read_range": _read_range,
     "settle_through": _settle_through,

@@ -143,6 +143,17 @@ def _parser() -> argparse.ArgumentParser:
     purge.add_argument("--yes", action="store_true", help="do not ask")
     purge.set_defaults(run=_purge)
 
+    redrive = _client(
+        commands,
+        "redrive",
+        "put dead letters, or what has expired, back into the queues they came from",
+        destination=False,
+    )
+    redrive.add_argument("destination", metavar="QUEUE", nargs="?", help="default: the server's dead-letter queue")
+    redrive.add_argument("--to", metavar="QUEUE", help="put all of them into this queue instead")
+    redrive.add_argument("--count", type=_positive, metavar="N", help="at most so many, the oldest first")
+    redrive.set_defaults(run=_redrive)
+
     user = commands.add_parser("user", help="add, remove or list the users of a users file")
     user.add_argument("action", choices=["add", "remove", "list"])
     user.add_argument("file", metavar="FILE")
@@ -465,6 +476,24 @@ def _purge(options: argparse.Namespace) -> int:
         dropped = transport.request("purge", {"destination": options.destination}, None)
     print(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
     return 0
+
+
+def _redrive(options: argparse.Namespace) -> int:
+    arguments = {"to": options.to, "limit": options.count}
+    if options.destination is not None:
+        arguments["destination"] = options.destination
+    with _connected(options) as (transport, _):
+        result = transport.request("redrive", arguments, None)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(f"put back {result['moved']}")
+        if result["left"]:
+            print(
+                f"{result['left']} stay: nobody knows where they were, or it is gone or full; name a queue with --to",
+                file=sys.stderr,
+            )
+    return 1 if result["left"] and not result["moved"] else 0
 
 
 def _user(options: argparse.Namespace) -> int:

@@ -66,6 +66,7 @@ from broker_adapter.amqp.peer import (
 from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -99,8 +100,8 @@ _KINDS: Final = {
 }
 _CAPABILITIES: Final = {kind: name for name, kind in _KINDS.items()}
 _PREFIXES: Final = {
-    "temporary-queue/": DestinationKind.TEMPORARY_QUEUE,
-    "temporary-topic/": DestinationKind.TEMPORARY_TOPIC,
+    TEMPORARY_QUEUE_PREFIX: DestinationKind.TEMPORARY_QUEUE,
+    TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
 }
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")

@@ -43,9 +43,7 @@ class Rules:
         """Decide; the reply to the last command, or raise it."""
         replies: list[Any] = []
         commands = (*commands[:-1], commands[-1]._replace(reply=replies.append))
-        self.effects = self.state.decide(commands, self.now_ms)
-        for consumer, messages in self.effects.deliveries:
-            self.delivered.setdefault(consumer.id, []).extend((each.number, each.delivery_count) for each in messages)
+        self._decide(*commands)
         for reply, result in self.effects.replies:
             reply(result)
         if not replies:
@@ -56,8 +54,13 @@ class Rules:
 
     def pass_time(self, ms: int) -> Effects:
         self.now_ms += ms
-        self.effects = self.state.decide((), self.now_ms)
+        self._decide()
         return self.effects
+
+    def _decide(self, *commands: Any) -> None:
+        self.effects = self.state.decide(commands, self.now_ms)
+        for consumer, messages in self.effects.deliveries:
+            self.delivered.setdefault(consumer.id, []).extend((each.number, each.delivery_count) for each in messages)
 
     def connect(self, client_id: str | None = None) -> int:
         number: int = self.do(c.Connect(client_id))
@@ -377,6 +380,76 @@ def test_what_fails_in_the_dead_letter_queue_stays_there() -> None:
     for number, outcome in ((1, Outcome.MODIFIED), (2, Outcome.REJECTED), (3, Outcome.MODIFIED)):
         rules.do(c.Settle(consumer, [number], outcome))
     assert rules.depth("DLQ") == 1
+
+
+def test_from_its_second_failure_on_a_message_rests_and_others_pass_it() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"bad", b"good")
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.MODIFIED), c.Credit(consumer, 1))
+    assert rules.delivered[consumer] == [(1, 0), (2, 1)]  # at once, and before the other one
+    rules.do(c.Settle(consumer, [2], Outcome.MODIFIED), c.Credit(consumer, 2))
+    assert rules.delivered[consumer][2:] == [(3, 0)]
+    (statistics,) = [each for each in rules.do(c.Statistics()).queues if each.name == "q"]
+    assert (statistics.messages, statistics.delayed) == (2, 1)
+    assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+    rules.pass_time(999)
+    assert len(rules.delivered[consumer]) == 3
+    rules.pass_time(1)
+    assert rules.delivered[consumer][3:] == [(4, 2)]
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_beyond_the_limit_of_resting_messages_the_next_one_does_not_rest() -> None:
+    rules = Rules(redelivery_delay_seconds=1, max_resting_messages=1)
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    consumer = rules.attach(client, Q, 2)
+    rules.do(c.Settle(consumer, [1, 2], Outcome.MODIFIED), c.Credit(consumer, 2))
+    rules.do(c.Settle(consumer, [3, 4], Outcome.MODIFIED), c.Credit(consumer, 2))
+    assert rules.delivered[consumer][4:] == [(5, 2)]
+
+
+def test_a_resting_message_is_gone_with_its_queue() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))
+    rules.send(client, temporary, b"x")
+    consumer = rules.attach(client, temporary, 3)
+    for number in (1, 2):
+        rules.do(c.Settle(consumer, [number], Outcome.MODIFIED))
+    rules.do(c.Disconnect(client))
+    assert rules.state.next_deadline_ms() is None
+    rules.pass_time(5000)
+
+
+def test_what_expires_goes_to_the_expiry_queue_where_it_stays() -> None:
+    rules = Rules(expiry_queue="expired")
+    client = rules.connect()
+    rules.send(client, Q, b"soon", expires_at_ms=rules.now_ms + 10)
+    consumer = rules.attach(client, Q)
+    rules.now_ms += 20
+    rules.do(c.Credit(consumer, 1))
+    assert not rules.delivered.get(consumer)
+    assert dead_letter(rules) == {
+        "JMS_HOLDFAST_DEAD_LETTER_REASON": "expired",
+        "JMS_HOLDFAST_DEAD_LETTER_QUEUE": "q",
+        "JMS_HOLDFAST_DEAD_LETTER_COUNT": 0,
+    }
+    (entry,) = [entry for entry in rules.effects.durable.entries.values() if entry is not None]
+    assert entry.expires_at_ms == 0
+    assert (rules.depth("q"), rules.depth("expired")) == (0, 1)
+    assert rules.do(c.Statistics()).expired == 1
+
+
+def test_what_expires_in_the_expiry_queue_is_dropped() -> None:
+    rules = Rules(expiry_queue="q")
+    client = rules.connect()
+    rules.send(client, Q, b"soon", expires_at_ms=rules.now_ms + 10)
+    rules.now_ms += 20
+    rules.attach(client, Q, 1)
+    assert rules.depth("q") == 0
 
 
 # Topics and subscriptions.

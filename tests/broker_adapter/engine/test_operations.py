@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -22,7 +23,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, payloads, send
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, payloads, send, settle
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -239,3 +240,82 @@ def test_wrong_arguments_are_named(broker: Broker) -> None:
 def test_an_operation_keeps_its_deadline(broker: Broker) -> None:
     with pytest.raises(OperationTimedOutException):
         broker.request("statistics", {}, 0)
+
+
+# Redriving.
+
+
+def reject_all(broker: Broker, client: int, name: Any, **fields: Any) -> None:
+    """Have everything that waits there set aside."""
+    consumer, inbox = attach(broker, client, name, 1000, **fields)
+    broker.call(c.Drain(consumer), WAIT)
+    settle(broker, consumer, inbox.handouts, Outcome.REJECTED)
+    broker.call(c.Detach(consumer), WAIT)
+
+
+def test_dead_letters_go_back_to_the_queues_they_came_from(broker: Broker) -> None:
+    client = connect(broker)
+    for name in ("a", "b"):
+        send(broker, client, name, f"{name} 1", f"{name} 2")
+        reject_all(broker, client, name)
+    assert depth(broker, "DLQ") == 4
+    assert ask(broker, "redrive") == {"moved": 4, "left": 0}
+    assert depth(broker, "DLQ") == 0
+    found = drained(broker, client, "a")
+    assert payloads(found) == [b"a 1", b"a 2"]
+    assert [each.delivery_count for each in found] == [0, 0]
+    assert found[0].annotations == {"JMS_HOLDFAST_REDRIVEN_FROM": "DLQ"}
+
+
+def test_dead_letters_of_a_subscription_go_back_to_it_alone(broker: Broker) -> None:
+    client = connect(broker, "me")
+    subscription = Subscription("s", durable=True, shared=False)
+    other = Subscription("other", durable=True, shared=False)
+    for each in (subscription, other):
+        number, _ = attach(broker, client, topic("t"), subscription=each)
+        broker.call(c.Detach(number), WAIT)
+    send(broker, client, topic("t"), "x")
+    reject_all(broker, client, topic("t"), subscription=subscription)
+    assert ask(broker, "redrive") == {"moved": 1, "left": 0}
+    assert payloads(drained(broker, client, topic("t"), subscription=subscription)) == [b"x"]
+    assert payloads(drained(broker, client, topic("t"), subscription=other)) == [b"x"]
+
+
+def test_what_has_no_way_back_stays_and_can_be_sent_elsewhere(broker: Broker) -> None:
+    client = connect(broker, "me")
+    subscription = Subscription("s", durable=True, shared=False)
+    number, _ = attach(broker, client, topic("t"), subscription=subscription)
+    broker.call(c.Detach(number), WAIT)
+    send(broker, client, topic("t"), "x")
+    reject_all(broker, client, topic("t"), subscription=subscription)
+    broker.call(c.Unsubscribe(client, "s"), WAIT)
+    send(broker, client, "DLQ", "never a dead letter")
+    assert ask(broker, "redrive") == {"moved": 0, "left": 2}
+    assert depth(broker, "DLQ") == 2
+    assert ask(broker, "redrive", to="elsewhere", limit=1) == {"moved": 1, "left": 0}
+    assert ask(broker, "redrive", to="elsewhere") == {"moved": 1, "left": 0}
+    assert payloads(drained(broker, client, "elsewhere")) == [b"x", b"never a dead letter"]
+
+
+def test_redriving_stops_at_a_full_queue_and_keeps_what_consumers_hold(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(max_queue_messages=3), str(tmp_path))
+    try:
+        client = connect(broker)
+        send(broker, client, "q", 1, 2, 3)
+        reject_all(broker, client, "q")
+        _, inbox = attach(broker, client, "DLQ", 1)
+        inbox.wait_for(1)
+        send(broker, client, "q", 4, 5)
+        assert ask(broker, "redrive") == {"moved": 1, "left": 2}
+        assert payloads(drained(broker, client, "q")) == [b"4", b"5", b"2"]
+    finally:
+        broker.close()
+
+
+def test_the_messages_of_another_queue_can_be_redriven(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", "a")
+    assert ask(broker, "redrive", destination="q", to="r") == {"moved": 1, "left": 0}
+    assert ask(broker, "redrive", destination="q", to="q") == {"moved": 0, "left": 0}
+    with pytest.raises(InvalidDestinationException):
+        ask(broker, "redrive", destination="nowhere")

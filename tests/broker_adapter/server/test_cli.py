@@ -100,6 +100,19 @@ def test_a_purge_asks_first(server: ServerProcess) -> None:
     assert "dropped 1 from asked" in done("purge", "asked", *url, text="y\n")
 
 
+def test_dead_letters_are_put_back(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "DLQ", "x", "y", *url)
+    lost = holdfast("redrive", *url)
+    assert (lost.returncode, lost.stdout, "2 stay" in lost.stderr) == (1, "put back 0\n", True)
+    assert json.loads(done("redrive", "DLQ", *url, "--to", "again", "--count", "1", "--json")) == {
+        "moved": 1,
+        "left": 0,
+    }
+    assert done("redrive", *url, "--to", "again") == "put back 1\n"
+    assert done("browse", "again", *url) == "x\ny\n"
+
+
 def test_options_of_a_message_are_kept(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "options", "short", *url, "--ttl", "0")

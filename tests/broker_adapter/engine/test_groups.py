@@ -1,0 +1,201 @@
+"""Message groups and exclusive consumers: who gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, connect, drained, settle
+
+Q = Destination("q")
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker(EngineSettings(window_messages=10))
+    yield broker
+    broker.close()
+
+
+def grouped(number: int, group: str | None, colour: str = "red") -> c.NewMessage:
+    envelope = Envelope(Q, BodyKind.TEXT, f"{group} {number}", {"colour": colour}, group_id=group)
+    return c.NewMessage(ENVELOPE_FORMAT, pack(envelope), group=c.group_number(group))
+
+
+def send(broker: Broker, client: int, *groups: str | None) -> None:
+    broker.call(c.Enqueue(client, Q, [grouped(number, group) for number, group in enumerate(groups)]), WAIT)
+
+
+def bodies(handouts: list[c.Handout]) -> list[Any]:
+    return [unpack(each.payload).body for each in handouts]
+
+
+def test_the_number_of_a_group_is_the_same_for_ever() -> None:
+    assert c.group_number(None) == c.group_number("") == 0
+    assert c.group_number("orders") == 58_143
+    assert all(1 <= c.group_number(str(number)) <= c.MAX_GROUP_NUMBER for number in range(1000))
+
+
+def test_a_group_stays_with_one_consumer(broker: Broker) -> None:
+    client = connect(broker)
+    _, first = attach(broker, client, Q, 100)
+    _, second = attach(broker, client, Q, 100)
+    send(broker, client, *"abababab")
+    send(broker, client, *"bbbbaa")
+    assert {body[0] for body in bodies(first.wait_for(6))} == {"a"}
+    assert {body[0] for body in bodies(second.wait_for(8))} == {"b"}
+
+
+def test_messages_without_a_group_go_to_everybody(broker: Broker) -> None:
+    client = connect(broker)
+    _, first = attach(broker, client, Q, 100)
+    _, second = attach(broker, client, Q, 100)
+    send(broker, client, *[None] * 10)
+    assert len(first.wait_for(5)) == len(second.wait_for(5)) == 5
+
+
+def test_messages_of_a_group_wait_for_their_consumer_and_others_pass(broker: Broker) -> None:
+    client = connect(broker)
+    busy, first = attach(broker, client, Q, 1)
+    _, second = attach(broker, client, Q, 100)
+    send(broker, client, "a", "a", "a", "b")
+    assert bodies(first.wait_for(1)) == ["a 0"]
+    assert bodies(second.wait_for(1)) == ["b 3"]
+    broker.call(c.Credit(busy, 10), WAIT)
+    assert bodies(first.wait_for(3)) == ["a 0", "a 1", "a 2"]
+
+
+def test_the_groups_of_a_consumer_that_goes_are_for_others(broker: Broker) -> None:
+    client = connect(broker)
+    gone, first = attach(broker, client, Q, 1)
+    _, second = attach(broker, client, Q, 100)
+    send(broker, client, "a", "a", "a")
+    first.wait_for(1)
+    assert second.handouts == []
+    broker.call(c.Detach(gone, give_back=True), WAIT)
+    assert bodies(second.wait_for(3)) == ["a 0", "a 1", "a 2"]
+
+
+def test_no_more_than_the_window_is_kept_for_the_consumers_of_groups(broker: Broker) -> None:
+    client = connect(broker)
+    attach(broker, client, Q, 1)
+    _, second = attach(broker, client, Q, 100)
+    send(broker, client, *["a"] * 11, "b")
+    assert bodies(second.wait_for(1)) == ["b 11"]  # ten are kept
+    send(broker, client, "a", "b")
+    broker.call(c.Statistics(), WAIT)
+    assert len(second.handouts) == 1  # an eleventh is not, and nothing passes it
+
+
+def test_consumers_with_one_selector_have_groups_of_their_own(broker: Broker) -> None:
+    client = connect(broker)
+    one, first = attach(broker, client, Q, 100, selector="colour = 'red'")
+    _, second = attach(broker, client, Q, 100, selector="colour = 'red'")
+    send(broker, client, *"ababab")
+    by_group = {frozenset(body[0] for body in bodies(inbox.wait_for(3))) for inbox in (first, second)}
+    assert by_group == {frozenset("a"), frozenset("b")}
+    settle(broker, one, first.handouts, Outcome.ACCEPTED)
+    group = bodies(first.handouts)[0][0]
+    send(broker, client, group)
+    assert len(first.wait_for(4)) == 4
+    broker.call(c.Detach(one, give_back=True), WAIT)
+    assert bodies(second.wait_for(4))[-1] == f"{group} 0"
+
+
+def test_groups_last_over_a_restart(tmp_path: Any) -> None:
+    for life in range(2):
+        broker = Broker(EngineSettings(), str(tmp_path))
+        client = connect(broker)
+        if life == 0:
+            send(broker, client, *"abab")
+        else:
+            _, first = attach(broker, client, Q)
+            _, second = attach(broker, client, Q)
+            for number in (1, 2, 1, 2):
+                broker.call(c.Credit(number, 1), WAIT)
+            assert bodies(first.wait_for(2)) == ["a 0", "a 2"]
+            assert bodies(second.wait_for(2)) == ["b 1", "b 3"]
+        broker.close()
+
+
+def test_the_first_exclusive_consumer_gets_everything_until_it_goes(broker: Broker) -> None:
+    client = connect(broker)
+    _, plain = attach(broker, client, Q, 100)
+    master, first = attach(broker, client, Q, 100, exclusive=True)
+    _, second = attach(broker, client, Q, 100, exclusive=True)
+    send(broker, client, *[None] * 4)
+    assert len(first.wait_for(4)) == 4
+    broker.call(c.Detach(master), WAIT)
+    send(broker, client, *[None] * 3)
+    assert len(second.wait_for(3)) == 3
+    assert plain.handouts == []
+
+
+def test_an_exclusive_consumer_without_credit_keeps_the_others_waiting(broker: Broker) -> None:
+    client = connect(broker)
+    attach(broker, client, Q, 0, exclusive=True)
+    _, plain = attach(broker, client, Q, 100)
+    send(broker, client, None)
+    broker.call(c.Statistics(), WAIT)
+    assert plain.handouts == []
+
+
+_steps = st.one_of(
+    st.tuples(st.just("send"), st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=12)),
+    st.tuples(st.just("credit"), st.integers(0, 2), st.integers(1, 8)),
+    st.tuples(st.just("settle"), st.integers(0, 2), st.sampled_from([Outcome.ACCEPTED, Outcome.RELEASED])),
+    st.tuples(st.just("replace"), st.integers(0, 2)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(_steps, max_size=30))
+def test_nobody_ever_holds_a_message_of_a_group_that_another_one_has(steps: list[Any]) -> None:
+    broker = Broker(EngineSettings(window_messages=10, redelivery_delay_seconds=0))
+    try:
+        client = connect(broker)
+        takers: list[tuple[int, Inbox, list[c.Handout]]] = [(*attach(broker, client, Q), []) for _ in range(3)]
+        sent: list[str] = []
+        accepted: list[str] = []
+        owners: dict[str, int] = {}  #: group → whose it is, once seen
+        for name, *arguments in steps:
+            if name == "send":
+                messages = [grouped(len(sent) + index, group) for index, group in enumerate(arguments[0])]
+                sent += [unpack(message.payload).body for message in messages]
+                broker.call(c.Enqueue(client, Q, messages), WAIT)
+            elif name == "credit":
+                broker.call(c.Credit(takers[arguments[0]][0], arguments[1]), WAIT)
+            elif name == "settle":
+                number, _, held = takers[arguments[0]]
+                if arguments[1] is Outcome.ACCEPTED:
+                    accepted += bodies(held)
+                settle(broker, number, held, arguments[1])
+                held.clear()
+            else:
+                number, _, _ = takers[arguments[0]]
+                broker.call(c.Detach(number, give_back=True), WAIT)
+                takers[arguments[0]] = (*attach(broker, client, Q), [])
+                owners = {group: owner for group, owner in owners.items() if owner != number}
+            broker.call(c.Statistics(), WAIT)
+            for number, inbox, held in takers:
+                for body in bodies(inbox.handouts):
+                    group = body.split()[0]
+                    assert group == "None" or owners.setdefault(group, number) == number
+                held += inbox.handouts
+                inbox.handouts.clear()
+        broker.call(c.Disconnect(client), WAIT)
+        left = bodies(drained(broker, connect(broker), Q))
+        assert sorted(accepted + left) == sorted(sent)
+        assert left == [body for body in sent if body not in accepted]
+    finally:
+        broker.close()

@@ -1,0 +1,70 @@
+"""Pauses between redeliveries: how long, and what is due when."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_adapter.engine.resting import Resting, redelivery_delay_ms
+from broker_adapter.settings import EngineSettings
+
+
+@attrs.frozen
+class Placed:
+    position: int
+
+
+@pytest.mark.parametrize(
+    ("failures", "delay_ms"), [(0, 0), (1, 0), (2, 100), (3, 200), (4, 400), (10, 25_600), (11, 30_000), (5000, 30_000)]
+)
+def test_each_pause_is_twice_the_one_before_up_to_the_longest(failures: int, delay_ms: int) -> None:
+    assert redelivery_delay_ms(failures, EngineSettings()) == delay_ms
+
+
+def test_without_a_delay_there_is_no_pause() -> None:
+    assert redelivery_delay_ms(9, EngineSettings(redelivery_delay_seconds=0)) == 0
+
+
+def test_with_a_multiplier_of_one_all_pauses_are_alike() -> None:
+    settings = EngineSettings(redelivery_delay_seconds=2, redelivery_multiplier=1)
+    assert redelivery_delay_ms(1_000_000_000, settings) == 2000
+
+
+def test_no_pause_is_longer_than_the_longest() -> None:
+    settings = EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=1.5)
+    assert redelivery_delay_ms(2, settings) == 1500
+
+
+def test_what_is_taken_out_is_not_due_any_more() -> None:
+    resting: Resting[Placed] = Resting()
+    first, second = Placed(1), Placed(2)
+    resting.add(first, 100)
+    resting.add(second, 200)
+    assert resting.take(1) is first
+    assert resting.take(1) is None
+    assert resting.first_due_ms() == 200
+    resting.add(first, 300)
+    assert resting.due(250) == [second]
+    assert resting.due(299) == []
+    assert resting.due(300) == [first]
+    assert len(resting) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20), st.booleans()), max_size=30))
+def test_everything_is_due_at_its_last_time_and_once(steps: list[tuple[int, int, bool]]) -> None:
+    resting: Resting[Placed] = Resting()
+    model: dict[int, int] = {}
+    for position, due_ms, taken in steps:
+        if taken:
+            assert (resting.take(position) is None) is (model.pop(position, None) is None)
+        elif position not in model:
+            resting.add(Placed(position), due_ms)
+            model[position] = due_ms
+    for now_ms in range(21):
+        assert resting.first_due_ms() == min(model.values(), default=None)
+        due = [entry.position for entry in resting.due(now_ms)]
+        assert sorted(due) == sorted(position for position, due_ms in model.items() if due_ms <= now_ms)
+        for position in due:
+            del model[position]
