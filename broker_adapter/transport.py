@@ -57,6 +57,7 @@ class Subscription:
     name: str
     durable: bool
     shared: bool
+    of_client: bool = True  #: known by the client id of its connection, if that has one; else by its name alone
 
 
 @attrs.frozen

@@ -290,24 +290,24 @@ class BrokerState:
 
     def _connect(self, command: c.Connect, now_ms: int, effects: Effects) -> None:
         client_id = command.client_id
-        if client_id is not None and client_id in self.client_ids:
+        if client_id is not None and command.exclusive and client_id in self.client_ids:
             raise InvalidClientIDException(f"client id {client_id!r} is in use by another connection")
         number = self._next_client
         self._next_client += 1
         self.clients[number] = Client(number, client_id)
-        if client_id is not None:
+        if client_id is not None and command.exclusive:
             self.client_ids[client_id] = number
         self._reply(command, number, effects)
 
     def _disconnect(self, command: c.Disconnect, now_ms: int, effects: Effects) -> None:
         client = self.clients.pop(command.client, None)
         if client is not None:
-            if client.client_id is not None:
-                del self.client_ids[client.client_id]
+            if self.client_ids.get(client.client_id or "") == client.id:
+                del self.client_ids[client.client_id or ""]
             self._drop_held_of(client.id, effects)
             for consumer in list(client.consumers.values()):
                 self._end_consumer(consumer)
-                self._give_back_all(consumer, effects)
+                self._give_back_all(consumer, command.failed, effects)
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
                 self._end_browser(self.browsers.pop(number), effects)
@@ -519,7 +519,8 @@ class BrokerState:
             raise IllegalStateException(
                 f"durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
             )
-        key = (client.client_id, name)
+        client_id = client.client_id if subscription.of_client else None
+        key = (client_id, name)
         existing = self.subscriptions.get(key)
         if existing is not None:
             record = existing.record
@@ -537,7 +538,7 @@ class BrokerState:
             # JMS 3.1 section 8.3.3: another topic, selector or no_local is as unsubscribing and subscribing anew.
             self._end_subscription(existing, effects)
         record = CatalogRecord(
-            "subscription", name, topic.name, client.client_id, subscription.shared, command.no_local, selector
+            "subscription", name, topic.name, client_id, subscription.shared, command.no_local, selector
         )
         queue = self._new_subscription(client, topic, record, subscription.durable, effects)
         self.subscriptions[key] = queue
@@ -565,11 +566,10 @@ class BrokerState:
 
     def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
-        queue = self.subscriptions.get((client.client_id, command.name)) or self.subscriptions.get((None, command.name))
+        client_id = client.client_id if command.of_client else None
+        queue = self.subscriptions.get((client_id, command.name))
         if queue is None:
-            raise InvalidDestinationException(
-                f"there is no subscription {command.name!r} of client {client.client_id!r}"
-            )
+            raise InvalidDestinationException(f"there is no subscription {command.name!r} of client {client_id!r}")
         if queue.consumers:
             raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
         self._end_subscription(queue, effects)
@@ -581,7 +581,7 @@ class BrokerState:
         if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer)
             if command.give_back:
-                self._give_back_all(consumer, effects)
+                self._give_back_all(consumer, command.failed, effects)
             held = len(consumer.unsettled)
             if not held:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
@@ -591,10 +591,11 @@ class BrokerState:
             self._end_browser(browser, effects)
         self._reply(command, held, effects)
 
-    def _give_back_all(self, consumer: Consumer, effects: Effects) -> None:
-        """The deliveries that a consumer holds have failed."""
+    def _give_back_all(self, consumer: Consumer, failed: bool, effects: Effects) -> None:
+        """The deliveries that a consumer holds have failed, or nobody has looked at them."""
+        outcome = Outcome.MODIFIED if failed else Outcome.RELEASED
         for entry in consumer.unsettled.values():
-            self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
+            self._return(consumer.queue, entry, outcome, effects)
         consumer.unsettled.clear()
 
     def _end_browser(self, browser: Browser, effects: Effects) -> None:
@@ -779,7 +780,7 @@ class BrokerState:
     def _is_local(self, queue: QueueState, client: int) -> bool:
         if queue.record.client_id is None:
             return queue.owner == client
-        return self.client_ids.get(queue.record.client_id) == client
+        return self._client(client).client_id == queue.record.client_id
 
     def _note_stream(self, stream: tuple[Any, ...], sequence: int, now_ms: int, effects: Effects) -> None:
         streams = self.streams

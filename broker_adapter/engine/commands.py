@@ -57,16 +57,24 @@ def group_number(group_id: str | None) -> int:
 
 
 class Connect(NamedTuple):
-    """A client comes.  Replies with its number, or InvalidClientIDException where the id is in use."""
+    """A client comes.  Replies with its number, or InvalidClientIDException where the id is in use.
+
+    The id of a client that is not ``exclusive`` names its subscriptions, and others may have the same one.
+    """
 
     client_id: str | None
+    exclusive: bool = True
     reply: Reply | None = None
 
 
 class Disconnect(NamedTuple):
-    """A client goes: its unsettled deliveries have failed, its temporary destinations end.  Replies None."""
+    """A client goes: its unsettled deliveries have ``failed``, or are released; its temporary destinations end.
+
+    Replies None.
+    """
 
     client: int
+    failed: bool = True
     reply: Reply | None = None
 
 
@@ -119,19 +127,22 @@ class Attach(NamedTuple):
 class Detach(NamedTuple):
     """A consumer goes.  What it holds may still be settled until its client disconnects.
 
-    Replies with the number of deliveries that it holds.  With ``give_back`` these have failed, and there are none.
+    Replies with the number of deliveries that it holds.  With ``give_back`` there are none: these have ``failed``, or are
+    released.
     """
 
     consumer: int
     give_back: bool = False
+    failed: bool = True
     reply: Reply | None = None
 
 
 class Unsubscribe(NamedTuple):
-    """Delete a durable subscription of this client (by its client id).  Replies None."""
+    """Delete a durable subscription of this client's id, or one that is known by its name alone.  Replies None."""
 
     client: int
     name: str
+    of_client: bool = True
     reply: Reply | None = None
 
 

@@ -149,7 +149,7 @@ class _Consumer:
     drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
     detached: bool = False
     unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
-    subscription: str | None = None  #: durable: its name
+    subscription: tuple[str, bool] | None = None  #: durable: its name, and whether the client id belongs to it
     temporary: Destination | None = None  #: ends with the link
 
     @property
@@ -218,7 +218,7 @@ class ServerProtocol:
         self._paused = False
         self._now_ms = 0
         self._envelope = False
-        self._settles_late = False
+        self._is_own = False  #: whether the client is ours
         self._producers: dict[int, _Producer] = {}
         self._consumers: dict[int, _Consumer] = {}
         self._sessions: dict[int, set[int]] = {}
@@ -365,11 +365,12 @@ class ServerProtocol:
         self._opening = True
         self.peer_name = event.container_id
         self._envelope = ENVELOPE_CAPABILITY in event.desired_capabilities
-        # Sessions of our own client may acknowledge what a consumer got that is closed; to others a link that is
-        # closed is the end of what came on it.
-        self._settles_late = event.properties.get("product") == PRODUCT
-        client_id = event.container_id if "sole-connection-for-container" in event.desired_capabilities else None
-        self._commands.append(c.Connect(client_id, self._reply(self._on_connected)))
+        self._is_own = event.properties.get("product") == PRODUCT
+        sole = "sole-connection-for-container" in event.desired_capabilities
+        # Our own client invents a container id where the application gave no client id; that of another client names
+        # its subscriptions in any case.
+        client_id = event.container_id if sole or not self._is_own else None
+        self._commands.append(c.Connect(client_id, sole, self._reply(self._on_connected)))
 
     def _on_connected(self, result: int | JMSException) -> None:
         if isinstance(result, JMSException):
@@ -396,18 +397,19 @@ class ServerProtocol:
 
     def _on_close(self, event: RemoteClose) -> None:
         self._peer.close()
-        self._disconnect()
+        self._disconnect(failed=self._is_own)
 
     def _on_failed(self, event: TransportFailed) -> None:
         self.error = JMSException(event.error.description or "the connection broke", error_code=event.error.condition)
         self._disconnect()
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, *, failed: bool = True) -> None:
+        """The connection is over; what the client held has failed, or was only never looked at."""
         if self._ended:
             return
         self._ended = True
         if self._client is not None:
-            self._commands.append(c.Disconnect(self._client))
+            self._commands.append(c.Disconnect(self._client, failed))
         self._submit()
 
     # Sessions and links.
@@ -418,7 +420,7 @@ class ServerProtocol:
     def _on_session_close(self, event: SessionRemoteClose) -> None:
         for consumer in [each for each in self._consumers.values() if each.session == event.session]:
             del self._consumers[consumer.link]
-            self._commands.append(c.Detach(consumer.number, give_back=True))
+            self._commands.append(c.Detach(consumer.number, give_back=True, failed=self._is_own))
             if not consumer.detached:
                 consumer.detached = True  # what the engine has handed out already finds no link any more
                 self._end_temporary(consumer.temporary)
@@ -510,10 +512,11 @@ class ServerProtocol:
         """
         source = event.source
         link = event.link
-        name = event.name.partition("|")[0]
+        name, _, suffix = event.name.partition("|")
         if source is None:
-            command = c.Unsubscribe(self._known_client, name, self._reply(self._on_unsubscribed, event))
-            self._commands.append(command)
+            of_client = not suffix.startswith("global")
+            reply = self._reply(self._on_unsubscribed, event)
+            self._commands.append(c.Unsubscribe(self._known_client, name, of_client, reply))
             return
         if source.address == MANAGEMENT_ADDRESS:
             self._answerers.append(link)
@@ -548,13 +551,15 @@ class ServerProtocol:
         subscription: Subscription | None = None
         durable = source.durable > 0 or source.expiry == "never"
         if destination.is_topic and (durable or "shared" in source.capabilities):
-            subscription = Subscription(name, durable, "shared" in source.capabilities)
+            of_client = "global" not in source.capabilities
+            subscription = Subscription(name, durable, "shared" in source.capabilities, of_client)
         browse = source.copies and not destination.is_topic
         link = event.link
         share = self._settings.max_output_bytes // sum(map(len, self._sessions.values()))
         slice_bytes = max(share, _LEAST_SLICE_BYTES)
         consumer = _Consumer(link, event.session, 0, event.presettled or browse, slice_bytes)
-        consumer.subscription = subscription.name if subscription is not None and subscription.durable else None
+        if subscription is not None and subscription.durable:
+            consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
 
         def sink(handouts: Sequence[c.Handout]) -> None:
@@ -606,7 +611,9 @@ class ServerProtocol:
         if consumer is not None and not consumer.detached:
             consumer.detached = True
             consumer.granted = 0
-            if not self._settles_late:
+            # Sessions of our own client may acknowledge what a consumer got that is closed; to others a link that is
+            # closed is the end of what came on it.
+            if not self._is_own:
                 numbers = list(consumer.unsettled.values())
                 consumer.unsettled.clear()
                 self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
@@ -614,7 +621,8 @@ class ServerProtocol:
             reply = self._reply(self._on_detached, link, event.closed)
             self._commands.append(c.Detach(consumer.number, reply=reply))
             if event.closed and consumer.subscription is not None:
-                self._commands.append(c.Unsubscribe(self._known_client, consumer.subscription))
+                name, of_client = consumer.subscription
+                self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
             self._end_temporary(consumer.temporary)
             return
         producer = self._producers.get(link)

@@ -1168,7 +1168,12 @@ def test_messages_on_their_way_to_a_link_that_closes_go_back_as_they_were(client
     assert [decoded(each.payload).delivery_count for each in client.receive(other, 2)] == [0, 0]
 
 
-def test_the_end_of_a_session_gives_back_what_it_held(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("product", "failures"), [("Holdfast", 1), ("somebody else", 0)], ids=["our own client", "another client"]
+)
+def test_the_end_of_a_session_gives_back_what_it_held(broker: Broker, product: str, failures: int) -> None:
+    """Other clients say what has failed, and leave the rest, which the application has not seen, to the broker."""
+    client = Client(broker).open(properties={"product": product})
     client.send(client.sender("q"), "a", "b")
     session = client.peer.begin_session()
     link = client.receiver("q", 2, session=session, name="r")
@@ -1179,7 +1184,25 @@ def test_the_end_of_a_session_gives_back_what_it_held(client: Client) -> None:
     other = client.receiver("q", 2, name="other")
     client.receive(other, 2)
     assert client.bodies(other) == ["a", "b"]
-    assert [decoded(each.payload).delivery_count for each in client.messages(other)] == [1, 1]
+    assert [decoded(each.payload).delivery_count for each in client.messages(other)] == [failures] * 2
+
+
+@pytest.mark.parametrize(("closes", "failures"), [(True, 0), (False, 1)], ids=["with a close", "without a word"])
+def test_what_a_client_held_has_failed_where_it_left_without_a_word(
+    broker: Broker, closes: bool, failures: int
+) -> None:
+    client = Client(broker).open()
+    client.send(client.sender("q"), "a")
+    client.receive(client.receiver("q", 2, name="r"), 1)
+    if closes:
+        client.peer.close()
+        client.pump()
+    else:
+        client.server.receive_end()
+    other = Client(broker).open()
+    link = other.receiver("q", 2, name="r")
+    other.receive(link, 1)
+    assert [decoded(each.payload).delivery_count for each in other.messages(link)] == [failures]
 
 
 def test_messages_on_their_way_to_a_session_that_ends_come_again(client: Client, broker: Broker) -> None:
@@ -1267,14 +1290,44 @@ def test_a_durable_subscription_outlives_its_connection(broker: Broker) -> None:
     assert back.bodies(link) == ["x"]
 
 
-def test_a_durable_subscription_in_use_or_without_a_client_id_is_refused(client: Client, broker: Broker) -> None:
-    link = client.peer.attach_receiver(client.session, "reader", durable(), Terminus())
-    assert client.refusal(link).condition == "amqp:illegal-state"
+def test_a_durable_subscription_in_use_or_without_a_client_id_is_refused(broker: Broker) -> None:
+    invented = Client(broker).open(properties={"product": "Holdfast"})
+    link = invented.peer.attach_receiver(invented.session, "reader", durable(), Terminus())
+    assert invented.refusal(link).condition == "amqp:illegal-state"
     named = Client(broker).open("me", JMS_CLIENT)
     named.receiver(durable(), name="reader")
     other = named.peer.begin_session()
     second = named.peer.attach_receiver(other, "reader", durable(), Terminus())
     assert named.refusal(second).condition == "amqp:illegal-state"
+
+
+def test_the_container_id_of_another_client_names_its_subscriptions_though_others_may_have_it(broker: Broker) -> None:
+    client, twin = Client(broker).open("app"), Client(broker).open("app")
+    client.close_link(client.receiver(durable(), name="reader"), closed=False)
+    twin.send(twin.sender(Terminus("news", capabilities=TOPIC)), "x")
+    link = twin.receiver(durable(), 1, name="reader")
+    twin.receive(link, 1)
+    assert twin.bodies(link) == ["x"]
+    second = client.peer.attach_receiver(client.session, "reader", durable(), Terminus())
+    assert client.refusal(second).condition == "amqp:illegal-state"
+
+
+def test_a_global_subscription_is_shared_by_clients_of_any_id(broker: Broker) -> None:
+    clients = [Client(broker).open(name, JMS_CLIENT) for name in ("a", "b")]
+    links = [each.receiver(durable("news", "shared", "global"), 9, name="reader|global") for each in clients]
+    for client in clients:
+        client.rest()  # both have credit now
+    clients[0].send(clients[0].sender(Terminus("news", capabilities=TOPIC)), 0, 1)
+    for client, link in zip(clients, links, strict=True):
+        client.receive(link, 1)
+    assert sorted(clients[0].bodies(links[0]) + clients[1].bodies(links[1])) == [0, 1]
+    for client, link in zip(clients, links, strict=True):
+        client.settle(link, client.messages(link))
+        client.close_link(link, closed=False)
+    own = clients[0].peer.attach_receiver(clients[0].session, "reader", None, Terminus())
+    assert clients[0].refusal(own).condition == "amqp:not-found"
+    found = clients[0].peer.attach_receiver(clients[0].session, "reader|global", None, Terminus())
+    assert clients[0].opened(found).source is not None
 
 
 def test_a_shared_subscription_is_named_ahead_of_the_bar(broker: Broker) -> None:
