@@ -54,7 +54,9 @@ bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 interop: $(READY)
-	@$(BIN)/python -m pytest tests/interop
+	@echo "fetching what the interop tests need, into .interop (once; a minute or two) ..."
+	@$(BIN)/python -m tests.interop.install || true
+	@$(BIN)/python -m pytest -m 'interop or not interop' $(or $(INTEROP),tests/interop)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

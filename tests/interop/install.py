@@ -1,0 +1,128 @@
+"""Fetches what the interop tests need, each in a pinned version, into ``.interop`` beside the project's files.
+
+``python -m tests.interop.install`` fetches everything and says what it could not; a test that needs something fetches
+it by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PLACE = Path(__file__).parents[2] / ".interop"
+
+ARTEMIS = "2.44.0"
+BROKER_J = "9.2.1"
+RHEA = "3.0.5"
+_SECONDS = 600
+
+
+class CannotInstall(Exception):
+    """Why something cannot be had."""
+
+
+def java_client() -> str:
+    """The class path of Apache Qpid JMS and of our programs that use it."""
+    libraries, classes = PLACE / "java" / "lib", PLACE / "java" / "classes"
+    pom, sources = HERE / "java" / "pom.xml", sorted((HERE / "java").glob("*.java"))
+    if _is_older(libraries, [pom]):
+        shutil.rmtree(libraries, ignore_errors=True)
+        _run("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={libraries}")
+        libraries.touch()
+    if _is_older(classes, [*sources, pom]):
+        shutil.rmtree(classes, ignore_errors=True)
+        _run("javac", "-nowarn", "-d", str(classes), "-cp", f"{libraries}/*", *map(str, sources))
+        classes.touch()
+    return f"{classes}{os.pathsep}{libraries}/*"
+
+
+def rhea() -> Path:
+    """The folder of ``node_modules`` with rhea."""
+    place = PLACE / "node"
+    if not (place / "node_modules" / "rhea" / "package.json").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock", f"rhea@{RHEA}", cwd=place)
+    return place
+
+
+def artemis() -> Path:
+    """The home of Apache ActiveMQ Artemis."""
+    return _distribution("org.apache.activemq:apache-artemis", ARTEMIS, f"apache-artemis-{ARTEMIS}")
+
+
+def broker_j() -> Path:
+    """The home of Apache Qpid Broker-J."""
+    return _distribution("org.apache.qpid:apache-qpid-broker-j", BROKER_J, f"qpid-broker/{BROKER_J}")
+
+
+def rabbitmq() -> Path:
+    """The folder with RabbitMQ's programs, of Debian's package."""
+    found = Path("/usr/lib/rabbitmq/bin")
+    if not (found / "rabbitmq-server").exists():
+        apt = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+        if _run_quietly(*apt, "--no-install-recommends", "install", "rabbitmq-server", environment=environment):
+            _run(*apt, "update", environment=environment)
+            _run(*apt, "--no-install-recommends", "install", "rabbitmq-server", environment=environment)
+    if not (found / "rabbitmq-server").exists():
+        raise CannotInstall("Debian's package rabbitmq-server has no rabbitmq-server where it used to be")
+    return found
+
+
+def _distribution(artifact: str, version: str, folder: str) -> Path:
+    home = PLACE / folder
+    if not home.exists():
+        name = artifact.partition(":")[2]
+        _run(
+            *("mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}:{version}:tar.gz:bin"),
+            f"-DoutputDirectory={PLACE / 'archives'}",
+        )
+        with tarfile.open(PLACE / "archives" / f"{name}-{version}-bin.tar.gz") as archive:
+            archive.extractall(PLACE, filter="data")
+    return home
+
+
+def _is_older(made: Path, sources: Sequence[Path]) -> bool:
+    return not made.exists() or made.stat().st_mtime < max(source.stat().st_mtime for source in sources)
+
+
+def _run(*command: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> None:
+    PLACE.mkdir(exist_ok=True)
+    failure = _run_quietly(*command, cwd=cwd, environment=environment)
+    if failure:
+        raise CannotInstall(f"{' '.join(command)[:200]}: {failure[-2000:]}")
+
+
+def _run_quietly(*command: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
+    """Why it failed; nothing where it did not."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr + done.stdout).strip() or f"exit status {done.returncode}"
+
+
+def main() -> int:
+    """Fetch everything; returns how many things could not be had."""
+    failures = 0
+    things: tuple[Callable[[], object], ...] = (java_client, rhea, artemis, broker_j, rabbitmq)
+    for number, thing in enumerate(things, start=1):
+        print(f"[{number}/{len(things)}] {thing.__name__} ...", flush=True)
+        try:
+            thing()
+        except CannotInstall as error:
+            failures += 1
+            print(f"! cannot be had: {error}", file=sys.stderr)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
