@@ -127,8 +127,8 @@ class Attach(NamedTuple):
 class Detach(NamedTuple):
     """A consumer goes.  What it holds may still be settled until its client disconnects.
 
-    Replies with the number of deliveries that it holds.  With ``give_back`` there are none: these have ``failed``, or are
-    released.
+    Replies with the number of deliveries that it holds.  With ``give_back`` there are none: these have ``failed``, or
+    are released.
     """
 
     consumer: int
