@@ -78,6 +78,10 @@ class AmqpSettings:
         False, "whether PLAIN may send a password unencrypted to a host that is not this one"
     )
     envelope: bool = _option(True, "whether our own compact message format is used where the peer offers it")
+    queue_prefix: str | None = _option(
+        None, "what stands before a queue's name in its address; the default is what the broker asks for, if it does"
+    )
+    topic_prefix: str | None = _option(None, "the same for topics")
     vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
     tls_ca_file: str | None = _option(None, "PEM file of certificates to trust; the default is the system's")
     tls_certificate_file: str | None = _option(None, "PEM file of the client's certificate")

@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client_commits import STATES, Commit, Coordinator, settle_runs
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
 from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY, decode_received, received
@@ -51,6 +52,7 @@ from broker_adapter.amqp.peer import (
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.envelope import Envelope
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -78,6 +80,10 @@ PRODUCT: Final = "Holdfast"
 SELECTOR_CODE: Final = 0x0000_468C_0000_0004
 NO_LOCAL_CODE: Final = 0x0000_468C_0000_0003
 DELETE_ON_CLOSE_CODE: Final = 0x2B
+#: Capability of a source by which our own client asks our own server for an exclusive consumer.
+EXCLUSIVE_CAPABILITY: Final = "HOLDFAST-EXCLUSIVE"
+#: Subscriptions of a connection whose sources are remembered, so that they can be deleted; the oldest is forgotten.
+MAX_SOURCES: Final = 1000
 
 Done = Callable[[Any, JMSException | None], bool]
 
@@ -133,6 +139,8 @@ class ClientOptions:
     has_client_id: bool  #: whether the application chose the container id
     commit_prefix: str  #: unique for ever; with a session number it names the session in commit ids
     envelope: bool = True  #: whether our own format is used where the peer offers it
+    queue_prefix: str | None = None  #: None: what the broker asks for
+    topic_prefix: str | None = None
     epoch: int = 0
     limits: PeerLimits = attrs.field(factory=PeerLimits)
 
@@ -221,11 +229,14 @@ class ClientProtocol:
         self._requests: Requests | None = None
         self._unsubscribing: dict[int, Done] = {}
         self._closing_links: dict[int, tuple[Done, bool]] = {}  # with whether an error in the answer counts
+        self._leaving: dict[int, _Receiver] = {}  # detached by the SDK, which holds deliveries of them
+        self._sources: dict[str, Terminus] = {}  # subscription name → where it was last consumed from
         self._temporary: dict[str, _Sender] = {}
         self._subscribers: dict[str, list[int]] = {}  # subscription name → the links of its consumers
         self._subscription_links: dict[str, int] = {}  # subscription name → how many links it had since it had none
         self._next_name = 1
         self._sends_done = 0
+        self.addresses = Addresses(options.queue_prefix or "", options.topic_prefix or "")
 
     def __repr__(self) -> str:
         return (
@@ -345,6 +356,10 @@ class ClientProtocol:
             is_holdfast=product == PRODUCT,
             capabilities=event.offered_capabilities,
         )
+        self.addresses = Addresses(
+            _prefix(self._options.queue_prefix, event.properties.get("queue-prefix")),
+            _prefix(self._options.topic_prefix, event.properties.get("topic-prefix")),
+        )
         self._phase = Phase.OPEN
         opened, self._opened = self._opened, None
         if opened is not None and not opened(self._info, None):
@@ -419,6 +434,7 @@ class ClientProtocol:
             self._senders,
             self._receivers,
             self._coordinators,
+            self._leaving,
             self._temporary,
             self._sessions,
         ):
@@ -455,6 +471,7 @@ class ClientProtocol:
             self._forget_sender(sender, closed)
         for receiver in [each for each in self._receivers.values() if each.session == number]:
             self._forget_receiver(receiver, closed)
+        self._forget_leaving(number)
         self._drop_coordinator(number, closed)
         self._committed.pop(number, None)  # our own server remembers
         self._peer.end_session(session)
@@ -485,6 +502,7 @@ class ClientProtocol:
         for receiver in [each for each in self._receivers.values() if each.session == number]:
             lost.append(receiver.link)
             self._forget_receiver(receiver, error)
+        self._forget_leaving(number)
         self._drop_coordinator(number, error)
         for link in lost:
             self._listener(LinkLost(link, error))
@@ -496,13 +514,14 @@ class ClientProtocol:
         name = self._name("sender", spec.destination)
         target = Terminus()
         if spec.destination is not None:
-            target = Terminus(spec.destination.name, capabilities=(_CAPABILITIES[spec.destination.kind],))
+            address = self.addresses.of(spec.destination)
+            target = Terminus(address, capabilities=(_CAPABILITIES[spec.destination.kind],))
         link = self._peer.attach_sender(self._session(spec.session), name, Terminus(name, outcomes=_OUTCOMES), target)
         self._senders[link] = _Sender(link, spec.session, spec, done)
 
     def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
         """Attach a consumer's or browser's link; done with its number."""
-        refusal = _unusable(spec)
+        refusal = _unusable(spec) or self._beyond_the_broker(spec)
         if refusal is not None:
             done(None, refusal)
             return
@@ -527,8 +546,10 @@ class ClientProtocol:
             filters[Symbol("jms-selector")] = Described(ULong(SELECTOR_CODE), spec.selector)
         if spec.no_local:
             filters[Symbol("no-local")] = Described(ULong(NO_LOCAL_CODE), "NoLocalFilter{}")
+        if spec.exclusive:
+            capabilities.append(EXCLUSIVE_CAPABILITY)
         source = Terminus(
-            spec.destination.name,
+            self.addresses.of(spec.destination),
             durable=2 if durable else 0,
             expiry="never" if durable else "link-detach",
             copies=durable or spec.browse,
@@ -540,10 +561,36 @@ class ClientProtocol:
             self._session(spec.session), name, source, Terminus(), presettled=spec.presettled or spec.browse
         )
         receiver = _Receiver(link, spec.session, spec, sink, done, filters)
-        receiver.decode = partial(decode_received, destination=spec.destination)
+        receiver.decode = self._decoder(spec.destination)
         self._receivers[link] = receiver
         if subscription is not None:
             self._subscribers.setdefault(subscription.name, []).append(link)
+            if subscription.durable:
+                self._remember_source(subscription.name, source)
+
+    def _decoder(self, destination: Destination) -> Callable[[bytes], Envelope]:
+        addresses = self.addresses
+        if not addresses:
+            return partial(decode_received, destination=destination)
+        address = destination._replace(name=addresses.of(destination))
+        return lambda payload: addresses.inward(decode_received(payload, address))
+
+    def _remember_source(self, name: str, source: Terminus) -> None:
+        self._sources.pop(name, None)
+        self._sources[name] = source
+        if len(self._sources) > MAX_SOURCES:
+            del self._sources[next(iter(self._sources))]
+
+    def _beyond_the_broker(self, spec: ReceiverSpec) -> JMSException | None:
+        """Why the broker cannot have such a consumer, where it told so when it opened the connection."""
+        assert self._info is not None
+        product = self._info.product
+        subscription = spec.subscription
+        if spec.exclusive and not self._info.is_holdfast:
+            return JMSException(f"exclusive consumers need a Holdfast server; this broker is {product!r}")
+        if subscription is not None and subscription.shared and "SHARED-SUBS" not in self._info.capabilities:
+            return JMSException(f"this broker ({product!r}) does not offer shared subscriptions")
+        return None
 
     def _name(self, role: str, destination: Destination | None) -> str:
         number = self._next_name
@@ -619,11 +666,34 @@ class ClientProtocol:
             self._forget_sender(sender, IllegalStateException("the producer is closed"))
             self._close_link(link, done, heeds=sender.temporary is not None)
         elif receiver is not None:
-            subscription = receiver.spec.subscription
-            self._forget_receiver(receiver, IllegalStateException("the consumer is closed"))
-            self._close_link(link, done, closed=subscription is None or not subscription.durable)
+            assert self._info is not None
+            closed = IllegalStateException("the consumer is closed")
+            if not self._info.is_holdfast and self._peer.unsettled(link):
+                self._leave_later(receiver, closed, done)
+            else:
+                self._forget_receiver(receiver, closed)
+                self._close_link(link, done, closed=not _is_durable(receiver))
         else:
             done(None, None)
+
+    def _leave_later(self, receiver: _Receiver, closed: JMSException, done: Done) -> None:
+        """Detach once everything is settled: to a broker that is not ours, what comes later means nothing."""
+        self._forget_receiver(receiver, closed, keep_subscription=True)
+        self._leaving[receiver.link] = receiver
+        self._peer.drain(receiver.link)  # what still comes is released
+        done(None, None)
+
+    def _leave(self) -> None:
+        """Detach the links that were waiting for their last settlement."""
+        for receiver in [each for each in self._leaving.values() if not self._peer.unsettled(each.link)]:
+            del self._leaving[receiver.link]
+            self._forget_subscriber(receiver)
+            self._close_link(receiver.link, lambda _result, _error: True, closed=not _is_durable(receiver))
+
+    def _forget_leaving(self, session: int) -> None:
+        for receiver in [each for each in self._leaving.values() if each.session == session]:
+            del self._leaving[receiver.link]
+            self._forget_subscriber(receiver)
 
     def _close_link(self, link: int, done: Done, *, closed: bool = True, heeds: bool = False) -> None:
         self._closing_links[link] = (done, heeds)
@@ -641,6 +711,9 @@ class ClientProtocol:
                 done(None, None)
             return
         self._peer.close_link(link, closed=event.closed)
+        left = self._leaving.pop(link, None)
+        if left is not None:
+            self._forget_subscriber(left)
         sender, receiver = self._senders.get(link), self._receivers.get(link)
         if sender is not None:
             error = sender.error or _refusal(event.error, sender.attached is not None)
@@ -687,8 +760,16 @@ class ClientProtocol:
         sender.waiting.clear()
         sender.queue.clear()
 
-    def _forget_receiver(self, receiver: _Receiver, error: JMSException) -> None:
+    def _forget_receiver(self, receiver: _Receiver, error: JMSException, *, keep_subscription: bool = False) -> None:
         del self._receivers[receiver.link]
+        if not keep_subscription:
+            self._forget_subscriber(receiver)
+        for call in (receiver.attached, *receiver.drains):
+            if call is not None:
+                call(None, error)
+        receiver.drains.clear()
+
+    def _forget_subscriber(self, receiver: _Receiver) -> None:
         subscription = receiver.spec.subscription
         if subscription is not None:
             links = self._subscribers.get(subscription.name, [])
@@ -697,10 +778,6 @@ class ClientProtocol:
             if not links:
                 self._subscribers.pop(subscription.name, None)
                 self._subscription_links.pop(subscription.name, None)
-        for call in (receiver.attached, *receiver.drains):
-            if call is not None:
-                call(None, error)
-        receiver.drains.clear()
 
     def unsubscribe(self, name: str, done: Done) -> None:
         """Delete a durable subscription: an attach that finds it by its link's name, then a detach for good."""
@@ -708,8 +785,14 @@ class ClientProtocol:
             done(None, IllegalStateException(f"subscription {name!r} is in use by a consumer of this connection"))
             return
         link_name = name if self._options.has_client_id else f"{name}|global"
-        link = self._peer.attach_receiver(self._session(-1), link_name, None, Terminus())
+        # The reference client says with the attach's desired capabilities that the subscription is a shared one of
+        # no client.  Our engine of AMQP cannot; where the source is known it says the same.
+        source = None
+        if not self._options.has_client_id and self._info is not None and not self._info.is_holdfast:
+            source = self._sources.get(name)
+        link = self._peer.attach_receiver(self._session(-1), link_name, source, Terminus())
         self._unsubscribing[link] = done
+        self._sources.pop(name, None)
 
     def declare_temporary(self, kind: DestinationKind, done: Done) -> None:
         """Make a temporary destination that lives as long as the link made here; done with the destination."""
@@ -813,6 +896,8 @@ class ClientProtocol:
         """Settle deliveries, in order; those of another epoch are ignored."""
         epoch = self._options.epoch
         settle_runs(self._peer, [each for each in settlements if each.tag.epoch == epoch], STATES)
+        if self._leaving:
+            self._leave()
 
     # Messages that go out.
 
@@ -880,6 +965,7 @@ class ClientProtocol:
         def ended(result: Any, error: JMSException | None) -> bool:
             if error is None:
                 self._committed[session] = commit_number
+                self._leave()
             elif isinstance(error, TransactionRolledBackException):
                 # Those that the broker has taken back already are not known any more, and are left alone.
                 self.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
@@ -999,6 +1085,18 @@ def _unusable(spec: ReceiverSpec) -> JMSException | None:
     if "|" in subscription.name:
         return InvalidDestinationException(f"subscription name {subscription.name!r} has a '|'")
     return None
+
+
+def _is_durable(receiver: _Receiver) -> bool:
+    subscription = receiver.spec.subscription
+    return subscription is not None and subscription.durable
+
+
+def _prefix(wanted: str | None, offered: Any) -> str:
+    """A prefix of addresses: what the user wants, else what the broker asks for."""
+    if wanted is not None:
+        return wanted
+    return offered if isinstance(offered, str) else ""
 
 
 def _refusal(error: AmqpError | None, refused: bool) -> JMSException:

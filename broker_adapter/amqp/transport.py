@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 from ack_modes import Settlement
+from broker_adapter.amqp.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase
 from broker_adapter.amqp.codec import encode_amqp
 from broker_adapter.amqp.io_loop import SocketConnection, Work
@@ -43,6 +44,7 @@ from broker_adapter.send_window import SendWindow
 from broker_adapter.transport import (
     Credentials,
     Failed,
+    LinkLost,
     OnSettled,
     Peer,
     ReceiverSpec,
@@ -142,6 +144,8 @@ class AmqpTransport:
         self._listener: Callable[[TransportEvent], None] | None = None
         self._error: JMSException | None = IllegalStateException("the connection is not open yet")
         self._encode: Callable[[Envelope], bytes] = encode_amqp
+        self._may_delay = True
+        self._relay: AnonymousRelay | None = None
         self._max_message_bytes: dict[int, int] = {}
         self._closing = threading.Lock()
         self._closed = False
@@ -166,6 +170,8 @@ class AmqpTransport:
             commit_prefix=self._commit_prefix,
             envelope=url.amqp.envelope,
             epoch=self._epoch,
+            queue_prefix=url.amqp.queue_prefix,
+            topic_prefix=url.amqp.topic_prefix,
             limits=PeerLimits(
                 max_frame_bytes=url.amqp.max_frame_bytes, idle_timeout_ms=int(url.amqp.idle_timeout_seconds * 1000)
             ),
@@ -192,11 +198,21 @@ class AmqpTransport:
         except JMSException:
             self._give_up()
             raise
-        self._encode = pack if protocol.uses_envelope else encode_amqp
+        self._encode = self._encoder(protocol)
+        self._may_delay = "DELAYED_DELIVERY" in peer.capabilities
+        if "ANONYMOUS-RELAY" not in peer.capabilities:
+            self._relay = AnonymousRelay(self._attach_relayed, self._detach_relayed)
         self._error = None
         if protocol.phase is Phase.CLOSED:  # lost between its opening and this line
             self._lost(ConnectionLostException("the peer closed the network connection"))
         return peer
+
+    @staticmethod
+    def _encoder(protocol: ClientProtocol) -> Callable[[Envelope], bytes]:
+        addresses = protocol.addresses
+        if addresses:
+            return lambda envelope: encode_amqp(addresses.outward(envelope))
+        return pack if protocol.uses_envelope else encode_amqp
 
     def _give_up(self) -> None:
         self._closed = True
@@ -207,6 +223,8 @@ class AmqpTransport:
     def _on_event(self, event: TransportEvent) -> None:
         if isinstance(event, Failed):
             self._lost(event.error)
+        if isinstance(event, LinkLost) and self._relay is not None and self._relay.lost(event.link):
+            return  # the send that it failed knows, and the next one makes another link
         if self._listener is not None and not self._closed:
             self._listener(event)
 
@@ -267,31 +285,50 @@ class AmqpTransport:
 
     def end_session(self, session: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
+        if self._relay is not None:
+            self._relay.end_session(session)
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         if isinstance(spec, SenderSpec):
-            link: int
-            link, limit = self._ask(
-                f"attaching a producer to {_named(spec.destination)}",
-                lambda protocol, done: protocol.attach_sender(spec, done),
-                timeout,
-            )
-            if limit is not None:
-                self._max_message_bytes[link] = limit
-            return link
+            if spec.destination is None and self._relay is not None:
+                return self._relay.add(spec.session)
+            return self._attach_sender(spec, timeout)
         if sink is None:
             raise IllegalStateException("a receiver's link needs a sink")
-        link = self._ask(
+        link: int = self._ask(
             f"attaching a consumer to {_named(spec.destination)}",
             lambda protocol, done: protocol.attach_receiver(spec, sink, done),
             timeout,
         )
         return link
 
+    def _attach_sender(self, spec: SenderSpec, timeout: float | None) -> int:
+        link: int
+        link, limit = self._ask(
+            f"attaching a producer to {_named(spec.destination)}",
+            lambda protocol, done: protocol.attach_sender(spec, done),
+            timeout,
+        )
+        if limit is not None:
+            self._max_message_bytes[link] = limit
+        return link
+
+    def _attach_relayed(self, session: int, destination: Destination) -> int:
+        return self._attach_sender(SenderSpec(session, destination), None)
+
+    def _detach_relayed(self, link: int) -> None:
+        try:
+            self.detach(link, None)
+        except JMSException:
+            pass  # it is gone in any case
+
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
+        if link < 0 and self._relay is not None:
+            self._relay.close(link)
+            return
         self._max_message_bytes.pop(link, None)
         self._ask("detaching the link", lambda protocol, done: protocol.detach(link, done), timeout)
 
@@ -335,7 +372,10 @@ class AmqpTransport:
         timeout: float | None,
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`."""
-        packed = [(link, self._packed(link, envelope)) for link, envelope in sends]
+        packed = []
+        for link, envelope in sends:
+            real = self._real_link(link, envelope)
+            packed.append((real, self._packed(real, envelope)))
         self._ask(
             "the commit",
             lambda protocol, done: protocol.commit(session, commit_number, packed, settlements, done),
@@ -360,6 +400,7 @@ class AmqpTransport:
             raise copied(self._error)
         io = self._io
         assert io is not None
+        link = self._real_link(link, envelope)
         payload = self._packed(link, envelope)
         limit = self._url.client.send_timeout_seconds if timeout is None else timeout
         if on_settled is not None:
@@ -374,7 +415,18 @@ class AmqpTransport:
         io.submit((link, payload, call.settled))
         call.wait(max(0.0, limit - (time.monotonic() - start)), "the send")
 
+    def _real_link(self, link: int, envelope: Envelope) -> int:
+        """The link that a message is sent on, where an anonymous producer has one for each destination."""
+        if link >= 0 or self._relay is None:
+            return link
+        real = self._relay.link(link, envelope.destination)
+        if real is None:
+            raise IllegalStateException(f"link {link} is closed")
+        return real
+
     def _packed(self, link: int, envelope: Envelope) -> bytes:
+        if envelope.deliver_at_ms is not None and not self._may_delay:
+            raise JMSException("the broker does not offer delivery delay; send without delivery_delay")
         payload = self._encode(envelope)
         limit = self._max_message_bytes.get(link)
         if limit is not None and len(payload) > limit:

@@ -26,7 +26,13 @@ import attrs
 
 from ack_modes import Outcome
 from broker_adapter.amqp.client_commits import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
-from broker_adapter.amqp.client_protocol import DELETE_ON_CLOSE_CODE, NO_LOCAL_CODE, SELECTOR_CODE, Login
+from broker_adapter.amqp.client_protocol import (
+    DELETE_ON_CLOSE_CODE,
+    EXCLUSIVE_CAPABILITY,
+    NO_LOCAL_CODE,
+    SELECTOR_CODE,
+    Login,
+)
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
 from broker_adapter.amqp.codec import (
     ENVELOPE_CAPABILITY,
@@ -576,6 +582,7 @@ class ServerProtocol:
                 consumer.presettled,
                 browse,
                 slice_bytes,
+                exclusive=EXCLUSIVE_CAPABILITY in source.capabilities,
                 reply=self._reply(self._on_attached, event, source, consumer),
             )
         )

@@ -1,0 +1,240 @@
+"""The brokers that the scenarios run on: how each is started, and what it cannot do.
+
+``CANNOT`` is the one place that says what a broker cannot do: the tests expect exactly that exception of our SDK, and
+the table in ``docs/brokers.md`` is made from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.interop import install
+
+_START_SECONDS = 120
+
+
+@attrs.frozen
+class Limit:
+    """What becomes of a scenario that a broker cannot do."""
+
+    exception: type[BaseException]
+    match: str  #: a part of its message
+    why: str  #: for the table in the documentation
+
+
+@attrs.frozen
+class Broker:
+    """A broker that runs."""
+
+    name: str
+    url: str
+    username: str | None
+    password: str | None
+    cannot: Mapping[str, Limit]
+    process: Process
+
+
+class Process:
+    """A broker's process, with all that it starts, and what it says."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], ready: str) -> None:
+        """Start, and wait until a line of the output matches ``ready``."""
+        self.output: list[str] = []
+        self._ready = threading.Event()
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(re.compile(ready),), daemon=True)
+        self._reader.start()
+        if not self._ready.wait(_START_SECONDS) or self._process.poll() is not None:
+            self.stop()
+            raise RuntimeError("the broker does not start:\n" + "".join(self.output[-40:]))
+
+    def _read(self, ready: re.Pattern[str]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.output.append(line)
+            if ready.search(line):
+                self._ready.set()
+        self._ready.set()
+
+    def stop(self) -> None:
+        """Kill it and what it started."""
+        try:
+            os.killpg(self._process.pid, 9)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._reader.join(10)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# Ours.
+
+
+def start_holdfast(place: Path) -> Broker:
+    """Our own server: everything that the scenarios ask for."""
+    port = free_port()
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve"]
+    arguments = ["--data", str(place / "data"), "--listen", f"127.0.0.1:{port}"]
+    process = Process([*command, *arguments], {"PYTHONUNBUFFERED": "1"}, "ready on")
+    return Broker("Holdfast", f"amqp://127.0.0.1:{port}", None, None, {}, process)
+
+
+# Apache ActiveMQ Artemis.
+
+
+def start_artemis(place: Path) -> Broker:
+    """One node with queues and topics that are made when they are used."""
+    home, instance, port = install.artemis(), place / "artemis", free_port()
+    create = [
+        *(str(home / "bin" / "artemis"), "create", str(instance), "--silent", "--user", "ada", "--password", "secret"),
+        *("--require-login", "--no-web", "--no-autotune", "--nio", "--host", "127.0.0.1"),
+        *("--default-port", str(port), "--java-options", "-Xmx512m"),
+        *("--no-amqp-acceptor", "--no-hornetq-acceptor", "--no-mqtt-acceptor", "--no-stomp-acceptor"),
+    ]
+    subprocess.run(create, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    settings = instance / "etc" / "broker.xml"
+    text = settings.read_text()
+    # Delivery counts and the order of redelivery as JMS has them; a message larger than the default is no exception.
+    text = text.replace("<max-disk-usage>90<", "<max-disk-usage>-1<")
+    settings.write_text(text)
+    process = Process([str(instance / "bin" / "artemis"), "run"], {}, "AMQ221007")
+    return Broker("ActiveMQ Artemis", f"amqp://127.0.0.1:{port}", "ada", "secret", CANNOT["ActiveMQ Artemis"], process)
+
+
+# Apache Qpid Broker-J.
+
+
+_BROKER_J_HOST = {
+    "type": "BDB",
+    "nodeAutoCreationPolicies": [
+        {
+            "pattern": pattern,
+            "createdOnPublish": "true",
+            "createdOnConsume": "true",
+            "nodeType": node,
+            "attributes": attributes,
+        }
+        for pattern, node, attributes in (("queue-.*", "Queue", {"type": "priority", "priorities": "10"}),)
+    ],
+}
+
+
+def _broker_j_config(port: int) -> dict[str, Any]:
+    aliases = ("default", "defaultAlias"), ("hostname", "hostnameAlias"), ("name", "nameAlias")
+    return {
+        "name": "interop",
+        "modelVersion": "9.0",
+        "brokerloggers": [
+            {
+                "name": "console",
+                "type": "Console",
+                "brokerloginclusionrules": [
+                    {"name": "all", "type": "NameAndLevel", "level": "WARN", "loggerName": "ROOT"}
+                ],
+            }
+        ],
+        "authenticationproviders": [
+            {"name": "plain", "type": "Plain", "users": [{"name": "ada", "type": "managed", "password": "secret"}]}
+        ],
+        "ports": [
+            {
+                "name": "AMQP",
+                "type": "AMQP",
+                "port": str(port),
+                "bindingAddress": "127.0.0.1",
+                "authenticationProvider": "plain",
+                "virtualhostaliases": [{"name": name, "type": kind} for name, kind in aliases],
+            }
+        ],
+        "virtualhostnodes": [
+            {
+                "name": "default",
+                "type": "JSON",
+                "defaultVirtualHostNode": "true",
+                "virtualHostInitialConfiguration": json.dumps(_BROKER_J_HOST),
+            }
+        ],
+    }
+
+
+def start_broker_j(place: Path) -> Broker:
+    """One node, with queues that are made when they are used; topics are routing keys of its topic exchange."""
+    home, port = install.broker_j(), free_port()
+    config = place / "initial.json"
+    config.write_text(json.dumps(_broker_j_config(port)))
+    (place / "work").mkdir()
+    command = [str(home / "bin" / "qpid-server"), "-icp", str(config)]
+    environment = {"QPID_WORK": str(place / "work"), "QPID_JAVA_MEM": "-Xmx512m -XX:MaxDirectMemorySize=512m"}
+    process = Process(command, environment, "BRK-1004")
+    url = f"amqp://127.0.0.1:{port}?topic_prefix=amq.topic/"
+    return Broker("Qpid Broker-J", url, "ada", "secret", CANNOT["Qpid Broker-J"], process)
+
+
+# RabbitMQ 3.
+
+
+def start_rabbitmq(place: Path) -> Broker:
+    """A node of its own, with its own data, ports and plug-ins, apart from any that the system runs."""
+    programs, port = install.rabbitmq(), free_port()
+    plugins = place / "plugins"
+    plugins.write_text("[rabbitmq_amqp1_0].\n")
+    config = place / "rabbitmq.conf"
+    config.write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{port}\nloopback_users = none\ndisk_free_limit.absolute = 1MB\n"
+        "default_user = ada\ndefault_pass = secret\n"
+    )
+    environment = {
+        "HOME": str(place),
+        "RABBITMQ_NODENAME": f"interop{port}@localhost",
+        "RABBITMQ_MNESIA_BASE": str(place / "mnesia"),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_CONFIG_FILE": str(config),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "ERL_EPMD_PORT": str(free_port()),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+    }
+    server = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or str(programs / "rabbitmq-server")
+    process = Process([server], environment, "Server startup complete")
+    url = f"amqp://127.0.0.1:{port}?queue_prefix=/queue/&topic_prefix=/topic/"
+    return Broker("RabbitMQ 3", url, "ada", "secret", CANNOT["RabbitMQ 3"], process)
+
+
+CANNOT: dict[str, dict[str, Limit]] = {
+    "ActiveMQ Artemis": {},
+    "Qpid Broker-J": {},
+    "RabbitMQ 3": {},
+}
+STARTS: dict[str, Callable[[Path], Broker]] = {
+    "Holdfast": start_holdfast,
+    "ActiveMQ Artemis": start_artemis,
+    "Qpid Broker-J": start_broker_j,
+    "RabbitMQ 3": start_rabbitmq,
+}
