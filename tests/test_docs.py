@@ -8,12 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.interop.brokers.brokers import table
+
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_page_of_options_is_what_the_code_generates() -> None:
     render = runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["render"]
     assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == render(), "run: make docs"
+
+
+def test_the_table_of_brokers_is_what_the_interop_tests_expect() -> None:
+    assert table() in (ROOT / "docs" / "brokers.md").read_text(encoding="utf-8")
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

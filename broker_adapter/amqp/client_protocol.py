@@ -60,6 +60,7 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     MessageFormatException,
+    OperationTimedOutException,
     ProtocolException,
     TransactionRolledBackException,
 )
@@ -94,6 +95,8 @@ _CAPABILITIES: Final = {
     DestinationKind.TEMPORARY_QUEUE: "temporary-queue",
     DestinationKind.TEMPORARY_TOPIC: "temporary-topic",
 }
+#: RabbitMQ 3 ends the session of who tells it that a delivery was modified.
+_STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE}
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
 
 
@@ -254,6 +257,12 @@ class ClientProtocol:
         """Whether sends are in our own format; meaningful once open."""
         info = self._info
         return self._options.envelope and info is not None and ENVELOPE_CAPABILITY in info.capabilities
+
+    @property
+    def _is_rabbitmq_3(self) -> bool:
+        """Whether the broker is RabbitMQ with its AMQP 1.0 plug-in, which cannot be asked for some things at all."""
+        info = self._info
+        return info is not None and info.product == "RabbitMQ" and info.version.startswith("3.")
 
     # Bytes.
 
@@ -586,6 +595,19 @@ class ClientProtocol:
         assert self._info is not None
         product = self._info.product
         subscription = spec.subscription
+        if self._is_rabbitmq_3:
+            # It confirms whatever it is asked for, and then sends everything, or takes what is only looked at.
+            if spec.selector is not None:
+                return InvalidSelectorException(f"RabbitMQ 3 applies no selectors, such as {spec.selector!r}")
+            if spec.no_local:
+                return JMSException("RabbitMQ 3 cannot leave out what a connection sends itself (no_local)")
+            if spec.browse:
+                return JMSException("RabbitMQ 3 cannot be browsed: it would hand the messages out for good")
+            if subscription is not None and subscription.durable:
+                return JMSException(
+                    f"RabbitMQ 3 does not keep the subscription {subscription.name!r} while nobody consumes it; consume"
+                    " from a queue that is bound to the exchange"
+                )
         if spec.exclusive and not self._info.is_holdfast:
             return JMSException(f"exclusive consumers need a Holdfast server; this broker is {product!r}")
         if subscription is not None and subscription.shared and "SHARED-SUBS" not in self._info.capabilities:
@@ -646,6 +668,10 @@ class ClientProtocol:
     def _on_receiver_open(self, receiver: _Receiver, event: LinkRemoteOpen) -> None:
         if event.source is None or receiver.attached is None:
             return
+        if receiver.spec.browse and not event.source.copies:
+            receiver.error = JMSException("the broker would hand messages out for good, instead of showing them")
+            self._peer.close_link(receiver.link)
+            return
         offered = event.source.filters or {}
         for key, filter_ in receiver.filters.items():
             echoed = offered.get(key)
@@ -680,7 +706,8 @@ class ClientProtocol:
         """Detach once everything is settled: to a broker that is not ours, what comes later means nothing."""
         self._forget_receiver(receiver, closed, keep_subscription=True)
         self._leaving[receiver.link] = receiver
-        self._peer.drain(receiver.link)  # what still comes is released
+        if not self._is_rabbitmq_3:
+            self._peer.drain(receiver.link)  # what still comes is released
         done(None, None)
 
     def _leave(self) -> None:
@@ -832,6 +859,8 @@ class ClientProtocol:
         receiver = self._receivers.get(link)
         if receiver is None:
             done(None, IllegalStateException(f"link {link} is closed"))
+        elif self._is_rabbitmq_3:
+            done(None, OperationTimedOutException("RabbitMQ 3 answers a drain with the end of the session"))
         elif receiver.drains or self._peer.drain(link):
             receiver.drains.append(done)
         else:
@@ -895,7 +924,8 @@ class ClientProtocol:
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""
         epoch = self._options.epoch
-        settle_runs(self._peer, [each for each in settlements if each.tag.epoch == epoch], STATES)
+        states = _STATES_OF_RABBITMQ_3 if self._is_rabbitmq_3 else STATES
+        settle_runs(self._peer, [each for each in settlements if each.tag.epoch == epoch], states)
         if self._leaving:
             self._leave()
 

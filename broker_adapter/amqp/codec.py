@@ -618,6 +618,8 @@ _TEXT_TYPES: Final = ("text/", "application/json", "application/xml")
 
 
 def _data_body(data: bytes, kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
+    if kind == BodyKind.NONE and not data:
+        return BodyKind.NONE, None  # RabbitMQ adds an empty section where there was none
     if kind in (None, BodyKind.TEXT) and content_type:
         media, *parameters = (part.strip() for part in content_type.lower().split(";"))
         if media.startswith(_TEXT_TYPES) or media.endswith(("+json", "+xml")):

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
+from sdk import InvalidSelectorException, JMSException, TransactionRolledBackException
 from tests.interop import install
 
 _START_SECONDS = 120
@@ -30,7 +32,7 @@ class Limit:
     """What becomes of a scenario that a broker cannot do."""
 
     exception: type[BaseException]
-    match: str  #: a part of its message
+    match: str | None  #: a part of its message
     why: str  #: for the table in the documentation
 
 
@@ -227,10 +229,67 @@ def start_rabbitmq(place: Path) -> Broker:
     return Broker("RabbitMQ 3", url, "ada", "secret", CANNOT["RabbitMQ 3"], process)
 
 
+_NO_DELAY = Limit(
+    JMSException, "does not offer delivery delay", "does not offer `DELAYED_DELIVERY` when the connection is opened"
+)
+_NO_SELECTORS = Limit(
+    InvalidSelectorException,
+    "RabbitMQ 3 applies no selectors",
+    "confirms a selector and then sends everything, so our SDK does not ask",
+)
+_NO_TRANSACTIONS = Limit(
+    TransactionRolledBackException, "Transactions not supported", "has no transactions in AMQP 1.0"
+)
+_NO_DYNAMIC_NODES = Limit(JMSException, "Dynamic targets not supported", "makes no nodes for clients")
+_NO_SHARED = Limit(
+    JMSException, "does not offer shared subscriptions", "does not offer `SHARED-SUBS` when the connection is opened"
+)
+_NO_DURABLE = Limit(JMSException, "does not keep the subscription", "has no durable subscriptions in AMQP 1.0")
+_NO_FLAG = Limit(
+    AssertionError, None, "nothing is raised: it tells neither a delivery count nor whether a message is redelivered"
+)
+
 CANNOT: dict[str, dict[str, Limit]] = {
     "ActiveMQ Artemis": {},
-    "Qpid Broker-J": {},
-    "RabbitMQ 3": {},
+    "Qpid Broker-J": {
+        "delivery_delay": _NO_DELAY,
+        "no_local": Limit(
+            InvalidSelectorException, "does not apply the no-local filter", "does not confirm the filter"
+        ),
+    },
+    "RabbitMQ 3": {
+        "browsers": Limit(
+            JMSException, "cannot be browsed", "would hand the messages out for good, so our SDK does not ask"
+        ),
+        "client_acknowledge_and_recover": _NO_FLAG,
+        "client_id_is_for_one_connection": Limit(
+            pytest.fail.Exception, "DID NOT RAISE", "nothing is raised: it takes the same client id twice"
+        ),
+        "delivery_delay": _NO_DELAY,
+        "durable_subscriptions": _NO_DURABLE,
+        "no_local": Limit(
+            JMSException, "no_local", "confirms the filter and does not apply it, so our SDK does not ask"
+        ),
+        "priorities": Limit(
+            AssertionError, None, "nothing is raised: only queues that were declared with priorities have them"
+        ),
+        "receive_nowait_finds_what_waits": Limit(
+            AssertionError,
+            None,
+            "returns None: a drain ends the session there, so only what was prefetched is seen",
+        ),
+        "request_and_reply": _NO_DYNAMIC_NODES,
+        "rollback": _NO_TRANSACTIONS,
+        "selectors": _NO_SELECTORS,
+        "selectors_of_headers": _NO_SELECTORS,
+        "selectors_of_topics": _NO_SELECTORS,
+        "shared_durable_subscriptions": _NO_DURABLE,
+        "shared_subscriptions": _NO_SHARED,
+        "temporary_queue_is_deleted": _NO_DYNAMIC_NODES,
+        "temporary_topic": _NO_DYNAMIC_NODES,
+        "transactions": _NO_TRANSACTIONS,
+        "what_is_not_acknowledged_comes_again": _NO_FLAG,
+    },
 }
 STARTS: dict[str, Callable[[Path], Broker]] = {
     "Holdfast": start_holdfast,
@@ -238,3 +297,13 @@ STARTS: dict[str, Callable[[Path], Broker]] = {
     "Qpid Broker-J": start_broker_j,
     "RabbitMQ 3": start_rabbitmq,
 }
+
+
+def table() -> str:
+    """What the brokers cannot do, as a table for the documentation."""
+    lines = ["| scenario | broker | our SDK raises | because the broker |", "|---|---|---|---|"]
+    for broker, limits in CANNOT.items():
+        for scenario, limit in sorted(limits.items()):
+            raises = f"`{limit.exception.__name__}`" if issubclass(limit.exception, JMSException) else "-"
+            lines.append(f"| `{scenario}` | {broker} | {raises} | {limit.why} |")
+    return "\n".join(lines)
