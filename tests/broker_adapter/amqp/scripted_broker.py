@@ -36,15 +36,23 @@ class ScriptedBroker:
         log: everything that the client did.
         refusals: address → the error by which a link to it is refused.
         echo_filters: whether filters are confirmed.
+        confirms_copies: whether it is confirmed that a browser gets copies.
         accepts: whether messages are accepted as they come; otherwise they wait in ``held``.
         credit: what each producer's link gets.
     """
 
-    def __init__(self, *, holdfast: bool = True, properties: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        holdfast: bool = True,
+        properties: dict[str, Any] | None = None,
+        offered: tuple[str, ...] = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"),
+    ) -> None:
         self.peer = Peer(PeerLimits(), server=True)
         self.log: list[Event] = []
         self.refusals: dict[str | None, AmqpError] = {}
         self.echo_filters = True
+        self.confirms_copies = True
         self.accepts = True
         self.answers_drain = True
         self.closes_links = True
@@ -60,6 +68,7 @@ class ScriptedBroker:
         self.open_error: AmqpError | None = None
         self._holdfast = holdfast
         self._properties = properties
+        self._offered = offered
         self._next_temporary = 1
 
     def handle(self) -> bool:
@@ -79,7 +88,7 @@ class ScriptedBroker:
             properties: dict[str, Any] = {"product": "Holdfast" if self._holdfast else "other", "version": "9"}
             if self.open_error is not None:
                 properties["amqp:connection-establishment-failed"] = True
-            offered = ["ANONYMOUS-RELAY", "SHARED-SUBS", *([ENVELOPE_CAPABILITY] if self._holdfast else [])]
+            offered = [*self._offered, *([ENVELOPE_CAPABILITY] if self._holdfast else [])]
             self.peer.open(
                 "broker", offered_capabilities=offered, properties={**properties, **(self._properties or {})}
             )
@@ -108,6 +117,8 @@ class ScriptedBroker:
             source = Terminus(event.name)
         if event.is_sender and not self.echo_filters and source is not None:
             source = source._replace(filters=None)
+        if event.is_sender and not self.confirms_copies and source is not None:
+            source = source._replace(copies=False)
         if not event.is_sender and target is not None and target.dynamic:
             target = target._replace(address=f"temporary-{self._next_temporary}")
             self._next_temporary += 1
@@ -186,6 +197,7 @@ class Wired:
         has_client_id: bool = True,
         envelope: bool = True,
         limits: PeerLimits | None = None,
+        queue_prefix: str | None = None,
     ) -> None:
         self.broker = broker or ScriptedBroker()
         self.events: list[TransportEvent] = []
@@ -198,6 +210,7 @@ class Wired:
                 has_client_id=has_client_id,
                 commit_prefix="prefix",
                 envelope=envelope,
+                queue_prefix=queue_prefix,
                 limits=limits or PeerLimits(),
             ),
             None,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client_commits import COMMIT_ID
-from broker_adapter.amqp.client_protocol import Phase
+from broker_adapter.amqp.client_protocol import MAX_SOURCES, Phase
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, MAX_REQUESTS
 from broker_adapter.amqp.codec import (
     ENVELOPE_CAPABILITY,
@@ -50,6 +50,7 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     JMSSecurityException,
+    OperationTimedOutException,
     ProtocolException,
     ResourceAllocationException,
     TransactionInDoubtException,
@@ -944,3 +945,188 @@ def test_our_own_server_is_known_also_where_our_own_format_is_not_used() -> None
 
     assert result.value.is_holdfast
     assert not wired.client.uses_envelope
+
+
+# Brokers that are not ours.
+
+
+RABBITMQ_3 = {"product": "RabbitMQ", "version": "3.10.8"}
+
+
+def foreign(**fields: Any) -> Wired:
+    """An open connection to a broker that is not ours."""
+    return Wired(ScriptedBroker(holdfast=False, **fields)).opened()
+
+
+def delivered(wired: Wired, link: int, inbox: list[Delivery], count: int) -> list[Settlement]:
+    """Have the broker send so many messages on the last link; returns how to accept them."""
+    far = wired.broker.links[attached(wired).name]
+    wired.client.credit(link, count)
+    wired.pump()
+    for _ in range(count):
+        wired.broker.peer.send(far, encode_amqp(Envelope(QUEUE)))
+    wired.pump()
+    return [Settlement(delivery.tag, Outcome.ACCEPTED) for delivery in inbox[-count:]]
+
+
+def test_a_consumer_is_detached_from_another_broker_when_all_it_got_is_settled() -> None:
+    wired = foreign()
+    inbox: list[Delivery] = []
+    link = receiver(wired, inbox.extend)
+    first, second = delivered(wired, link, inbox, 2)
+    wired.ask(wired.client.detach, link)
+    assert not wired.broker.of(LinkRemoteClose)
+    wired.client.settle([first])
+    wired.pump()
+    assert not wired.broker.of(LinkRemoteClose)
+    wired.client.settle([second])
+    wired.pump()
+    assert [type(event) for event in wired.broker.log[-2:]] == [Dispositions, LinkRemoteClose]
+
+
+def test_what_still_comes_to_a_consumer_that_leaves_is_released() -> None:
+    wired = foreign()
+    wired.broker.answers_drain = False
+    inbox: list[Delivery] = []
+    link = receiver(wired, inbox.extend)
+    (settlement,) = delivered(wired, link, inbox, 1)
+    wired.client.credit(link, 1)
+    wired.ask(wired.client.detach, link)
+    wired.broker.peer.send(wired.broker.links[attached(wired).name], encode_amqp(Envelope(QUEUE)))
+    wired.pump()
+    assert wired.broker.of(Dispositions)[-1].state == RELEASED_STATE
+    assert len(inbox) == 1
+    wired.client.settle([settlement])
+    wired.pump()
+    assert len(wired.broker.of(LinkRemoteClose)) == 1
+
+
+def test_a_subscription_is_in_use_until_its_consumer_has_left() -> None:
+    wired = foreign()
+    inbox: list[Delivery] = []
+    spec: dict[str, Any] = {"destination": topic("t"), "subscription": Subscription("s", durable=True, shared=False)}
+    link = receiver(wired, inbox.extend, **spec)
+    settlements = delivered(wired, link, inbox, 1)
+    wired.ask(wired.client.detach, link)
+    with pytest.raises(IllegalStateException, match="in use"):
+        receiver(wired, **spec)
+    wired.client.settle(settlements)
+    wired.pump()
+    (closed,) = wired.broker.of(LinkRemoteClose)
+    assert not closed.closed
+    receiver(wired, **spec)
+
+
+def test_the_end_of_a_session_ends_the_consumers_that_are_leaving() -> None:
+    wired = foreign()
+    inbox: list[Delivery] = []
+    link = receiver(wired, inbox.extend)
+    settlements = delivered(wired, link, inbox, 1)
+    wired.ask(wired.client.detach, link)
+    wired.ask(wired.client.end_session, 1)
+    wired.client.settle(settlements)
+    wired.pump()
+    assert len(wired.broker.of(SessionRemoteClose)) == 1
+
+
+def test_what_a_broker_does_not_offer_is_refused_before_it_is_asked_for() -> None:
+    wired = foreign(offered=())
+    with pytest.raises(JMSException, match="does not offer shared subscriptions"):
+        receiver(wired, destination=topic("t"), subscription=Subscription("s", durable=False, shared=True))
+    with pytest.raises(JMSException, match="exclusive consumers need a Holdfast server"):
+        receiver(wired, exclusive=True)
+    assert not wired.broker.of(LinkRemoteOpen)
+
+
+def test_a_broker_that_would_take_what_is_browsed_is_left() -> None:
+    wired = foreign()
+    wired.broker.confirms_copies = False
+    with pytest.raises(JMSException, match="would hand messages out for good"):
+        receiver(wired, browse=True)
+    assert len(wired.broker.of(LinkRemoteClose)) == 1
+
+
+def test_an_exclusive_consumer_is_asked_for_by_a_capability_of_the_source(wired: Wired) -> None:
+    receiver(wired, exclusive=True)
+    source = attached(wired).source
+    assert source is not None
+    assert source.capabilities == ("queue", "HOLDFAST-EXCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"selector": "a = 1"},
+        {"no_local": True},
+        {"browse": True},
+        {"destination": topic("t"), "subscription": Subscription("s", durable=True, shared=False)},
+    ],
+    ids=["selector", "no_local", "browse", "durable"],
+)
+def test_rabbitmq_3_is_not_asked_for_what_it_only_pretends_to_do(spec: dict[str, Any]) -> None:
+    wired = foreign(properties=RABBITMQ_3)
+    with pytest.raises(JMSException, match="RabbitMQ 3"):
+        receiver(wired, **spec)
+    assert not wired.broker.of(LinkRemoteOpen)
+
+
+def test_rabbitmq_3_is_neither_drained_nor_told_that_a_delivery_was_modified() -> None:
+    wired = foreign(properties=RABBITMQ_3)
+    inbox: list[Delivery] = []
+    link = receiver(wired, inbox.extend)
+    (settlement,) = delivered(wired, link, inbox, 1)
+    with pytest.raises(OperationTimedOutException):
+        wired.ask(wired.client.drain, link)
+    wired.client.settle([Settlement(settlement.tag, Outcome.MODIFIED)])
+    wired.pump()
+    assert wired.broker.of(Dispositions)[-1].state == RELEASED_STATE
+    assert not any(event.drain for event in wired.broker.of(LinkFlow))
+
+
+def test_a_subscription_of_no_client_is_deleted_at_another_broker_by_its_source() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False), has_client_id=False).opened()
+    link = receiver(wired, destination=topic("t"), subscription=Subscription("s", durable=True, shared=True))
+    wired.ask(wired.client.detach, link)
+    wired.ask(wired.client.unsubscribe, "s")
+    source = attached(wired).source
+    assert source is not None
+    assert (attached(wired).name, source.address) == ("s|global", "t")
+    assert source.capabilities == ("topic", "shared", "global")
+    assert wired.broker.of(LinkRemoteClose)[-1].closed
+
+
+def test_only_so_many_sources_of_subscriptions_are_remembered() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False), has_client_id=False).opened()
+    for number in range(MAX_SOURCES + 1):
+        subscription = Subscription(str(number), durable=True, shared=True)
+        link = receiver(wired, destination=topic("t"), subscription=subscription)
+        wired.ask(wired.client.detach, link)
+    for name, source in (("1", "t"), ("0", None)):
+        wired.ask(wired.client.unsubscribe, name)
+        found = attached(wired).source
+        assert (None if found is None else found.address) == source
+
+
+# Prefixes of addresses.
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offered"), [("q/", None), (None, "q/"), ("q/", "other/")], ids=["option", "broker", "option first"]
+)
+def test_queues_have_the_prefix_that_the_user_or_the_broker_wants(wanted: str | None, offered: str | None) -> None:
+    properties = {} if offered is None else {"queue-prefix": offered}
+    wired = Wired(ScriptedBroker(holdfast=False, properties=properties), queue_prefix=wanted).opened()
+    inbox: list[Delivery] = []
+    sender(wired)
+    target = attached(wired).target
+    assert target is not None
+    assert target.address == "q/q"
+    link = receiver(wired, inbox.extend)
+    far = wired.broker.links[attached(wired).name]
+    wired.client.credit(link, 2)
+    wired.pump()
+    for body in (Envelope(queue("q/q"), reply_to=queue("q/answers")), Envelope(topic("t"))):
+        wired.broker.peer.send(far, encode_amqp(body))
+    wired.pump()
+    assert [each.envelope.destination for each in inbox] == [QUEUE, topic("t")]
+    assert inbox[0].envelope.reply_to == queue("answers")

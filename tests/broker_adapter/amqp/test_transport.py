@@ -20,7 +20,7 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.codec import with_place
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.io_loop import MemoryConnection
-from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose
+from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
 from broker_adapter.amqp.transport import AmqpTransport, is_loopback, usable_mechanisms
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
@@ -602,8 +602,8 @@ def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer
 class _Pipe:
     """A scripted broker as the far end of a connection in memory."""
 
-    def __init__(self) -> None:
-        self.broker = ScriptedBroker()
+    def __init__(self, broker: ScriptedBroker | None = None) -> None:
+        self.broker = broker or ScriptedBroker()
         self.ended = threading.Event()
 
     def receive(self, data: bytes) -> None:
@@ -646,3 +646,35 @@ def test_the_transport_runs_over_a_pipe_in_memory() -> None:
     assert got[0].envelope == MESSAGE
     assert pipe.ended.wait(5)
     assert opened.events == []
+
+
+def test_an_anonymous_producer_has_a_link_for_each_destination_where_there_is_no_relay() -> None:
+    pipe = _Pipe(ScriptedBroker(holdfast=False, offered=()))
+    opened = Opened(1, make_io=lambda protocol: MemoryConnection(protocol, pipe))
+    transport = opened.transport
+    link = transport.attach(SenderSpec(1, None), None, 5)
+    for name in ("a", "b", "a"):
+        transport.send(link, Envelope(queue(name)), None, 5)
+    transport.commit(1, 1, [(link, Envelope(queue("b"))), (link, Envelope(queue("c")))], [], 5)
+    targets = [event.target.address for event in pipe.broker.of(LinkRemoteOpen) if not event.target.coordinator]
+    assert targets == ["a", "b", "c"]
+    counts = [
+        sum(len(event.deliveries) for event in pipe.broker.of(Transfers) if event.link == pipe.broker.by_address[name])
+        for name in "abc"
+    ]
+    assert counts == [2, 2, 1]
+    transport.detach(link, 5)
+    assert len(pipe.broker.of(LinkRemoteClose)) == 3
+    with pytest.raises(IllegalStateException, match="closed"):
+        transport.send(link, Envelope(queue("a")), None, 5)
+    transport.close(5)
+
+
+def test_a_delay_that_the_broker_does_not_offer_is_refused() -> None:
+    pipe = _Pipe(ScriptedBroker(holdfast=False, offered=()))
+    opened = Opened(1, make_io=lambda protocol: MemoryConnection(protocol, pipe))
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    with pytest.raises(JMSException, match="does not offer delivery delay"):
+        opened.transport.send(link, Envelope(QUEUE, deliver_at_ms=1), None, 5)
+    opened.transport.send(link, Envelope(QUEUE), None, 5)
+    opened.transport.close(5)
