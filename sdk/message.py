@@ -9,10 +9,11 @@ A message that was received is read-only: its properties and its body cannot be 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, MutableMapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from ack_modes import DeliveryTag
 from broker_adapter import (
@@ -23,10 +24,15 @@ from broker_adapter import (
     Identity,
     IllegalStateException,
     InvalidDestinationException,
+    MessageEOFException,
     MessageFormatException,
+    MessageNotReadableException,
     MessageNotWriteableException,
 )
+from sdk.conversion import Type, checked, converted
+from sdk.typed_values import NamedValues, SequentialValues
 
+_T = TypeVar("_T")
 PropertyValue = bool | int | float | str | None
 #: ``message.acknowledge()`` calls the function that the session gave it, with the tag of its delivery.
 Acknowledge = Callable[[DeliveryTag], None]
@@ -86,8 +92,11 @@ def _plain_scalar(value: object) -> object:
     return value
 
 
-class MessageProperties(MutableMapping[str, PropertyValue]):
-    """The application's properties of a message: names as in JMS, values bool, int, float, str or None."""
+class MessageProperties(MutableMapping[str, PropertyValue], NamedValues):
+    """The application's properties of a message: names as in JMS, values bool, int, float, str or None.
+
+    A mapping of the values as they are; ``get_int(name)`` and its like convert them.
+    """
 
     __slots__ = ("_message",)
 
@@ -117,6 +126,13 @@ class MessageProperties(MutableMapping[str, PropertyValue]):
 
     def __repr__(self) -> str:
         return repr(self._message._property_values or {})
+
+    def _get(self, name: str, wanted: Type) -> Any:
+        values = self._message._property_values
+        return converted(None if values is None else values.get(name), wanted, f"property {name!r}")
+
+    def _set(self, name: str, value: Any, written: Type) -> None:
+        self[name] = checked(value, written, f"property {name!r}")
 
     def _writable(self) -> dict[str, Any]:
         message = self._message
@@ -221,9 +237,17 @@ class Message:
 
     @body.setter
     def body(self, value: Any) -> None:
-        if not self._body_writable:
-            raise MessageNotWriteableException("the body of a received message is read-only; call clear_body() first")
+        self._set_body(value)
+
+    def _set_body(self, value: Any) -> None:
+        self._require_writable_body()
         self._body = None if value is None else self._checked_body(value)
+
+    def _require_writable_body(self) -> None:
+        if not self._body_writable:
+            raise MessageNotWriteableException(
+                "the body of a message that was received or reset is read-only; call clear_body() first"
+            )
 
     @property
     def properties(self) -> MessageProperties:
@@ -234,6 +258,21 @@ class Message:
     def redelivered(self) -> bool:
         """Whether an earlier delivery of it has failed, so that it may have been seen before."""
         return self.delivery_count > 1
+
+    def is_body_assignable_to(self, kind: type) -> bool:
+        """Whether ``get_body(kind)`` gives the body (Jakarta Messaging 3.1 section 3.12)."""
+        return self._body is None or isinstance(self.body, kind)
+
+    def get_body(self, kind: type[_T]) -> _T | None:
+        """The body as a value of this type; None where there is no body.
+
+        Raises:
+            MessageFormatException: the body has another type.
+        """
+        body = self.body
+        if body is not None and not isinstance(body, kind):
+            raise MessageFormatException(f"the body is a {type(body).__name__}, not a {kind.__name__}")
+        return body
 
     def clear_body(self) -> None:
         """Drop the body; it can then be set."""
@@ -310,17 +349,141 @@ class TextMessage(Message):
         raise MessageFormatException(f"a text message carries a str, not {type(value).__name__}")
 
 
-class BytesMessage(Message):
-    """Carries bytes; a bytearray or memoryview is copied."""
+class BytesMessage(Message, SequentialValues):
+    """Carries bytes; a bytearray or memoryview is copied.
 
-    __slots__ = ()
+    ``write_int`` and its like add to the body, ``read_int`` and its like take from it, both as Java's ``DataOutput``
+    and ``DataInput`` do: big-endian, a boolean as an octet, a string as UTF-8 behind its length of 16 bits.
+    """
+
+    __slots__ = ("_cursor", "_pieces")
     body_kind = BodyKind.BYTES
 
+    def __init__(self, body: Any = None) -> None:
+        """See ``Message``."""
+        super().__init__(body)
+        self._cursor: int | None = None  #: None: the body is being written
+        self._pieces: list[bytes] = []  #: what was written and is not part of the body yet
+
     def __bytes__(self) -> bytes:
-        return self._body or b""
+        return self.body or b""
 
     def __len__(self) -> int:
-        return len(self._body or b"")
+        return len(self.body or b"")
+
+    @property
+    def body(self) -> Any:
+        """The bytes.
+
+        Raises:
+            MessageNotWriteableException: set on a received message; ``clear_body()`` makes it writable.
+            MessageFormatException: set to something else than bytes.
+        """
+        self._join()
+        return self._body
+
+    @body.setter
+    def body(self, value: Any) -> None:
+        self._set_body(value)
+        self._pieces = []
+
+    @property
+    def body_length(self) -> int:
+        """The number of bytes."""
+        return len(self)
+
+    def clear_body(self) -> None:
+        """Drop the body; it can then be written."""
+        super().clear_body()
+        self._pieces = []
+        self._cursor = None
+
+    def reset(self) -> None:
+        """Make the body read-only, and read it from its beginning."""
+        self._join()
+        self._body_writable = False
+        self._cursor = 0
+
+    def read_bytes(self, count: int | None = None) -> bytes:
+        """The next bytes.
+
+        Args:
+            count: how many; None: all that are left.
+
+        Raises:
+            MessageEOFException: there are fewer.
+            MessageNotReadableException: the body is being written; ``reset()`` ends that.
+        """
+        if count is None:
+            count = len(self) - _cursor_of(self)
+        return self._take(count)
+
+    def read_utf(self) -> str:
+        """The next string: its length in octets as 16 bits, then UTF-8.
+
+        Raises:
+            MessageEOFException: the body ends before it does.
+            MessageFormatException: it is not UTF-8.
+            MessageNotReadableException: the body is being written; ``reset()`` ends that.
+        """
+        start = _cursor_of(self)
+        try:
+            return self._take(int.from_bytes(self._take(2), "big")).decode()
+        except UnicodeDecodeError as error:
+            self._cursor = start
+            raise MessageFormatException(f"octets {start} and following are not UTF-8: {error}") from error
+        except MessageEOFException:
+            self._cursor = start
+            raise
+
+    def write_bytes(self, value: bytes | bytearray | memoryview) -> None:
+        """Add bytes.
+
+        Raises:
+            MessageFormatException: they are none.
+            MessageNotWriteableException: the body is read-only.
+        """
+        self._add(checked(value, Type.BYTES, "the value") or b"")
+
+    def write_utf(self, value: str) -> None:
+        """Add a string: its length in octets as 16 bits, then UTF-8.
+
+        Raises:
+            MessageFormatException: it is none, or longer than 65,535 octets.
+            MessageNotWriteableException: the body is read-only.
+        """
+        data = str(checked(value, Type.STRING, "the value")).encode()
+        if len(data) > 0xFFFF:
+            raise MessageFormatException(f"string of {len(data)} octets is longer than the limit of {0xFFFF}")
+        self._add(len(data).to_bytes(2, "big") + data)
+
+    def _read(self, wanted: Type) -> Any:
+        form = _FORMS[wanted]
+        return form.unpack(self._take(form.size))[0]
+
+    def _write(self, value: Any, written: Type) -> None:
+        self._add(_FORMS[written].pack(checked(value, written, "the value")))
+
+    def _take(self, count: int) -> bytes:
+        start = _cursor_of(self)
+        body: bytes = self._body or b""
+        if start + count > len(body):
+            raise MessageEOFException(f"cannot read {count} bytes at {start}: the body ends at {len(body)}")
+        self._cursor = start + count
+        return body[start : start + count]
+
+    def _add(self, data: bytes) -> None:
+        self._require_writable_body()
+        self._pieces.append(data)
+
+    def _join(self) -> None:
+        pieces = getattr(self, "_pieces", None)  # a received message has none
+        if pieces:
+            self._body = b"".join([self._body or b"", *pieces])
+            pieces.clear()
+
+    def _body_to_send(self) -> Any:
+        return self.body
 
     def __bool__(self) -> bool:
         return True
@@ -331,14 +494,51 @@ class BytesMessage(Message):
         raise MessageFormatException(f"a bytes message carries bytes, not {type(value).__name__}")
 
 
-class MapMessage(Message):
+class MapMessage(Message, NamedValues):
     """Carries a dict of names to values: bool, int, float, str, bytes, None, and lists and dicts of these.
 
-    Other JMS clients read the flat values; lists and dicts in it are for readers of this SDK.
+    Other JMS clients read the flat values; lists and dicts in it are for readers of this SDK.  ``message["k"]`` and
+    ``message.body`` give values as they are, ``get_int("k")`` and its like convert them.
     """
 
     __slots__ = ()
     body_kind = BodyKind.MAP
+
+    @property
+    def map_names(self) -> list[str]:
+        """The names."""
+        return list(self._body or ())
+
+    def __contains__(self, name: object) -> bool:
+        return self._body is not None and name in self._body
+
+    def __getitem__(self, name: str) -> Any:
+        if self._body is None:
+            raise KeyError(name)
+        return self._body[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(name, str) or not name:
+            raise MessageFormatException(f"the name {name!r} of a map's item is not a string of at least one character")
+        self._require_writable_body()
+        value = _copied(value, 1)
+        if self._body is None:
+            self._body = {}
+        self._body[name] = value
+
+    def get_bytes(self, name: str) -> bytes | None:
+        """The value of a name as bytes; None where there is none."""
+        return self._get(name, Type.BYTES)  # type: ignore[no-any-return]
+
+    def set_bytes(self, name: str, value: bytes | None) -> None:
+        """Set bytes."""
+        self._set(name, value, Type.BYTES)
+
+    def _get(self, name: str, wanted: Type) -> Any:
+        return converted(None if self._body is None else self._body.get(name), wanted, f"item {name!r}")
+
+    def _set(self, name: str, value: Any, written: Type) -> None:
+        self[name] = checked(value, written, f"item {name!r}")
 
     def _checked_body(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -349,11 +549,78 @@ class MapMessage(Message):
         return None if self._body is None else self._checked_body(self._body)
 
 
-class StreamMessage(Message):
-    """Carries a list of values, of the types that a map message carries."""
+class StreamMessage(Message, SequentialValues):
+    """Carries a list of values, of the types that a map message carries.
 
-    __slots__ = ()
+    ``message.body`` and iteration give the values as they are; ``write_int`` and its like add to them, ``read_int`` and
+    its like read and convert them one after the other.
+    """
+
+    __slots__ = ("_cursor",)
     body_kind = BodyKind.STREAM
+
+    def __init__(self, body: Any = None) -> None:
+        """See ``Message``."""
+        super().__init__(body)
+        self._cursor: int | None = None  #: None: the body is being written
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._body or ())
+
+    def clear_body(self) -> None:
+        """Drop the body; it can then be written."""
+        super().clear_body()
+        self._cursor = None
+
+    def reset(self) -> None:
+        """Make the body read-only, and read it from its beginning."""
+        self._body_writable = False
+        self._cursor = 0
+
+    def read_string(self) -> str | None:
+        """The next value as a string."""
+        return self._read(Type.STRING)  # type: ignore[no-any-return]
+
+    def read_bytes(self) -> bytes | None:
+        """The next value, which is bytes or None."""
+        return self._read(Type.BYTES)  # type: ignore[no-any-return]
+
+    def read_object(self) -> Any:
+        """The next value as it is."""
+        position, value = self._peek()
+        self._cursor = position + 1
+        return value
+
+    def write_string(self, value: str | None) -> None:
+        """Add a string."""
+        self._write(value, Type.STRING)
+
+    def write_bytes(self, value: bytes | None) -> None:
+        """Add bytes."""
+        self._write(value, Type.BYTES)
+
+    def write_object(self, value: Any) -> None:
+        """Add a value of any type that a stream carries."""
+        self._require_writable_body()
+        if self._body is None:
+            self._body = []
+        self._body.append(_copied(value, 1))
+
+    def _read(self, wanted: Type) -> Any:
+        position, value = self._peek()
+        result = converted(value, wanted, f"item {position} of the stream")
+        self._cursor = position + 1
+        return result
+
+    def _peek(self) -> tuple[int, Any]:
+        position = _cursor_of(self)
+        items = self._body or []
+        if position >= len(items):
+            raise MessageEOFException(f"the stream has {len(items)} items, which have all been read")
+        return position, items[position]
+
+    def _write(self, value: Any, written: Type) -> None:
+        self.write_object(checked(value, written, f"item {len(self._body or ())} of the stream"))
 
     def _checked_body(self, value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -375,6 +642,26 @@ class ObjectMessage(Message):
 
     def _body_to_send(self) -> Any:
         return _copied(self._body, 0)
+
+
+#: How a bytes message holds values.
+_FORMS: Final = {
+    Type.BOOLEAN: struct.Struct(">?"),
+    Type.BYTE: struct.Struct(">b"),
+    Type.SHORT: struct.Struct(">h"),
+    Type.INT: struct.Struct(">i"),
+    Type.LONG: struct.Struct(">q"),
+    Type.FLOAT: struct.Struct(">f"),
+    Type.DOUBLE: struct.Struct(">d"),
+}
+
+
+def _cursor_of(message: BytesMessage | StreamMessage) -> int:
+    """Where the next read begins."""
+    cursor = getattr(message, "_cursor", 0)  # a received message has none before its first read
+    if cursor is None:
+        raise MessageNotReadableException("the body is being written; call reset() to read it")
+    return cursor
 
 
 def _copied(value: Any, depth: int) -> Any:
