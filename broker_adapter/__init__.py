@@ -46,13 +46,12 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
-from broker_adapter.url import parse_url
+from broker_adapter.url import AmqpURL, parse_url
 from broker_adapter.version import PRODUCT, own_version
 
 __all__ = [
-    "MAX_BODY_DEPTH",
-    "PRODUCT",
     "AmqpSettings",
+    "AmqpURL",
     "BodyKind",
     "BrokerStatistics",
     "ClientSettings",
@@ -74,12 +73,14 @@ __all__ = [
     "JMSException",
     "JMSSecurityException",
     "LinkLost",
+    "MAX_BODY_DEPTH",
     "MessageEOFException",
     "MessageFormatException",
     "MessageNotReadableException",
     "MessageNotWriteableException",
     "NoSuchElementException",
     "OperationTimedOutException",
+    "PRODUCT",
     "Peer",
     "ProtocolException",
     "QueueStatistics",

@@ -15,10 +15,19 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
-def _option(default: Any, text: str, *, least: float | None = None, most: float | None = None) -> Any:
+def _option(
+    default: Any,
+    text: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
     def check(_instance: object, field: attrs.Attribute[Any], value: Any) -> None:
         if value is None:
             return
+        if choices is not None and value not in choices:
+            raise ValueError(f"{field.name}={value!r} is none of {', '.join(choices)}")
         if least is not None and value < least:
             raise ValueError(f"{field.name}={value!r} is below the least value, {least}")
         if most is not None and value > most:
@@ -36,6 +45,35 @@ class ClientSettings:
         "messages a consumer may hold that the application has not received; 0 asks for one at a time",
         least=0,
         most=32767,
+    )
+    queue_prefetch_messages: int | None = _option(
+        None, "the same for consumers of queues; none: prefetch_messages", least=0, most=32767
+    )
+    topic_prefetch_messages: int | None = _option(
+        None, "the same for subscribers of topics that are not durable; none: prefetch_messages", least=0, most=32767
+    )
+    durable_prefetch_messages: int | None = _option(
+        None, "the same for durable subscribers; none: prefetch_messages", least=0, most=32767
+    )
+    browser_prefetch_messages: int | None = _option(
+        None, "messages that a browser holds at a time, at least 50; none: prefetch_messages", least=0, most=32767
+    )
+    max_redeliveries: int | None = _option(
+        None,
+        "redeliveries of a message after which the client rejects it, so that the broker sets it aside; none: the"
+        " broker decides",
+        least=0,
+    )
+    message_id_policy: str = _option(
+        "producer",
+        "what message ids are made of: producer (ID:PRODUCER:...-NUMBER), uuid (ID:UUID), or none",
+        choices=("producer", "uuid", "none"),
+    )
+    populate_user_id: bool = _option(
+        False, "whether messages say which user sent them (JMSXUserID), as this client was told it"
+    )
+    local_message_expiry: bool = _option(
+        True, "whether a message that expired on its way, by this machine's clock, is kept from the application"
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000

@@ -47,6 +47,7 @@ from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData
 from sdk.connection_factory import ConnectionFactory
 from sdk.consumer import MessageConsumer
+from sdk.context import JMSConsumer, JMSContext, JMSProducer
 from sdk.message import (
     BytesMessage,
     DeliveryMode,
@@ -57,6 +58,7 @@ from sdk.message import (
     TextMessage,
 )
 from sdk.producer import MessageProducer
+from sdk.requestor import Requestor, reply
 from sdk.session import Session
 
 __all__ = [
@@ -75,7 +77,10 @@ __all__ = [
     "InvalidDestinationException",
     "InvalidSelectorException",
     "InvalidURLException",
+    "JMSConsumer",
+    "JMSContext",
     "JMSException",
+    "JMSProducer",
     "JMSSecurityException",
     "MapMessage",
     "Message",
@@ -91,6 +96,7 @@ __all__ = [
     "ProtocolException",
     "QueueBrowser",
     "QueueStatistics",
+    "Requestor",
     "ResourceAllocationException",
     "Session",
     "StaleAcknowledgementException",
@@ -102,4 +108,5 @@ __all__ = [
     "TextMessage",
     "TransactionInDoubtException",
     "TransactionRolledBackException",
+    "reply",
 ]

@@ -72,7 +72,9 @@ class QueueBrowser:
             JMSException: the broker closed the browser, or the connection was lost.
         """
         state = self._state
-        window = max(_LEAST_WINDOW, state.settings.prefetch_messages)
+        settings = state.settings
+        prefetch = settings.browser_prefetch_messages
+        window = max(_LEAST_WINDOW, settings.prefetch_messages if prefetch is None else prefetch)
         look = self._open()
         try:
             arrived = window

@@ -61,16 +61,18 @@ class Connection:
     For any number of threads; each uses sessions of its own.
     """
 
-    def __init__(self, connect: Connect, has_client_id: bool) -> None:
+    def __init__(self, connect: Connect, has_client_id: bool, username: str | None = None) -> None:
         """Connect; made by the factory.
 
         Args:
             connect: opens a transport that tells its news to the listener given.
             has_client_id: whether the application named the client, as durable subscriptions need.
+            username: whom messages say that they are from, where the options ask for it.
 
         Raises:
             JMSException: see ``ConnectionFactory.create_connection``.
         """
+        self._username = username
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
         self._sessions: dict[int, Session] = {}
@@ -146,6 +148,8 @@ class Connection:
                 self._has_client_id,
                 self._report,
                 self._forget,
+                is_holdfast=self._peer.is_holdfast,
+                user_id=self._username if self._settings.populate_user_id else None,
             )
             self._sessions[id(session)] = session
             if self._lifecycle.state is State.STARTED:

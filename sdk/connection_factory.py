@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from broker_adapter import Credentials, InvalidClientIDException, open_transport, parse_url
+from ack_modes import AcknowledgeMode
+from broker_adapter import AmqpURL, Credentials, InvalidClientIDException, open_transport, parse_url
 from sdk.connection import Connection
+from sdk.context import JMSContext, open_context
 
 
 class ConnectionFactory:
@@ -24,8 +26,9 @@ class ConnectionFactory:
         Raises:
             InvalidURLException: the URL has another form, an unknown option or a wrong value.
         """
-        parse_url(url)
+        parsed = parse_url(url)
         self._url = url
+        self._username_in_url = parsed.username if isinstance(parsed, AmqpURL) else None
         self._username = username
         self._password = password
 
@@ -61,5 +64,27 @@ class ConnectionFactory:
             username, password = self._username, self._password if password is None else password
         credentials = Credentials(username, password, client_id)
         return Connection(
-            lambda listener: open_transport(self._url, credentials, listener, timeout), client_id is not None
+            lambda listener: open_transport(self._url, credentials, listener, timeout),
+            client_id is not None,
+            username if username is not None else self._username_in_url,
         )
+
+    def create_context(
+        self,
+        mode: AcknowledgeMode = AcknowledgeMode.AUTO,
+        username: str | None = None,
+        password: str | None = None,
+        client_id: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> JMSContext:
+        """Connect, for the simplified API; the connection is started with the first consumer.
+
+        Args:
+            mode: how the context's deliveries end.
+            username, password, client_id, timeout: see ``create_connection``.
+
+        Raises:
+            JMSException: see ``create_connection``.
+        """
+        return open_context(self.create_connection(username, password, client_id, timeout=timeout), mode)

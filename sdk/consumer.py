@@ -35,6 +35,9 @@ Listener = Callable[[Message], object]
 #: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
 #: that is away.
 _DRAIN_SECONDS = 0.1
+#: How long a listener rests that raised on a redelivered message, in seconds: each time twice as long, up to a limit.
+_FIRST_REST = 0.1
+_LONGEST_REST = 30.0
 
 
 class MessageConsumer:
@@ -47,6 +50,7 @@ class MessageConsumer:
         destination: Destination,
         selector: str | None,
         no_local: bool,
+        prefetch: int,
         on_close: Callable[[MessageConsumer], None],
     ) -> None:
         """Made by the session.
@@ -57,6 +61,7 @@ class MessageConsumer:
             destination: where its messages come from.
             selector: which of them, in the selector language; None: all.
             no_local: whether those that its own connection sent are left out.
+            prefetch: messages that it may hold which the application has not received; 0: it asks for each.
             on_close: called once, when the link is detached.
         """
         self.link = -1
@@ -69,13 +74,15 @@ class MessageConsumer:
         self._listener: Listener | None = None
         self._buffer: deque[Delivery] = deque()
         self._closing = False
+        self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
-        self._prefetch = state.settings.prefetch_messages
+        self._prefetch = prefetch
         self._half = max(1, self._prefetch // 2)
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
+        self.resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
 
     def __repr__(self) -> str:
         return (
@@ -131,6 +138,23 @@ class MessageConsumer:
         finally:
             state.disown()
 
+    def receive_checked(self, check: Callable[[Message], None], timeout: float | None = None) -> Message | None:
+        """``receive``, with a look at the message before it counts as received.
+
+        Args:
+            check: raises what is to be raised; the message is then the next one again, as if nothing had been.
+            timeout: as for ``receive``.
+        """
+        state = self._state
+        if not state.own(False):
+            state.refuse_second_thread()
+        try:
+            self._check = check
+            return self.receive(timeout)
+        finally:
+            self._check = None
+            state.disown()
+
     def receive_nowait(self) -> Message | None:
         """The next message if one waits in the buffer or at the broker, else None.
 
@@ -167,7 +191,7 @@ class MessageConsumer:
                 message = self._take_any()
                 if message is not None or self._ended():
                     return message
-            if self._state.settings.prefetch_messages == 0:
+            if not self._prefetch:
                 # No credit is left, and none is given: what came after the return would be held and not looked at.
                 self._state.wait_until(self._something, deadline)
                 return self._take_any()
@@ -218,6 +242,12 @@ class MessageConsumer:
         if envelope is None:
             return None
         state, tag = self._state, delivery.tag
+        if self._check is not None:
+            try:
+                self._check(message_of(envelope, delivery.delivery_count))
+            except BaseException:
+                self._buffer.appendleft(delivery)
+                raise
         policy = state.policy
         with state.settling:
             if self._closing:  # by another thread, between the look at the buffer and here
@@ -242,7 +272,16 @@ class MessageConsumer:
             self._count_used()
             self._state.report(error)
             return None
-        expires_at_ms = envelope.expires_at_ms
+        settings = self._state.settings
+        if settings.max_redeliveries is not None and delivery.delivery_count > settings.max_redeliveries:
+            log.warning(
+                "! %s rejects %r after %d redeliveries (option max_redeliveries)",
+                *(self._lifecycle.name, envelope.message_id, settings.max_redeliveries),
+            )
+            self._state.pass_over((delivery.tag,), Outcome.REJECTED)
+            self._count_used()
+            return None
+        expires_at_ms = envelope.expires_at_ms if settings.local_message_expiry else None
         if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
             # The broker has the last word on that: clocks differ, and a message given back as failed so often that
             # it becomes a dead letter is not lost.
@@ -285,6 +324,10 @@ class MessageConsumer:
     @property
     def has_work(self) -> bool:
         """Whether the session's thread has something to do for this consumer."""
+        if self.resumes_at is not None:
+            if time.monotonic() < self.resumes_at:
+                return False
+            self.resumes_at = None
         return bool(self._buffer) and self._listener is not None and not self._closing
 
     def ask_for_work(self) -> None:
@@ -327,6 +370,11 @@ class MessageConsumer:
             self._count_used()
             if raised and policy.recovers_after_raise:
                 recover()
+            if raised and not state.is_holdfast:
+                # Our own engine holds back what fails again and again; for others it is done here.
+                failures = delivery.delivery_count + 1
+                if failures > 1:
+                    self.resumes_at = time.monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
         except JMSException as error:
             # The acknowledgement could not be sent: nobody waits for this thread, so the listener is told.
             state.report(error)

@@ -165,7 +165,8 @@ class Message:
         delivery_count: which delivery this is, 1 for the first (``JMSXDeliveryCount``); 0: it was not received.
         group_id: ``JMSXGroupID``.
         group_sequence: ``JMSXGroupSeq``.
-        user_id: who sent it, where the broker tells (``JMSXUserID``).
+        user_id: who sent it (``JMSXUserID``), where the sender's connection says so (option ``populate_user_id``); set
+            by ``send``.
     """
 
     __slots__ = (
@@ -735,7 +736,7 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         raise InvalidDestinationException(
             f"reply_to={reply_to!r} is not a destination; session.create_queue() makes one"
         )
-    for name in ("type", "group_id"):
+    for name in ("type", "group_id", "user_id"):
         value = getattr(message, name)
         if value is not None and not isinstance(value, str):
             raise MessageFormatException(f"{name}={value!r} is not a str")
@@ -760,7 +761,7 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         message.delivery_mode is DeliveryMode.PERSISTENT,
         message.group_id,
         sequence,
-        None,
+        message.user_id,
         identity,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 from broker_adapter import (
     Destination,
@@ -59,6 +60,7 @@ class MessageProducer:
         self._lifecycle = Lifecycle(f"producer {number} of {state.name}")
         self._on_close = on_close
         self._producer_id, self._thread_id, self._sequence = identity
+        self._id_policy = state.settings.message_id_policy
         self._id_prefix = f"ID:{self._producer_id}:{state.number}:{number}-"
         # Asynchronous sends: made (counted by the application's thread), settled without a callback (by the
         # transport's), told (by the session's).  One thread for each, so that none needs a lock.
@@ -183,7 +185,8 @@ class MessageProducer:
             mode = self._delivery_mode if delivery_mode is None else _checked_mode(delivery_mode)
             self._sequence = sequence = self._sequence + 1
             message.destination = destination
-            message.message_id = None if self.disable_message_id else f"{self._id_prefix}{sequence}"
+            message.message_id = self._message_id(sequence)
+            message.user_id = state.user_id
             message.sent_at_ms = None if self.disable_timestamp else now_ms
             message.expires_at_ms = None if live_ms is None else now_ms + live_ms
             message.deliver_at_ms = None if not delay_ms else now_ms + delay_ms
@@ -203,6 +206,12 @@ class MessageProducer:
                     raise
         finally:
             state.disown()
+
+    def _message_id(self, sequence: int) -> str | None:
+        policy = self._id_policy
+        if self.disable_message_id or policy == "none":
+            return None
+        return f"{self._id_prefix}{sequence}" if policy == "producer" else f"ID:{uuid4()}"
 
     def _send_later(self, message: Message, envelope: Any, on_completion: OnCompletion | None) -> None:
         """Send with a completion, or keep for the commit."""

@@ -46,6 +46,8 @@ from sdk.session_state import SessionState, log
 from sdk.session_thread import SessionThread
 
 _T = TypeVar("_T")
+#: Most messages that a consumer can prefetch.
+MAX_PREFETCH = 32767
 
 
 class Session:
@@ -65,6 +67,9 @@ class Session:
         has_client_id: bool,
         report: Callable[[JMSException], None],
         on_close: Callable[[Session], None],
+        *,
+        is_holdfast: bool = True,
+        user_id: str | None = None,
     ) -> None:
         """Made by the connection.
 
@@ -77,6 +82,8 @@ class Session:
             has_client_id: whether the application named the connection, as durable subscriptions need.
             report: tells the connection's exception listener.
             on_close: called once.
+            is_holdfast: whether the broker is ours.
+            user_id: what its messages say about who sent them; None: nothing.
         """
         self._mode = mode
         self._transport = transport
@@ -85,7 +92,11 @@ class Session:
         self._has_client_id = has_client_id
         self._on_close = on_close
         policy = mode.new_policy(Batch(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
-        self._state = SessionState(number, transport, settings, policy, report, self._acknowledge, self._start_thread)
+        self._state = SessionState(
+            *(number, transport, settings, policy, report, self._acknowledge, self._start_thread),
+            is_holdfast=is_holdfast,
+            user_id=user_id,
+        )
         self._thread: SessionThread | None = None
         self._producers: dict[int, MessageProducer] = {}
         self._consumers: dict[int, MessageConsumer] = {}
@@ -211,7 +222,13 @@ class Session:
         return self._set_up(make)
 
     def create_consumer(
-        self, destination: Destination, selector: str | None = None, no_local: bool = False
+        self,
+        destination: Destination,
+        selector: str | None = None,
+        no_local: bool = False,
+        *,
+        exclusive: bool = False,
+        prefetch: int | None = None,
     ) -> MessageConsumer:
         """A consumer of a queue, or a plain subscriber of a topic.
 
@@ -219,12 +236,16 @@ class Session:
             destination: where its messages come from.
             selector: which of them, in the selector language; None: all.
             no_local: whether to leave out what this connection sends (topics).
+            exclusive: of all exclusive consumers of a queue the first one gets everything, until it goes; consumers
+                that are not exclusive get nothing meanwhile.  Only our own broker has this.
+            prefetch: messages that it may hold which the application has not received; 0: one is asked for at a time;
+                None: as the options of the URL say.
 
         Raises:
             InvalidDestinationException: the broker refuses it.
-            InvalidSelectorException: the selector is refused.
+            InvalidSelectorException: the selector is invalid, or the broker does not apply it.
         """
-        return self._consume(destination, selector, no_local, None)
+        return self._consume(destination, selector, no_local, None, exclusive, prefetch)
 
     def create_durable_consumer(
         self, destination: Destination, name: str, selector: str | None = None, no_local: bool = False
@@ -317,14 +338,25 @@ class Session:
         return self._consume(destination, selector, no_local, Subscription(name, durable, shared))
 
     def _consume(
-        self, destination: Destination, selector: str | None, no_local: bool, subscription: Subscription | None
+        self,
+        destination: Destination,
+        selector: str | None,
+        no_local: bool,
+        subscription: Subscription | None,
+        exclusive: bool = False,
+        prefetch: int | None = None,
     ) -> MessageConsumer:
         _checked(destination)
+        if prefetch is None:
+            prefetch = self._prefetch_for(destination, subscription)
+        elif type(prefetch) is not int or not 0 <= prefetch <= MAX_PREFETCH:
+            raise ValueError(f"prefetch={prefetch!r} is not a number of messages from 0 to {MAX_PREFETCH}")
         wanted = _checked_selector(selector)
         state = self._state
 
         def make() -> MessageConsumer:
-            consumer = MessageConsumer(state, self._next_number(), destination, wanted, no_local, self._forget_consumer)
+            number = self._next_number()
+            consumer = MessageConsumer(state, number, destination, wanted, no_local, prefetch, self._forget_consumer)
             spec = ReceiverSpec(
                 session=state.number,
                 destination=destination,
@@ -332,6 +364,7 @@ class Session:
                 no_local=no_local,
                 subscription=subscription,
                 presettled=state.policy.presettled,
+                exclusive=exclusive,
             )
             consumer.link = self._transport.attach(spec, consumer.accept, self._settings.request_timeout_seconds)
             self._consumers[consumer.link] = consumer
@@ -340,6 +373,16 @@ class Session:
             return consumer
 
         return self._set_up(make)
+
+    def _prefetch_for(self, destination: Destination, subscription: Subscription | None) -> int:
+        settings = self._settings
+        if not destination.is_topic:
+            prefetch = settings.queue_prefetch_messages
+        elif subscription is not None and subscription.durable:
+            prefetch = settings.durable_prefetch_messages
+        else:
+            prefetch = settings.topic_prefetch_messages
+        return settings.prefetch_messages if prefetch is None else prefetch
 
     def _set_up(self, make: Callable[[], _T]) -> _T:
         """Make something in this session; also while its listeners are served, in whichever thread."""
@@ -398,6 +441,15 @@ class Session:
             IllegalStateException: the session is not transacted, or closed.
         """
         self._end("rollback", True, self._rollback)
+
+    def acknowledge(self) -> None:
+        """Acknowledge everything that this session has received, where its mode is CLIENT; other modes ignore it.
+
+        Raises:
+            IllegalStateException: the session is closed.
+            StaleAcknowledgementException: as ``message.acknowledge()``.
+        """
+        self._acknowledge(_NO_DELIVERY)
 
     def recover(self) -> None:
         """Have what was received and not acknowledged come again, in order, marked as redelivered.
@@ -470,7 +522,13 @@ class Session:
         self._recover()
 
     def _end_sends(self, error: JMSException | None) -> None:
-        self._state.end_sends(error)
+        state = self._state
+        state.end_sends(error)
+        # Jakarta Messaging 3.1 section 7.3.4: a transaction has ended when its completion callbacks have returned.
+        if not state.in_own_thread() and not state.wait_until(
+            lambda: not state.completions, time.monotonic() + self._settings.request_timeout_seconds
+        ):
+            log.warning("! a completion callback of %s has not returned in time", state.name)
         links, self._detach_later = self._detach_later, []
         for link in links:
             self._detach(link)
@@ -528,8 +586,7 @@ class Session:
         """Let messages through; for the connection."""
         if self._state.process(Event.START):
             for consumer in list(self._consumers.values()):
-                if self._settings.prefetch_messages:
-                    consumer.open_credit()
+                consumer.open_credit()
 
     def stop(self, deadline: float) -> None:
         """Hold messages back; returns when no listener runs; for the connection.
@@ -637,6 +694,10 @@ class Session:
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()
+
+
+#: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
+_NO_DELIVERY = DeliveryTag(-1, -1, -1)
 
 
 def _checked(destination: object) -> Destination:

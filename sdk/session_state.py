@@ -83,6 +83,8 @@ class SessionState:
         dispatching: the consumer whose listener runs now, if any.
         thread: the session's thread; None until a listener or a completion needs it.
         acknowledge: what ``message.acknowledge()`` calls.
+        is_holdfast: whether the broker is ours.
+        user_id: what its messages say about who sent them; None: nothing.
     """
 
     def __init__(
@@ -94,6 +96,9 @@ class SessionState:
         report: Callable[[JMSException], None],
         acknowledge: Callable[[DeliveryTag], None],
         start_thread: Callable[[], None],
+        *,
+        is_holdfast: bool = True,
+        user_id: str | None = None,
     ) -> None:
         self.number = number
         self.name = f"session {number}"
@@ -102,6 +107,8 @@ class SessionState:
         self.policy = policy
         self.report = report
         self.acknowledge = acknowledge
+        self.is_holdfast = is_holdfast
+        self.user_id = user_id
         self.lifecycle = Lifecycle(self.name)
         self.running = False
         self.listeners = 0

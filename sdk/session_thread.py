@@ -119,5 +119,8 @@ class SessionThread:
                 return True
             return owned and any(consumer.has_work for consumer in self._consumers())
 
-        state.wait_until(something, state.policy.due_at)
+        instants = [state.policy.due_at]
+        if owned:
+            instants += [consumer.resumes_at for consumer in self._consumers()]
+        state.wait_until(something, min((each for each in instants if each is not None), default=None))
         return not self._stopping

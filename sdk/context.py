@@ -1,0 +1,471 @@
+"""The simplified API (Jakarta Messaging 3.1 section 2.6): a connection and a session in one object.
+
+::
+
+    with factory.create_context() as context:
+        queue = context.create_queue("orders")
+        context.create_producer().set_property("colour", "red").set_priority(7).send(queue, "hello")
+        print(context.create_consumer(queue).receive_body(str, timeout=5))
+
+Where the specification has a second tree of exceptions for this API, Python has no need of it: the errors are those of
+the classic one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ack_modes import AcknowledgeMode
+from broker_adapter import Destination, IllegalStateException, MessageFormatException
+from sdk.browser import QueueBrowser
+from sdk.connection import Connection, ConnectionMetaData, ExceptionListener
+from sdk.consumer import Listener, MessageConsumer
+from sdk.message import (
+    BytesMessage,
+    DeliveryMode,
+    MapMessage,
+    Message,
+    ObjectMessage,
+    PropertyValue,
+    StreamMessage,
+    TextMessage,
+    wrapped,
+)
+from sdk.producer import MessageProducer
+from sdk.session_state import OnCompletion
+
+_T = TypeVar("_T")
+
+
+class _SharedConnection:
+    """A connection that closes with the last of its contexts."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()
+        self._contexts = 0
+
+    def enter(self) -> None:
+        with self._lock:
+            self._contexts += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._contexts -= 1
+            is_last = self._contexts == 0
+        if is_last:
+            self.connection.close()
+
+
+class JMSContext:
+    """A session and the connection it belongs to.  Made by ``ConnectionFactory.create_context``.
+
+    For one thread at a time, as a session; ``create_context`` makes others on the same connection.
+    """
+
+    def __init__(self, shared: _SharedConnection, mode: AcknowledgeMode) -> None:
+        """Made by the factory, or by another context."""
+        self._shared = shared
+        self._session = shared.connection.create_session(mode)
+        shared.enter()
+        self._producer: MessageProducer | None = None
+        self._closed = False
+        #: whether the connection is started when the first consumer is made
+        self.auto_start = True
+
+    def __repr__(self) -> str:
+        return f"<JMSContext {self._session!r} of {self._shared.connection!r}>"
+
+    def __enter__(self) -> JMSContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def create_context(self, mode: AcknowledgeMode) -> JMSContext:
+        """Another context on the same connection, which closes with the last of them.
+
+        Args:
+            mode: how its deliveries end.
+
+        Raises:
+            IllegalStateException: this context is closed.
+        """
+        self._require_open()
+        return JMSContext(self._shared, mode)
+
+    # The connection.
+
+    @property
+    def client_id(self) -> str:
+        """The client id in use."""
+        return self._shared.connection.client_id
+
+    @property
+    def meta_data(self) -> ConnectionMetaData:
+        """What is known of the two ends."""
+        return self._shared.connection.meta_data
+
+    @property
+    def exception_listener(self) -> ExceptionListener | None:
+        """The connection's; see ``Connection.exception_listener``."""
+        return self._shared.connection.exception_listener
+
+    @exception_listener.setter
+    def exception_listener(self, listener: ExceptionListener | None) -> None:
+        self._shared.connection.exception_listener = listener
+
+    def start(self) -> None:
+        """Let messages through to the consumers of all contexts of the connection; legal twice."""
+        self._require_open()
+        self._shared.connection.start()
+
+    def stop(self) -> None:
+        """Hold messages back from them; see ``Connection.stop``."""
+        self._require_open()
+        self._shared.connection.stop()
+
+    def close(self) -> None:
+        """Close the session, and the connection with the last of its contexts; legal twice.
+
+        Waits as ``Session.close`` and ``Connection.close`` do.
+
+        Raises:
+            IllegalStateException: called from a listener or completion callback of this context.
+        """
+        if self._closed:
+            return
+        self._session.close()
+        self._closed = True
+        self._shared.leave()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise IllegalStateException("the context is closed")
+
+    # The session.
+
+    @property
+    def session_mode(self) -> AcknowledgeMode:
+        """How deliveries end."""
+        return self._session.acknowledge_mode
+
+    @property
+    def transacted(self) -> bool:
+        """Whether it has ``commit`` and ``rollback``."""
+        return self._session.transacted
+
+    def acknowledge(self) -> None:
+        """See ``Session.acknowledge``."""
+        self._session.acknowledge()
+
+    def commit(self) -> None:
+        """See ``Session.commit``."""
+        self._session.commit()
+
+    def rollback(self) -> None:
+        """See ``Session.rollback``."""
+        self._session.rollback()
+
+    def recover(self) -> None:
+        """See ``Session.recover``."""
+        self._session.recover()
+
+    def create_queue(self, name: str) -> Destination:
+        """See ``Session.create_queue``."""
+        return self._session.create_queue(name)
+
+    def create_topic(self, name: str) -> Destination:
+        """See ``Session.create_topic``."""
+        return self._session.create_topic(name)
+
+    def create_temporary_queue(self) -> Destination:
+        """See ``Session.create_temporary_queue``."""
+        return self._session.create_temporary_queue()
+
+    def create_temporary_topic(self) -> Destination:
+        """See ``Session.create_temporary_topic``."""
+        return self._session.create_temporary_topic()
+
+    def delete_temporary(self, destination: Destination) -> None:
+        """See ``Session.delete_temporary``."""
+        self._session.delete_temporary(destination)
+
+    def create_message(self) -> Message:
+        """See ``Session.create_message``."""
+        return self._session.create_message()
+
+    def create_text_message(self, text: str | None = None) -> TextMessage:
+        """See ``Session.create_text_message``."""
+        return self._session.create_text_message(text)
+
+    def create_bytes_message(self, body: bytes | None = None) -> BytesMessage:
+        """See ``Session.create_bytes_message``."""
+        return self._session.create_bytes_message(body)
+
+    def create_map_message(self, body: dict[str, Any] | None = None) -> MapMessage:
+        """See ``Session.create_map_message``."""
+        return self._session.create_map_message(body)
+
+    def create_stream_message(self, body: list[Any] | None = None) -> StreamMessage:
+        """See ``Session.create_stream_message``."""
+        return self._session.create_stream_message(body)
+
+    def create_object_message(self, body: Any = None) -> ObjectMessage:
+        """See ``Session.create_object_message``."""
+        return self._session.create_object_message(body)
+
+    # Producers, consumers, browsers.
+
+    def create_producer(self) -> JMSProducer:
+        """A producer for any destination; light, so that one may be made for each message."""
+        self._require_open()
+        return JMSProducer(self._anonymous_producer)
+
+    def _anonymous_producer(self) -> MessageProducer:
+        self._require_open()
+        if self._producer is None:
+            self._producer = self._session.create_producer()
+        return self._producer
+
+    def create_consumer(
+        self, destination: Destination, selector: str | None = None, no_local: bool = False
+    ) -> JMSConsumer:
+        """See ``Session.create_consumer``."""
+        return self._started(self._session.create_consumer(destination, selector, no_local))
+
+    def create_durable_consumer(
+        self, destination: Destination, name: str, selector: str | None = None, no_local: bool = False
+    ) -> JMSConsumer:
+        """See ``Session.create_durable_consumer``."""
+        return self._started(self._session.create_durable_consumer(destination, name, selector, no_local))
+
+    def create_shared_consumer(self, destination: Destination, name: str, selector: str | None = None) -> JMSConsumer:
+        """See ``Session.create_shared_consumer``."""
+        return self._started(self._session.create_shared_consumer(destination, name, selector))
+
+    def create_shared_durable_consumer(
+        self, destination: Destination, name: str, selector: str | None = None
+    ) -> JMSConsumer:
+        """See ``Session.create_shared_durable_consumer``."""
+        return self._started(self._session.create_shared_durable_consumer(destination, name, selector))
+
+    def unsubscribe(self, name: str) -> None:
+        """See ``Session.unsubscribe``."""
+        self._session.unsubscribe(name)
+
+    def create_browser(self, destination: Destination, selector: str | None = None) -> QueueBrowser:
+        """See ``Session.create_browser``."""
+        return self._session.create_browser(destination, selector)
+
+    def _started(self, consumer: MessageConsumer) -> JMSConsumer:
+        if self.auto_start:
+            self._shared.connection.start()
+        return JMSConsumer(consumer)
+
+
+class JMSProducer:
+    """Sends messages to any destination, with what was set before.  Made by ``JMSContext.create_producer``.
+
+    Every ``set_...`` returns the producer, so that they can be chained; what it sets is an attribute as well.
+
+    Attributes:
+        delivery_mode, priority, time_to_live, delivery_delay: see ``MessageProducer.send``; None: its defaults.
+        correlation_id, type, reply_to: headers of the messages; None: as the message has them.
+        disable_message_id, disable_timestamp: whether messages go without.
+        on_completion: called when a message has been sent; None: ``send`` waits.
+        properties: set on each message, over its own.
+    """
+
+    def __init__(self, producer: Callable[[], MessageProducer]) -> None:
+        """Made by the context.
+
+        Args:
+            producer: gives the context's anonymous producer.
+        """
+        self._producer = producer
+        self.delivery_mode: DeliveryMode | None = None
+        self.priority: int | None = None
+        self.time_to_live: float | None = None
+        self.delivery_delay: float | None = None
+        self.correlation_id: str | bytes | None = None
+        self.type: str | None = None
+        self.reply_to: Destination | None = None
+        self.disable_message_id = False
+        self.disable_timestamp = False
+        self.on_completion: OnCompletion | None = None
+        # An unsent message checks names and values as they are set.
+        self._template = Message()
+        self.properties = self._template.properties
+
+    def send(
+        self, destination: Destination, message: Message | str | bytes | dict[str, Any] | list[Any]
+    ) -> JMSProducer:
+        """Send a message, or a str, bytes, dict or list as the fitting message.
+
+        Raises:
+            JMSException: see ``MessageProducer.send``.
+        """
+        sent = wrapped(message)
+        sent.properties.update(self.properties)
+        for name in ("correlation_id", "type", "reply_to"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(sent, name, value)
+        producer = self._producer()
+        producer.disable_message_id = self.disable_message_id
+        producer.disable_timestamp = self.disable_timestamp
+        producer.send(
+            sent,
+            destination,
+            delivery_mode=self.delivery_mode,
+            priority=self.priority,
+            time_to_live=self.time_to_live,
+            delivery_delay=self.delivery_delay,
+            on_completion=self.on_completion,
+        )
+        return self
+
+    def set_property(self, name: str, value: PropertyValue) -> JMSProducer:
+        """Set a property of the messages."""
+        self.properties[name] = value
+        return self
+
+    def clear_properties(self) -> JMSProducer:
+        """Set no properties any more."""
+        self._template.clear_properties()
+        return self
+
+    def set_delivery_mode(self, value: DeliveryMode | None) -> JMSProducer:
+        """PERSISTENT or NON_PERSISTENT."""
+        self.delivery_mode = value
+        return self
+
+    def set_priority(self, value: int | None) -> JMSProducer:
+        """0 to 9."""
+        self.priority = value
+        return self
+
+    def set_time_to_live(self, seconds: float | None) -> JMSProducer:
+        """Seconds after which the messages expire."""
+        self.time_to_live = seconds
+        return self
+
+    def set_delivery_delay(self, seconds: float | None) -> JMSProducer:
+        """Seconds before which the messages are not delivered."""
+        self.delivery_delay = seconds
+        return self
+
+    def set_correlation_id(self, value: str | bytes | None) -> JMSProducer:
+        """Of the application."""
+        self.correlation_id = value
+        return self
+
+    def set_type(self, value: str | None) -> JMSProducer:
+        """Of the application."""
+        self.type = value
+        return self
+
+    def set_reply_to(self, value: Destination | None) -> JMSProducer:
+        """Where an answer is wanted."""
+        self.reply_to = value
+        return self
+
+    def set_disable_message_id(self, value: bool) -> JMSProducer:
+        """Whether messages go without an id."""
+        self.disable_message_id = value
+        return self
+
+    def set_disable_timestamp(self, value: bool) -> JMSProducer:
+        """Whether messages go without the time of their sending."""
+        self.disable_timestamp = value
+        return self
+
+    def set_async(self, on_completion: OnCompletion | None) -> JMSProducer:
+        """Do not wait in ``send``; tell this callback instead.  None: wait again."""
+        self.on_completion = on_completion
+        return self
+
+
+class JMSConsumer:
+    """Receives messages, or their bodies.  Made by ``JMSContext.create_consumer`` and its like."""
+
+    def __init__(self, consumer: MessageConsumer) -> None:
+        """Made by the context."""
+        self._consumer = consumer
+
+    def __repr__(self) -> str:
+        return f"<JMSConsumer {self._consumer!r}>"
+
+    def __enter__(self) -> JMSConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def selector(self) -> str | None:
+        """Which messages it takes; None: all."""
+        return self._consumer.selector
+
+    @property
+    def listener(self) -> Listener | None:
+        """See ``MessageConsumer.listener``."""
+        return self._consumer.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._consumer.listener = listener
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """See ``MessageConsumer.receive``."""
+        return self._consumer.receive(timeout)
+
+    def receive_nowait(self) -> Message | None:
+        """See ``MessageConsumer.receive_nowait``."""
+        return self._consumer.receive_nowait()
+
+    def receive_body(self, kind: type[_T], timeout: float | None = None) -> _T | None:
+        """The body of the next message, where it has this type.
+
+        Args:
+            kind: str, bytes, dict or list, or whatever an object message carries.
+            timeout: how long to wait, in seconds; None: until one comes or the consumer is closed.
+
+        Returns:
+            The body; None when the time is over or the consumer is closed.
+
+        Raises:
+            MessageFormatException: the body has another type, or there is none.  The message was not received: it is
+                the next one again.
+            JMSException: see ``MessageConsumer.receive``.
+        """
+
+        def check(message: Message) -> None:
+            if message.body is None or not isinstance(message.body, kind):
+                raise MessageFormatException(
+                    f"the body of {message.message_id!r} is a {type(message.body).__name__}, not a {kind.__name__};"
+                    " receive() takes it as it is"
+                )
+
+        message = self._consumer.receive_checked(check, timeout)
+        return None if message is None else message.get_body(kind)
+
+    def receive_body_nowait(self, kind: type[_T]) -> _T | None:
+        """``receive_body`` of what waits already; see ``MessageConsumer.receive_nowait``."""
+        return self.receive_body(kind, 0)
+
+    def close(self) -> None:
+        """See ``MessageConsumer.close``."""
+        self._consumer.close()
+
+
+def open_context(connection: Connection, mode: AcknowledgeMode) -> JMSContext:
+    """The first context of a new connection; for the factory."""
+    try:
+        return JMSContext(_SharedConnection(connection), mode)
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,111 @@
+"""Requests and replies (Jakarta Messaging 3.1 section 3.4.6): who asks waits for the answer to his question."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from broker_adapter import Destination, IllegalStateException, InvalidDestinationException, OperationTimedOutException
+from sdk.message import Message, wrapped
+from sdk.session import Session
+
+
+class Requestor:
+    """Sends requests to a destination and waits for the reply to each, on a temporary queue of its own.
+
+    ::
+
+        with Requestor(session, session.create_queue("adder")) as requestor:
+            print(requestor.request("2 + 2", timeout=5))
+
+    The connection must be started.  For one thread at a time, as its session.
+    """
+
+    def __init__(self, session: Session, destination: Destination) -> None:
+        """A requestor; it makes its temporary queue at once.
+
+        Args:
+            session: not transacted: a request would not be sent before the commit.
+            destination: where the requests go.
+
+        Raises:
+            IllegalStateException: the session is transacted.
+            JMSException: see ``Session.create_temporary_queue``.
+        """
+        if session.transacted:
+            raise IllegalStateException("a request of a transacted session is not sent before commit(); use another")
+        self._session = session
+        self._closed = False
+        self._replies = session.create_temporary_queue()
+        self._consumer = session.create_consumer(self._replies)
+        self._producer = session.create_producer(destination)
+
+    def __enter__(self) -> Requestor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(
+        self, message: Message | str | bytes | dict[str, Any] | list[Any], timeout: float | None = None
+    ) -> Message:
+        """Send a request and wait for its reply.
+
+        Replies to earlier requests, which came too late, are dropped.
+
+        Args:
+            message: its ``reply_to`` is set; its ``correlation_id`` is kept.
+            timeout: longest wait in seconds; None: without limit.
+
+        Returns:
+            The reply: the message whose correlation id is the request's message id, or its correlation id.
+
+        Raises:
+            OperationTimedOutException: no reply in time.
+            IllegalStateException: closed while it waited.
+            JMSException: see ``MessageProducer.send`` and ``MessageConsumer.receive``.
+        """
+        request = wrapped(message)
+        request.reply_to = self._replies
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._producer.send(request)
+        expected = {request.message_id, request.correlation_id} - {None}
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            reply = self._consumer.receive(left)
+            if reply is None:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise OperationTimedOutException(f"no reply to {request.message_id!r} within {timeout:g} s")
+                raise IllegalStateException("the requestor was closed while it waited for a reply")
+            self._session.acknowledge()
+            if reply.correlation_id in expected:
+                return reply
+
+    def close(self) -> None:
+        """Close; legal twice.  The temporary queue ends, and with it replies that come too late."""
+        if self._closed:
+            return
+        self._closed = True
+        self._producer.close()
+        self._consumer.close()
+        self._session.delete_temporary(self._replies)
+
+
+def reply(session: Session, request: Message, body: Message | str | bytes | dict[str, Any] | list[Any]) -> None:
+    """Answer a request.
+
+    Args:
+        session: in a transacted one the reply is sent with the commit.
+        request: what was received; it says where the reply is wanted.
+        body: the reply; its ``correlation_id`` is set to the request's, or to the request's message id.
+
+    Raises:
+        InvalidDestinationException: the request wants no reply, or whoever sent it is gone.
+        JMSException: see ``MessageProducer.send``.
+    """
+    if request.reply_to is None:
+        raise InvalidDestinationException(f"{request.message_id!r} wants no reply: it has no reply_to")
+    answer = wrapped(body)
+    answer.correlation_id = request.correlation_id or request.message_id
+    with session.create_producer() as producer:
+        producer.send(answer, request.reply_to)

@@ -1,0 +1,154 @@
+"""Requests and replies, in process and over AMQP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    IllegalStateException,
+    InvalidDestinationException,
+    Message,
+    OperationTimedOutException,
+    Requestor,
+    reply,
+)
+from tests.server_process import ServerProcess
+
+WAIT = 10.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("requestor") / "data") as server:
+        yield server
+
+
+@pytest.fixture(params=["embedded", "amqp"])
+def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    url = "embedded:" if request.param == "embedded" else request.getfixturevalue("server").url
+    with ConnectionFactory(url).create_connection() as connection:
+        connection.start()
+        yield connection
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return request.node.name
+
+
+def serve(connection: Connection, name: str, answer: Any) -> None:
+    """Answer every request, on a thread of the SDK's."""
+    session = connection.create_session()
+
+    def handle(message: Message) -> None:
+        answer(session, message)
+
+    session.create_consumer(session.create_queue(name)).listener = handle
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT], ids=lambda mode: mode.name)
+def test_each_request_gets_its_own_reply(connection: Connection, name: str, mode: AcknowledgeMode) -> None:
+    serve(connection, name, lambda session, message: reply(session, message, f"{message.body}!"))
+    with (
+        connection.create_session(mode) as session,
+        Requestor(session, session.create_queue(name)) as requestor,
+    ):
+        for number in range(5):
+            assert requestor.request(str(number), timeout=WAIT).body == f"{number}!"
+
+
+def test_a_correlation_id_of_the_application_is_kept(connection: Connection, name: str) -> None:
+    seen: list[Any] = []
+
+    def answer(session: Any, message: Message) -> None:
+        seen.append(message.correlation_id)
+        reply(session, message, "yes")
+
+    serve(connection, name, answer)
+    with connection.create_session() as session, Requestor(session, session.create_queue(name)) as requestor:
+        question = session.create_text_message("?")
+        question.correlation_id = "mine"
+        assert requestor.request(question, timeout=WAIT).correlation_id == "mine"
+    assert seen == ["mine"]
+
+
+def test_a_request_that_nobody_answers_keeps_its_time(connection: Connection, name: str) -> None:
+    with connection.create_session() as session, Requestor(session, session.create_queue(name)) as requestor:
+        began = time.monotonic()
+        with pytest.raises(OperationTimedOutException, match=r"no reply to 'ID:.*' within 0\.2 s"):
+            requestor.request("?", timeout=0.2)
+        assert time.monotonic() - began < WAIT
+
+
+def test_a_reply_that_comes_too_late_is_not_taken_for_another(connection: Connection, name: str) -> None:
+    with (
+        connection.create_session() as session,
+        connection.create_session() as serving,
+        Requestor(session, session.create_queue(name)) as requestor,
+    ):
+        with pytest.raises(OperationTimedOutException):
+            requestor.request("slow", timeout=0.05)
+        late = serving.create_consumer(serving.create_queue(name)).receive(timeout=WAIT)
+        assert late is not None
+        reply(serving, late, "too late")
+    serve(connection, f"{name} 2", lambda session, message: reply(session, message, message.body))
+    with (
+        connection.create_session() as session,
+        Requestor(session, session.create_queue(f"{name} 2")) as requestor,
+    ):
+        assert requestor.request("fast", timeout=WAIT).body == "fast"
+
+
+def test_late_replies_on_the_same_requestor_are_dropped(connection: Connection, name: str) -> None:
+    with (
+        connection.create_session() as session,
+        connection.create_session() as serving,
+        Requestor(session, session.create_queue(name)) as requestor,
+    ):
+        with pytest.raises(OperationTimedOutException):
+            requestor.request("slow", timeout=0.05)
+        consumer = serving.create_consumer(serving.create_queue(name))
+        late = consumer.receive(timeout=WAIT)
+        assert late is not None
+        reply(serving, late, "too late")
+        consumer.close()
+        serve(connection, name, lambda session, message: reply(session, message, message.body))
+        assert requestor.request("fast", timeout=WAIT).body == "fast"
+
+
+def test_a_transacted_session_makes_no_requests(connection: Connection, name: str) -> None:
+    with (
+        connection.create_session(AcknowledgeMode.TRANSACTED) as session,
+        pytest.raises(IllegalStateException, match="not sent before commit"),
+    ):
+        Requestor(session, session.create_queue(name))
+
+
+def test_who_wants_no_reply_gets_none(connection: Connection, name: str) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue(name)
+        session.create_producer(queue).send("no reply wanted")
+        message = session.create_consumer(queue).receive(timeout=WAIT)
+        assert message is not None
+        with pytest.raises(InvalidDestinationException, match="wants no reply"):
+            reply(session, message, "here")
+
+
+def test_closing_ends_the_temporary_queue(connection: Connection, name: str) -> None:
+    with connection.create_session() as session:
+        requestor = Requestor(session, session.create_queue(name))
+        with pytest.raises(OperationTimedOutException):
+            requestor.request("?", timeout=0.01)
+        requestor.close()
+        requestor.close()
+        question = session.create_consumer(session.create_queue(name)).receive(timeout=WAIT)
+        assert question is not None
+        with pytest.raises(InvalidDestinationException):
+            reply(session, question, "nobody is there")
