@@ -227,6 +227,25 @@ def test_two_consumers_share_a_queue(client: Client) -> None:
     assert 0 < len(first.deliveries) < 10
 
 
+def test_an_exclusive_consumer_gets_everything_until_it_goes(client: Client) -> None:
+    plain = client.receiver(queue("q"), 10)
+    first, second = (client.receiver(queue("q"), 10, exclusive=True) for _ in range(2))
+    client.send("q", "a", "b")
+    client.settle(first.wait_for(2))
+    client.transport.detach(first.link, WAIT)
+    client.send("q", "c")
+    assert [each.envelope.body for each in second.wait_for(1)] == ["c"]
+    assert plain.deliveries == []
+
+
+def test_a_message_group_stays_with_one_consumer(client: Client) -> None:
+    receivers = [client.receiver(queue("q"), 10) for _ in range(2)]
+    for group in "abab":
+        client.send("q", group, group_id=group)
+    groups = {tuple(each.envelope.body for each in receiver.wait_for(2)) for receiver in receivers}
+    assert groups == {("a", "a"), ("b", "b")}
+
+
 def test_priorities_go_first(client: Client) -> None:
     for priority in (1, 9, 4):
         client.send("q", str(priority), priority=priority)

@@ -1,0 +1,264 @@
+"""What the options of a connection and of a consumer decide: prefetch, ids, users, redeliveries, expiry."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter import InvalidURLException, queue, topic
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, Message
+from tests.sdk.small_broker import SmallBroker
+
+WAIT = 10.0
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    with with_options(tmp_path, "redelivery_delay_seconds=0") as connection:
+        yield connection
+
+
+def with_options(path: Path, options: str, **arguments: Any) -> Connection:
+    """A started connection to an engine of this test's own."""
+    connection = ConnectionFactory(f"embedded:{path}?{options}").create_connection(**arguments)
+    connection.start()
+    return connection
+
+
+# Prefetch.
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "credit"),
+    [
+        ("queue", {"prefetch_messages": 7}, 7),
+        ("queue", {"prefetch_messages": 7, "queue_prefetch_messages": 3}, 3),
+        ("topic", {"prefetch_messages": 7, "topic_prefetch_messages": 4}, 4),
+        ("durable", {"prefetch_messages": 7, "topic_prefetch_messages": 4, "durable_prefetch_messages": 5}, 5),
+        ("shared", {"prefetch_messages": 7, "topic_prefetch_messages": 4, "durable_prefetch_messages": 5}, 4),
+    ],
+)
+def test_each_kind_of_consumer_has_its_prefetch(kind: str, options: dict[str, int], credit: int) -> None:
+    broker = SmallBroker(**options)
+    with broker.connect() as connection, connection.create_session() as session:
+        connection.start()
+        if kind == "queue":
+            session.create_consumer(queue("q"))
+        elif kind == "topic":
+            session.create_consumer(topic("t"))
+        elif kind == "durable":
+            session.create_shared_durable_consumer(topic("t"), "s")
+        else:
+            session.create_shared_consumer(topic("t"), "s")
+        assert broker.credits == [credit]
+
+
+def test_a_consumer_may_have_a_prefetch_of_its_own() -> None:
+    broker = SmallBroker()
+    with broker.connect() as connection, connection.create_session() as session:
+        connection.start()
+        session.create_consumer(queue("q"), prefetch=2)
+        assert broker.credits == [2]
+        for wrong in (-1, 32768, True, 1.5):
+            with pytest.raises(ValueError, match="prefetch="):
+                session.create_consumer(queue("q"), prefetch=wrong)  # type: ignore[arg-type]
+
+
+def test_consumers_without_prefetch_leave_the_rest_to_others(connection: Connection) -> None:
+    with connection.create_session() as session:
+        destination = session.create_queue("q")
+        lazy, busy = (session.create_consumer(destination, prefetch=0) for _ in range(2))
+        producer = session.create_producer(destination)
+        for body in "abc":
+            producer.send(body)
+        found = [consumer.receive(timeout=WAIT) for consumer in (lazy, busy, lazy)]
+        assert [message.body for message in found if message is not None] == ["a", "b", "c"]
+
+
+# Exclusive consumers.
+
+
+def test_an_exclusive_consumer_gets_everything_until_it_goes(connection: Connection) -> None:
+    with connection.create_session() as session:
+        destination = session.create_queue("q")
+        master = session.create_consumer(destination, exclusive=True)
+        standby = session.create_consumer(destination, exclusive=True)
+        producer = session.create_producer(destination)
+        for body in "ab":
+            producer.send(body)
+        for body in "ab":
+            message = master.receive(timeout=WAIT)
+            assert message is not None
+            assert message.body == body
+        assert standby.receive_nowait() is None
+        master.close()
+        producer.send("c")
+        message = standby.receive(timeout=WAIT)
+        assert message is not None
+        assert message.body == "c"
+
+
+# Message ids and users.
+
+
+def sent(connection: Connection) -> Message:
+    """A message as it arrives."""
+    with connection.create_session() as session:
+        destination = session.create_queue("q")
+        session.create_producer(destination).send("x")
+        message = session.create_consumer(destination).receive(timeout=WAIT)
+        assert message is not None
+        return message
+
+
+@pytest.mark.parametrize(
+    ("policy", "pattern"), [("producer", r"ID:[-0-9a-f]{36}:\d+:\d+-1"), ("uuid", r"ID:[-0-9a-f]{36}"), ("none", None)]
+)
+def test_message_ids_are_made_as_the_policy_says(tmp_path: Path, policy: str, pattern: str | None) -> None:
+    with with_options(tmp_path, f"message_id_policy={policy}") as connection:
+        message_id = sent(connection).message_id
+        if pattern is None:
+            assert message_id is None
+        else:
+            assert message_id is not None
+            assert re.fullmatch(pattern, message_id)
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(InvalidURLException, match="'random' is none of producer, uuid, none"):
+        ConnectionFactory("embedded:?message_id_policy=random")
+
+
+def test_messages_say_who_sent_them_where_that_is_asked_for(tmp_path: Path) -> None:
+    with with_options(tmp_path, "populate_user_id=true", username="ada", password="x") as connection:
+        assert sent(connection).user_id == "ada"
+    with with_options(tmp_path, "", username="ada", password="x") as connection:
+        assert sent(connection).user_id is None
+
+
+def test_nobody_can_say_that_he_is_somebody_else(tmp_path: Path) -> None:
+    with with_options(tmp_path, "", username="ada", password="x") as connection, connection.create_session() as session:
+        destination = session.create_queue("q")
+        message = session.create_text_message("x")
+        message.user_id = "root"
+        session.create_producer(destination).send(message)
+        found = session.create_consumer(destination).receive(timeout=WAIT)
+        assert found is not None
+        assert found.user_id is None
+
+
+# Redeliveries and expiry.
+
+
+def test_a_message_redelivered_too_often_is_rejected_by_the_client(tmp_path: Path) -> None:
+    with with_options(tmp_path, "max_redeliveries=2&redelivery_delay_seconds=0") as connection:
+        with connection.create_session(AcknowledgeMode.CLIENT) as session:
+            destination = session.create_queue("q")
+            producer = session.create_producer(destination)
+            producer.send("bad")
+            consumer = session.create_consumer(destination)
+            for count in (1, 2, 3):
+                message = consumer.receive(timeout=WAIT)
+                assert message is not None
+                assert message.delivery_count == count
+                session.recover()
+            producer.send("good")
+            message = consumer.receive(timeout=WAIT)
+            assert message is not None
+            assert message.body == "good"
+        with connection.create_session() as session:
+            dead = list(session.create_browser(session.create_queue("DLQ")))
+            assert [each.body for each in dead] == ["bad"]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_what_expired_on_its_way_is_given_out_where_that_is_wanted(local: bool) -> None:
+    broker = SmallBroker(local_message_expiry=local)
+    with broker.connect() as connection, connection.create_session() as session:
+        connection.start()
+        session.create_producer(queue("q")).send("x", time_to_live=0.001)
+        time.sleep(0.01)
+        began = time.monotonic()
+        message = session.create_consumer(queue("q")).receive(timeout=0.05)
+        assert (message is None) is local
+        assert time.monotonic() - began < 5  # also where the broker sends it again and again
+
+
+def test_a_listener_that_raises_rests_longer_each_time_where_the_broker_does_not_hold_back() -> None:
+    broker = SmallBroker()
+    times: list[float] = []
+    finished = threading.Event()
+
+    def listener(message: Message) -> None:
+        times.append(time.monotonic())
+        if len(times) == 4:
+            finished.set()
+        raise ValueError("always")
+
+    with broker.connect() as connection:
+        session = connection.create_session()
+        session.create_producer(queue("q")).send("bad")
+        session.create_consumer(queue("q")).listener = listener
+        connection.start()
+        assert finished.wait(WAIT)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert pauses[1] >= 0.09
+        assert pauses[2] >= 0.19
+    assert [each.outcome for each in broker.settled].count(Outcome.MODIFIED) == 4
+
+
+def test_a_session_whose_listener_rests_is_closed_at_once() -> None:
+    broker = SmallBroker()
+    with broker.connect() as connection:
+        session = connection.create_session()
+        session.create_producer(queue("q")).send("x")
+        consumer = session.create_consumer(queue("q"))
+        consumer.resumes_at = time.monotonic() + 60
+        seen: list[Message] = []
+        consumer.listener = seen.append
+        connection.start()
+        began = time.monotonic()
+        session.close()
+        assert time.monotonic() - began < 5
+    assert seen == []
+
+
+# Transactions and callbacks.
+
+
+def test_a_commit_returns_when_the_callbacks_of_its_sends_have_returned(connection: Connection) -> None:
+    told: list[Any] = []
+    with connection.create_session(AcknowledgeMode.TRANSACTED) as session:
+        producer = session.create_producer(session.create_queue("q"))
+        for number in range(20):
+            producer.send(str(number), on_completion=lambda message, error: told.append((message.body, error)))
+        assert told == []
+        session.commit()
+        assert told == [(str(number), None) for number in range(20)]
+        told.clear()
+        producer.send("never", on_completion=lambda message, error: told.append(type(error).__name__))
+        session.rollback()
+        assert told == ["TransactionRolledBackException"]
+
+
+def test_everything_received_is_acknowledged_by_the_session(connection: Connection) -> None:
+    with connection.create_session(AcknowledgeMode.CLIENT) as session:
+        destination = session.create_queue("q")
+        producer = session.create_producer(destination)
+        for body in "ab":
+            producer.send(body)
+        consumer = session.create_consumer(destination)
+        for _ in range(2):
+            consumer.receive(timeout=WAIT)
+        session.acknowledge()
+        session.acknowledge()
+    with connection.create_session() as session:
+        assert session.create_consumer(destination).receive_nowait() is None
