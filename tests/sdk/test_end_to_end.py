@@ -46,7 +46,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     broker = Broker(EngineSettings(redelivery_delay_seconds=0.001), str(tmp_path) if request.param == "amqp" else None)
     if request.param == "memory":
         broker.close()
-        yield "embedded:?redelivery_delay_seconds=0.001"
+        yield "embedded:"
         return
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
     _, port = listener.start()
@@ -174,6 +174,7 @@ def test_a_transaction_takes_and_sends_together(connection: Connection, name: st
     assert bodies(left(connection, name)) == ["b"]
 
 
+@pytest.mark.parametrize("url", ["disk", "amqp"], indirect=True)  # an engine in memory is shared with its options
 def test_a_message_that_is_rolled_back_too_often_is_a_dead_letter(connection: Connection, name: str) -> None:
     send(connection, name, name)
     with connection.create_session(AcknowledgeMode.TRANSACTED) as session:
