@@ -131,7 +131,8 @@ class BrokerState:
         self.queues: dict[int, QueueState] = {}
         self.by_destination: dict[Destination, QueueState] = {}
         self.topics: dict[Destination, list[QueueState]] = {}
-        self.subscriptions: dict[tuple[str | None, str], QueueState] = {}
+        #: (client id, name, durable) → queue: one name may be that of a durable subscription and of another one
+        self.subscriptions: dict[tuple[str | None, str, bool], QueueState] = {}
         self.staged: dict[str, QueueState] = {}
         self.clients: dict[int, Client] = {}
         self.client_ids: dict[str, int] = {}
@@ -177,7 +178,7 @@ class BrokerState:
                 self.staged[record.name] = queue
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
             elif record.kind == "subscription":
-                self.subscriptions[record.client_id, record.name] = queue
+                self.subscriptions[record.client_id, record.name, True] = queue
                 self.topics.setdefault(Destination(record.topic or "", DestinationKind.TOPIC), []).append(queue)
             else:
                 self.by_destination[queue.destination] = queue
@@ -520,13 +521,14 @@ class BrokerState:
                 f"durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
             )
         client_id = client.client_id if subscription.of_client else None
-        key = (client_id, name)
+        key = (client_id, name, subscription.durable)
         existing = self.subscriptions.get(key)
         if existing is not None:
             record = existing.record
             same = (record.topic, record.no_local, record.selector) == (topic.name, command.no_local, selector)
-            if record.shared != subscription.shared or existing.durable != (subscription.durable and self.durable):
-                raise IllegalStateException(f"subscription {name!r} exists with other attributes; unsubscribe it first")
+            if record.shared != subscription.shared:
+                kind = "a shared" if record.shared else "an unshared"
+                raise IllegalStateException(f"subscription {name!r} is {kind} durable one; unsubscribe it first")
             if existing.consumers and not subscription.shared:
                 raise IllegalStateException(f"subscription {name!r} is in use by another consumer")
             if existing.consumers and not same:
@@ -558,7 +560,7 @@ class BrokerState:
         return self._make_queue(number, topic, record, None)
 
     def _end_subscription(self, queue: QueueState, effects: Effects) -> None:
-        self.subscriptions.pop((queue.record.client_id, queue.record.name), None)
+        self.subscriptions.pop((queue.record.client_id, queue.record.name, not self._is_volatile(queue)), None)
         for topic, siblings in self.topics.items():
             if topic.name == queue.record.topic and queue in siblings:
                 siblings.remove(queue)
@@ -567,11 +569,17 @@ class BrokerState:
     def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
         client_id = client.client_id if command.of_client else None
-        queue = self.subscriptions.get((client_id, command.name))
+        queue = self.subscriptions.get((client_id, command.name, True))
         if queue is None:
-            raise InvalidDestinationException(f"there is no subscription {command.name!r} of client {client_id!r}")
+            raise InvalidDestinationException(
+                f"there is no durable subscription {command.name!r} of client {client_id!r}"
+            )
         if queue.consumers:
             raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
+        if any(consumer.queue is queue for consumer in self.consumers.values()):
+            raise IllegalStateException(
+                f"cannot unsubscribe {command.name!r}: a session holds messages of it; acknowledge or commit them first"
+            )
         self._end_subscription(queue, effects)
         self._reply(command, None, effects)
 
@@ -619,7 +627,7 @@ class BrokerState:
         record = queue.record
         if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
             return
-        if queue.durable or ((record.client_id, record.name) in self.subscriptions and not self._is_volatile(queue)):
+        if not self._is_volatile(queue):
             return
         if any(other.queue is queue for other in self.consumers.values() if not other.attached):
             return
@@ -1212,8 +1220,11 @@ class BrokerState:
     def _home(self, home: c.Home, effects: Effects) -> QueueState | None:
         """The queue of a home; None where it does not exist any more."""
         if home.subscription is not None:
-            queue = self.subscriptions.get((home.client_id, home.subscription))
-            return queue if queue is not None and queue.record.topic == home.name else None
+            for durable in (True, False):
+                queue = self.subscriptions.get((home.client_id, home.subscription, durable))
+                if queue is not None and queue.record.topic == home.name:
+                    return queue
+            return None
         try:
             return self._queue(_named_queue(home.name), effects)
         except JMSException:

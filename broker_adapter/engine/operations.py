@@ -151,7 +151,9 @@ class _Arguments:
         if kind == "topic":
             if subscription is None:
                 raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
-            queue = state.subscriptions.get((self.get("client_id", str, None), subscription))
+            client_id = self.get("client_id", str, None)
+            queue = state.subscriptions.get((client_id, subscription, True))
+            queue = queue or state.subscriptions.get((client_id, subscription, False))
             if queue is None or queue.record.topic != name:
                 raise InvalidDestinationException(
                     f"topic {name!r} has no subscription {subscription!r}; make it first with a durable consumer"

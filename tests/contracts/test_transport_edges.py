@@ -618,6 +618,10 @@ def test_a_shared_durable_subscription_needs_no_client_id_and_outlives_its_conne
     with pytest.raises(IllegalStateException):
         engine.open().transport.unsubscribe("s", WAIT)
     second.transport.detach(receiver.link, WAIT)
+    with pytest.raises(IllegalStateException, match="holds messages"):
+        engine.open().transport.unsubscribe("s", WAIT)
+    second.settle(receiver.deliveries)
+    second.send("q", "the settlement is there when this is answered")
     engine.open().transport.unsubscribe("s", WAIT)
     with pytest.raises(InvalidDestinationException):
         engine.open().transport.unsubscribe("s", WAIT)

@@ -482,9 +482,21 @@ def test_a_name_is_not_shared_and_unshared_at_once() -> None:
     rules = Rules()
     client = rules.connect("me")
     rules.attach(client, topic("t"), subscription=DURABLE)
-    for other in (SHARED, SHARED_DURABLE):
-        with pytest.raises(IllegalStateException, match="other attributes"):
-            rules.attach(client, topic("t"), subscription=other)
+    with pytest.raises(IllegalStateException, match="is an unshared durable one"):
+        rules.attach(client, topic("t"), subscription=SHARED_DURABLE)
+
+
+def test_a_durable_subscription_and_another_one_may_have_the_same_name() -> None:
+    """Jakarta Messaging 3.1 sections 8.3.2 and 8.3.3: such subscriptions are completely separate."""
+    for durable in (True, False):
+        rules = Rules(durable=durable)
+        client = rules.connect("me")
+        consumers = [rules.attach(client, topic("t"), 5, subscription=each) for each in (DURABLE, SHARED)]
+        rules.send(client, topic("t"), b"x")
+        assert [len(rules.delivered[consumer]) for consumer in consumers] == [1, 1]
+        for consumer in consumers:
+            rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED), c.Detach(consumer))
+        assert list(rules.state.subscriptions) == [("me", "s", True)]
 
 
 def test_a_durable_subscription_moved_to_another_topic_begins_anew() -> None:
@@ -532,12 +544,16 @@ def test_a_durable_subscription_does_not_end_with_its_consumer_or_client() -> No
 def test_unsubscribing_needs_a_subscription_that_nobody_uses() -> None:
     rules = Rules()
     client = rules.connect("me")
-    with pytest.raises(InvalidDestinationException, match="no subscription 's'"):
+    with pytest.raises(InvalidDestinationException, match="no durable subscription 's'"):
         rules.do(c.Unsubscribe(client, "s"))
     consumer = rules.attach(client, topic("t"), subscription=DURABLE)
     with pytest.raises(IllegalStateException, match="close it first"):
         rules.do(c.Unsubscribe(client, "s"))
+    rules.do(c.Credit(consumer, 1), c.Enqueue(client, topic("t"), [c.NewMessage(0, b"x")]))
     rules.do(c.Detach(consumer))
+    with pytest.raises(IllegalStateException, match="holds messages of it"):
+        rules.do(c.Unsubscribe(client, "s"))
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
     rules.do(c.Unsubscribe(client, "s"))
     assert len(rules.effects.ended) == 1
 
