@@ -36,7 +36,7 @@ from copy import copy
 
 
 class JMSException(Exception):
-    """Root of all errors of this project (Jakarta Messaging 3.1 section 8.2).
+    """Root of all errors of this project.
 
     Attributes:
         reason: what happened, in one sentence.

@@ -1,4 +1,4 @@
-"""Browsers: a look at what waits in a queue, taking nothing (Jakarta Messaging 3.1 section 8.9)."""
+"""Browsers: a look at what waits in a queue, taking nothing (Jakarta Messaging 3.1, ``QueueBrowser``)."""
 
 from __future__ import annotations
 

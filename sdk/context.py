@@ -1,4 +1,4 @@
-"""The simplified API (Jakarta Messaging 3.1 section 2.6): a connection and a session in one object.
+"""The simplified API (Jakarta Messaging 3.1 section 2.8): a connection and a session in one object.
 
 ::
 

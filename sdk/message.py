@@ -261,7 +261,7 @@ class Message:
         return self.delivery_count > 1
 
     def is_body_assignable_to(self, kind: type) -> bool:
-        """Whether ``get_body(kind)`` gives the body (Jakarta Messaging 3.1 section 3.12)."""
+        """Whether ``get_body(kind)`` gives the body (as ``Message.isBodyAssignableTo``)."""
         return self._body is None or isinstance(self.body, kind)
 
     def get_body(self, kind: type[_T]) -> _T | None:

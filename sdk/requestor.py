@@ -1,4 +1,4 @@
-"""Requests and replies (Jakarta Messaging 3.1 section 3.4.6): who asks waits for the answer to his question."""
+"""Requests and replies (Jakarta Messaging 3.1 section 2.16): who asks waits for the answer to his question."""
 
 from __future__ import annotations
 

@@ -22,6 +22,16 @@ def test_the_table_of_brokers_is_what_the_interop_tests_expect() -> None:
     assert table() in (ROOT / "docs" / "brokers.md").read_text(encoding="utf-8")
 
 
+def test_the_tests_that_the_table_of_jms_names_exist() -> None:
+    page = (ROOT / "docs" / "jms.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", page)
+    assert len(named) > 60
+    for path, name in named:
+        assert (ROOT / path).exists(), path
+        if name:
+            assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
 def test_links_between_the_pages_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):

@@ -31,8 +31,8 @@ square: 4
 square: 16
 """,
     "s05_request_reply": """\
-lift -> LIFT (correlated: True)
-truck -> TRUCK (correlated: True)
+lift -> LIFT
+truck -> TRUCK
 """,
     "s06_durable_subscriber": """\
 second visit: published while the reader is away
@@ -52,6 +52,19 @@ UPON
 A
 TIME
 left in sample.words: 0
+""",
+    "s09_simplified_api": """\
+hello
+{'order': 17}
+committed
+""",
+    "s10_selectors": """\
+abroad: sofa lamp
+lorry: desk
+lorry: sofa
+bicycle: book
+bicycle: lamp
+selector 'kilograms >' is wrong in column 12, at its end: expected a value or a condition
 """,
 }
 
