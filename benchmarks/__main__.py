@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import engine, modes, spark
+from benchmarks import codec, engine, modes, selectors, spark
 from benchmarks.report import Figure, show
 
 
@@ -38,6 +38,9 @@ def main() -> int:
         "engine": lambda directory: iter([engine.enqueue_and_acknowledge(directory)]),
         "send": lambda directory: iter([engine.synchronous_send(directory)]),
         "restart": lambda directory: iter([engine.restart(directory, 1_000_000 // share)]),
+        "codec": lambda directory: codec.figures(),
+        "selector": lambda directory: selectors.applied(),
+        "search": lambda directory: iter([selectors.searched(directory, 1_000_000 // share)]),
         "embedded": embedded,
         "amqp": amqp,
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
