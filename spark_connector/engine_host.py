@@ -56,6 +56,9 @@ class _OneUser:
     def check(self, username: str, password: str) -> bool:
         return username == _USER and secrets.compare_digest(password, self._password)
 
+    def has(self, username: str) -> bool:
+        return username == _USER
+
 
 class EngineHost:
     """The driver's side: the desk, and a listener for each engine that was asked for."""

@@ -28,6 +28,7 @@ from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecu
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 ANONYMOUS: Final = "ANONYMOUS"
+EXTERNAL: Final = "EXTERNAL"
 PLAIN: Final = "PLAIN"
 SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 
@@ -72,6 +73,9 @@ class Users(Protocol):
 
     def check(self, username: str, password: str) -> bool:
         """Whether this is the password; takes as long for unknown users."""
+
+    def has(self, username: str) -> bool:
+        """Whether there is such a user, who proves who he is in another way."""
 
 
 class _Exchange:
@@ -179,7 +183,9 @@ class ClientLogin(_Exchange):
     ) -> None:
         super().__init__()
         named = username is not None and password is not None
-        self._mechanisms = tuple(name for name in mechanisms if name == ANONYMOUS or (named and name in _WITH_PASSWORD))
+        self._mechanisms = tuple(
+            name for name in mechanisms if name in (EXTERNAL, ANONYMOUS) or (named and name in _WITH_PASSWORD)
+        )
         self._username = username
         self._password = password
         self._hostname = hostname
@@ -244,6 +250,8 @@ class ClientLogin(_Exchange):
     def _first_response(self, mechanism: str) -> bytes:
         if mechanism == ANONYMOUS:
             return b"anonymous"
+        if mechanism == EXTERNAL:
+            return b""  # whom the certificate names
         assert self._username is not None
         assert self._password is not None
         if mechanism == PLAIN:
@@ -291,6 +299,8 @@ class ClientLogin(_Exchange):
             raise ValueError("the outcome comes out of turn")
         if code == AUTH:
             who = "an anonymous client" if self._username is None else f"user {self._username!r}"
+            if self.mechanism == EXTERNAL:
+                who = "whom the client's certificate names"
             self.error = JMSSecurityException(
                 f"the broker refused the login of {who} ({self.mechanism}): check the user name and the password",
                 error_code="amqp:unauthorized-access",
@@ -327,6 +337,12 @@ class ServerLogin(_Exchange):
         self.username: str | None = None
         self._scram: Any = None
         self._claimed = ""
+        self._certified: str | None = None
+
+    def offer_external(self, username: str) -> None:
+        """Offer EXTERNAL first, to a client whose verified certificate names this user; ahead of the first byte."""
+        self._certified = username
+        self.mechanisms = (EXTERNAL, *self.mechanisms)
 
     def _on_header(self) -> None:
         self._output.append(SASL_HEADER)
@@ -356,6 +372,8 @@ class ServerLogin(_Exchange):
             self._refuse(f"mechanism {mechanism!a:.100} is not offered")
         elif mechanism == ANONYMOUS:
             self._welcome("")
+        elif mechanism == EXTERNAL:
+            self._on_external(b"" if response is None else _binary(response))
         elif mechanism == PLAIN:
             parts = _binary(response).decode().split("\0")
             if len(parts) != 3:
@@ -373,6 +391,15 @@ class ServerLogin(_Exchange):
             self._scram = ScramMechanism(SCRAM_SHA_256).make_server(self._verifier)
             self._scram.set_client_first(_binary(response).decode())
             self._send(_CHALLENGE, self._scram.get_server_first().encode())
+
+    def _on_external(self, response: bytes) -> None:
+        assert self._certified is not None
+        if response.decode() not in ("", self._certified):
+            self._refuse(f"the certificate of {self._certified!a:.100} does not allow to act as {response!r:.100}")
+        elif self._users is not None and not self._users.has(self._certified):
+            self._refuse(f"the certificate names {self._certified!a:.100}, who is none of the users")
+        else:
+            self._welcome(self._certified)
 
     def _verifier(self, username: str) -> Verifier:
         self._claimed = username

@@ -511,12 +511,10 @@ def login_for(url: AmqpURL, credentials: Credentials) -> Login:
     username, password = credentials.username, credentials.password
     if username is None and password is None:
         username, password = url.username, url.password
-    mechanisms = [name for name in usable_mechanisms(url, username, password) if name != "EXTERNAL"]
+    mechanisms = usable_mechanisms(url, username, password)
     if (username is None) is not (password is None) and url.amqp.sasl_mechanisms is None:
         have, lack = ("password", "user name") if username is None else (f"user name {username!r}", "password")
         raise JMSSecurityException(f"there is a {have} without a {lack}; give both, or none to log in as ANONYMOUS")
-    if not mechanisms:
-        raise JMSSecurityException("the SASL mechanism EXTERNAL is not supported yet; use SCRAM-SHA-256 or PLAIN")
     return ClientLogin(mechanisms, username, password, url.amqp.vhost if url.amqp.vhost is not None else url.host)
 
 

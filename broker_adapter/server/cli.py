@@ -103,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--tls-certificate", metavar="PEM", help="certificate chain of the server, for amqps://")
     serve.add_argument("--tls-key", metavar="PEM", help="its private key")
     serve.add_argument(
+        "--tls-client-ca",
+        metavar="PEM",
+        help="who signs the certificates of clients; a client with one is the user that it names (SASL EXTERNAL)",
+    )
+    serve.add_argument(
         "--insecure", action="store_true", help="listen beyond this machine without users and TLS all the same"
     )
     serve.add_argument(
@@ -260,10 +265,15 @@ def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
     if options.tls_certificate is None:
+        if options.tls_client_ca is not None:
+            raise ValueError("--tls-client-ca needs --tls-certificate: without TLS nobody shows a certificate")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(options.tls_certificate, options.tls_key)
+        if options.tls_client_ca is not None:
+            context.load_verify_locations(options.tls_client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL  # who has none may log in with a password
     except (OSError, ssl.SSLError) as error:
         raise ValueError(f"the certificate or key cannot be used: {error}") from error
     return context

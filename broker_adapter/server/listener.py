@@ -22,9 +22,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from broker_adapter.amqp.client_protocol import Login
 from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread
+from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
@@ -63,7 +63,7 @@ class Listener:
         host: str,
         port: int,
         settings: ServerSettings,
-        make_login: Callable[[], Login],
+        make_login: Callable[[], ServerLogin],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._broker = broker
@@ -200,11 +200,12 @@ class Listener:
         except RuntimeError:  # shut down
             done(IllegalStateException("the server is stopping"))
 
-    def protocol(self, connection: ClientConnection) -> ServerProtocol:
-        """A protocol for a new connection."""
-        return ServerProtocol(
-            self._broker, self.settings, self._make_login(), lambda: self.wake(connection), self.request
-        )
+    def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
+        """A protocol for a new connection, whose verified certificate names this user."""
+        login = self._make_login()
+        if certified is not None:
+            login.offer_external(certified)
+        return ServerProtocol(self._broker, self.settings, login, lambda: self.wake(connection), self.request)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -212,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._protocol = listener.protocol(self)
+        self._protocol: ServerProtocol
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._since = time.monotonic()
@@ -227,6 +228,7 @@ class ClientConnection(asyncio.Protocol):
         """A client has connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._protocol = self._listener.protocol(self, _certified_user(transport.get_extra_info("peercert")))
         peer = transport.get_extra_info("peername")
         self.name = ":".join(map(str, peer[:2])) if peer else "?"
         connections, limits = self._listener.connections, self._listener.settings
@@ -335,3 +337,11 @@ class ClientConnection(asyncio.Protocol):
     def _broken(self, error: Exception) -> None:
         _log.error("the connection of %s ends because of an unexpected error", self.name, exc_info=error)
         self.abort()
+
+
+def _certified_user(certificate: Any) -> str | None:
+    """The common name of a verified certificate's subject, as the ``ssl`` module gives it; None where there is none."""
+    if not isinstance(certificate, dict):
+        return None
+    names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+    return names[-1] if names and names[-1] else None

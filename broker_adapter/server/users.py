@@ -115,6 +115,12 @@ class UsersFile:
             return False
         return compare_digest(claimed, stored)
 
+    def has(self, username: str) -> bool:
+        """Whether there is such a user.  Looks whether the file has changed."""
+        self._refresh()
+        prepared = _prepared(username)
+        return (username if prepared is None else prepared) in self._users
+
     def add(self, username: str, password: str) -> bool:
         """Add a user, or change the password; returns whether the user is new.
 

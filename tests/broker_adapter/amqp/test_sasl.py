@@ -713,7 +713,7 @@ def test_credentials_come_from_the_caller_or_else_from_the_url(
         ("amqp://127.0.0.1", Credentials("al"), "a user name 'al' without a password"),
         ("amqp://al:s3@127.0.0.1", Credentials("bob"), "a user name 'bob' without a password"),
         ("amqp://127.0.0.1", Credentials(None, "s3"), "a password without a user name"),
-        ("amqps://h?tls_certificate_file=x&sasl_mechanisms=EXTERNAL", Credentials(), "EXTERNAL is not supported yet"),
+        ("amqps://h?sasl_mechanisms=EXTERNAL", Credentials(), "none of the SASL mechanisms EXTERNAL can be used"),
     ],
 )
 def test_credentials_that_cannot_be_used_are_refused(text: str, credentials: Credentials, reason: str) -> None:

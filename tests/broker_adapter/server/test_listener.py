@@ -216,7 +216,7 @@ class FaultyProtocol(ServerProtocol):
 
 
 class FaultyListener(Listener):
-    def protocol(self, connection: ClientConnection) -> ServerProtocol:
+    def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         def wake() -> None:
             self.wake(connection)
 
