@@ -502,7 +502,10 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
         elif code == _PROPERTIES:
             properties = value
         elif code == _APPLICATION_PROPERTIES:
-            application = {str(name): item for name, item in value.items()}
+            application = {
+                str(name): item if type(item) in _PLAIN_PROPERTIES else _property(name, item)
+                for name, item in value.items()
+            }
         elif code in (_DATA, _SEQUENCE, _VALUE):
             bodies.append((code, value))
     kind, body = _body(bodies, _integer(annotations.get(MESSAGE_TYPE), "message type"), _string(_field(properties, 6)))
@@ -642,6 +645,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, UUID) else value
+
+
+_PLAIN_PROPERTIES: Final = frozenset((bool, int, float, str, type(None)))
+
+
+def _property(name: Any, value: Any) -> Any:
+    """A value of an application property, which is a simple one (AMQP 1.0 section 3.2.5)."""
+    if isinstance(value, (list, dict, Described)):
+        raise MessageFormatException(f"property {str(name)!r} is a {type(value).__name__}, which no property can be")
+    return _plain(value)
 
 
 def _field(fields: list[Any], index: int) -> Any:

@@ -62,6 +62,7 @@ CONDITIONS: Final[tuple[tuple[str, type[JMSException]], ...]] = (
     ("amqp:not-allowed", IllegalStateException),
     ("amqp:connection:forced", ConnectionLostException),
     ("amqp:connection:redirect", ConnectionLostException),
+    ("amqp:link:redirect", InvalidDestinationException),
     ("amqp:not-implemented", JMSException),
     ("amqp:internal-error", JMSException),
 )
@@ -86,7 +87,19 @@ def exception_for(error: AmqpError | None, otherwise: str, default: type[JMSExce
     # A client id that is in use is told by what field is invalid (AMQP 1.0 section 2.4.1, JMS mapping).
     if error.condition == "amqp:invalid-field" and (error.info or {}).get("invalid-field") == "container-id":
         cls = InvalidClientIDException
-    return cls(error.description or otherwise, error_code=error.condition)
+    reason = error.description or otherwise
+    if error.condition.endswith(":redirect"):
+        reason += _where_to(error.info or {})
+    return cls(reason, error_code=error.condition)
+
+
+def _where_to(info: dict[str, Any]) -> str:
+    """Where a redirect leads (AMQP 1.0 sections 2.8.16 and 2.8.18), in words."""
+    host, port, address = info.get("network-host") or info.get("hostname"), info.get("port"), info.get("address")
+    words = [] if address is None else [repr(str(address))]
+    if host is not None:
+        words.append(f"at {host}" if port is None else f"at {host}:{port}")
+    return f"; it is {' '.join(words)}" if words else ""
 
 
 def error_for(exception: JMSException) -> AmqpError:

@@ -231,6 +231,41 @@ def test_a_session_whose_listener_rests_is_closed_at_once() -> None:
     assert seen == []
 
 
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT], ids=lambda mode: mode.name)
+def test_a_listener_that_always_raises_is_left_in_peace_longer_each_time_and_then_for_good(
+    tmp_path: Path, mode: AcknowledgeMode
+) -> None:
+    times: list[float] = []
+    good = threading.Event()
+
+    def listener(message: Message) -> None:
+        if message.body == "good":
+            good.set()
+            message.acknowledge()
+            return
+        times.append(time.monotonic())
+        assert message.delivery_count == len(times)
+        raise ValueError("always")
+
+    options = "max_deliveries=4&redelivery_delay_seconds=0.1"
+    with with_options(tmp_path, options) as connection, connection.create_session() as watching:
+        session = connection.create_session(mode)
+        destination = watching.create_queue("q")
+        session.create_consumer(destination).listener = listener
+        producer = watching.create_producer(destination)
+        producer.send("bad")
+        dead = watching.create_consumer(watching.create_queue("DLQ")).receive(timeout=WAIT)
+        assert dead is not None
+        assert dead.properties["JMS_HOLDFAST_DEAD_LETTER_COUNT"] == 4
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert len(pauses) == 3
+        assert pauses[1] >= 0.09
+        assert pauses[2] >= 0.19
+        producer.send("good")
+        assert good.wait(WAIT)
+        session.close()
+
+
 # Transactions and callbacks.
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker_adapter.amqp.conditions import CONDITIONS, AmqpError, error_for, exception_for
@@ -56,3 +58,31 @@ def test_silence_and_unknown_conditions_give_the_default() -> None:
     assert type(exception_for(None, "otherwise", InvalidDestinationException)) is InvalidDestinationException
     assert exception_for(None, "otherwise").reason == "otherwise"
     assert type(exception_for(AmqpError("vendor:odd"), "otherwise", ConnectionLostException)) is ConnectionLostException
+
+
+@pytest.mark.parametrize(
+    ("condition", "cls", "info", "reason"),
+    [
+        (
+            "amqp:connection:redirect",
+            ConnectionLostException,
+            {"network-host": "other", "port": 5673},
+            "moved; it is at other:5673",
+        ),
+        ("amqp:connection:redirect", ConnectionLostException, {"hostname": "other"}, "moved; it is at other"),
+        ("amqp:connection:redirect", ConnectionLostException, None, "moved"),
+        (
+            "amqp:link:redirect",
+            InvalidDestinationException,
+            {"network-host": "other", "port": 5673, "address": "q2"},
+            "moved; it is 'q2' at other:5673",
+        ),
+        ("amqp:link:redirect", InvalidDestinationException, {"address": "q2"}, "moved; it is 'q2'"),
+    ],
+)
+def test_a_redirect_says_where_it_leads(
+    condition: str, cls: type[JMSException], info: dict[str, Any] | None, reason: str
+) -> None:
+    error = exception_for(AmqpError(condition, "moved", info), "unsaid")
+    assert type(error) is cls
+    assert error.reason == reason
