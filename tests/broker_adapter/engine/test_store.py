@@ -220,6 +220,15 @@ def test_a_store_is_owned_by_one_process_and_the_error_names_it(tmp_path: Path) 
     reopened(tmp_path).close()
 
 
+def test_an_older_version_is_taken_over_as_it_is(tmp_path: Path) -> None:
+    LmdbStore(tmp_path, EngineSettings()).close()
+    with lmdb.open(str(tmp_path), max_dbs=10) as env, env.begin(write=True) as txn:
+        txn.put(b"version", msgpack.packb(1), db=env.open_db(b"meta", txn))
+    LmdbStore(tmp_path, EngineSettings()).close()
+    with lmdb.open(str(tmp_path), max_dbs=10) as env, env.begin() as txn:
+        assert msgpack.unpackb(txn.get(b"version", db=env.open_db(b"meta", txn))) == STORE_VERSION
+
+
 def test_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     reopened(tmp_path).close()
     with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
