@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
@@ -28,9 +29,16 @@ from broker_adapter.amqp.values import Described, Reader
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent
 
+#: A kind of event, or one with a condition.
+Expected = type[Any] | tuple[type[Any], Callable[[Any], bool]]
+
 
 class ScriptedBroker:
     """Accepts links and messages; tests replace what it does by changing its attributes.
+
+    ``expect`` says what the client must have done, in which order.  The broker answers by itself, refuses
+    (``refusals``, ``open_error``), stalls (``accepts``, ``answers_drain``, ``closes_links``, ``credit``), or drops
+    (``peer.close``, or no more ``pump``), as its attributes say.
 
     Attributes:
         log: everything that the client did.
@@ -66,6 +74,7 @@ class ScriptedBroker:
         self.discharge_outcome = ACCEPTED_STATE
         self.next_txn = 1
         self.open_error: AmqpError | None = None
+        self._expected = 0  #: how much of the log was expected
         self._holdfast = holdfast
         self._properties = properties
         self._offered = offered
@@ -82,6 +91,26 @@ class ScriptedBroker:
     def of(self, kind: type[Any]) -> list[Any]:
         """What the client did of this kind."""
         return [event for event in self.log if isinstance(event, kind)]
+
+    def expect(self, *expected: Expected) -> None:
+        """What the client did since the last ``expect``, in this order and nothing else; flows may stand in between.
+
+        Args:
+            expected: kinds of events, or (kind, condition): a condition that the event must fulfil.
+
+        Raises:
+            AssertionError: it did something else; both lists are shown, side by side.
+        """
+        done = [event for event in self.log[self._expected :] if not isinstance(event, LinkFlow)]
+        self._expected = len(self.log)
+        wanted = [each if isinstance(each, tuple) else (each, lambda _event: True) for each in expected]
+        fits = len(done) == len(wanted) and all(
+            isinstance(event, kind) and condition(event) for event, (kind, condition) in zip(done, wanted, strict=True)
+        )
+        if not fits:
+            names, said = [kind.__name__ for kind, _ in wanted], [str(event)[:160] for event in done]
+            lines = [f"  {name:24} {event}" for name, event in zip_longest(names, said, fillvalue="(nothing)")]
+            raise AssertionError("\n".join(["expected                   and the client did", *lines]))
 
     def _react(self, event: Event) -> None:
         if isinstance(event, RemoteOpen):

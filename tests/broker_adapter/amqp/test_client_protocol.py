@@ -33,8 +33,10 @@ from broker_adapter.amqp.peer import (
     LinkRemoteClose,
     LinkRemoteOpen,
     PeerLimits,
+    RemoteClose,
     RemoteOpen,
     SessionRemoteClose,
+    SessionRemoteOpen,
     State,
     Terminus,
     Transfers,
@@ -1130,3 +1132,46 @@ def test_queues_have_the_prefix_that_the_user_or_the_broker_wants(wanted: str | 
     wired.pump()
     assert [each.envelope.destination for each in inbox] == [QUEUE, topic("t")]
     assert inbox[0].envelope.reply_to == queue("answers")
+
+
+# Conversations, frame by frame.
+
+
+def test_a_transaction_is_a_declare_then_all_of_it_then_a_discharge() -> None:
+    wired = foreign()
+    wired.broker.expect(RemoteOpen, SessionRemoteOpen)
+    link = sender(wired)
+    inbox: list[Delivery] = []
+    consumer = receiver(wired, inbox.extend)
+    wired.broker.expect(SessionRemoteOpen, LinkRemoteOpen, LinkRemoteOpen)
+    (settlement,) = delivered(wired, consumer, inbox, 1)
+    wired.ask(wired.client.commit, 1, 1, [(link, MESSAGE)], [settlement])
+    wired.broker.expect(
+        (LinkRemoteOpen, lambda event: event.target.coordinator),
+        Transfers,  # the declare
+        (Dispositions, lambda event: event.state.code == TRANSACTIONAL),
+        (Transfers, lambda event: event.deliveries[0].state.code == TRANSACTIONAL),
+        Transfers,  # the discharge, and the declare of the next one
+    )
+
+
+def test_what_was_not_expected_is_shown_beside_what_was() -> None:
+    wired = foreign()
+    with pytest.raises(AssertionError) as caught:
+        wired.broker.expect(RemoteOpen, Transfers, LinkRemoteOpen)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert lines[1].split()[0] == "RemoteOpen"
+    assert "SessionRemoteOpen" in lines[2]
+    assert lines[3].endswith("(nothing)")
+
+
+def test_closing_a_session_and_the_connection_says_goodbye_in_order() -> None:
+    wired = foreign()
+    sender(wired)
+    wired.broker.expect(RemoteOpen, SessionRemoteOpen, SessionRemoteOpen, LinkRemoteOpen)
+    wired.ask(wired.client.end_session, 1)
+    wired.broker.expect(SessionRemoteClose)
+    wired.client.close(Result())
+    wired.pump()
+    wired.broker.expect(RemoteClose)
