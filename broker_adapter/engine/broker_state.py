@@ -439,8 +439,8 @@ class BrokerState:
                 queue.give_back(entry, effects)  # so that it can be trimmed
             consumer.unsettled.clear()
         self._resting.pop(queue.id, None)
+        queue.record = queue.record._replace(kind="ended")
         if queue.durable:
-            queue.record = queue.record._replace(kind="ended")
             effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
         effects.ended.append(queue.id)
 
@@ -1257,7 +1257,9 @@ class BrokerState:
             if entry is None:
                 continue  # in a consumer's hands; it is looked at again if it comes back
             self._awake[queue.id] = queue
-            if kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
+            if queue.record.kind == "ended":
+                queue.forget(entry, effects)  # those who clear it up may have passed the place that it would get
+            elif kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
                 queue.now_due(entry, effects)
             else:
                 self._expire(queue, entry, effects)

@@ -11,7 +11,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue, topi
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.records import decode_annotations
+from broker_adapter.engine.records import KIND_DELIVER, RawEntry, decode_annotations, unpack_entry_key
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import (
     IllegalStateException,
@@ -556,6 +556,25 @@ def test_unsubscribing_needs_a_subscription_that_nobody_uses() -> None:
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
     rules.do(c.Unsubscribe(client, "s"))
     assert len(rules.effects.ended) == 1
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_falls_due_in_a_queue_that_has_ended_is_dropped(durable: bool) -> None:
+    """Else it would come in behind those who clear the queue up, and stay in the store for ever."""
+    rules = Rules(durable=durable, expiry_queue="expired")
+    client = rules.connect("me")
+    rules.do(c.Detach(rules.attach(client, topic("t"), subscription=DURABLE)))
+    rules.send(client, topic("t"), b"later", deliver_at_ms=rules.now_ms + 10)
+    batch = rules.effects.durable if durable else rules.effects.volatile
+    ((key, entry),) = batch.entries.items()
+    (schedule,) = batch.tables["schedule"]
+    assert entry is not None
+    rules.do(c.Unsubscribe(client, "s"))
+    queue_number, lane, position = unpack_entry_key(key)
+    raw = RawEntry(queue_number, lane, position, entry.number, 0, entry.flags, 0, entry.size)
+    rules.do(c.Due([(KIND_DELIVER, raw, schedule)]))
+    batch = rules.effects.durable if durable else rules.effects.volatile
+    assert batch.entries == {key: None}
 
 
 def test_no_local_leaves_out_a_connections_own_messages() -> None:
