@@ -67,8 +67,8 @@ CYCLE_BYTES = 16 * 1024 * 1024
 CHUNK_ENTRIES = 5_000
 #: Rounds of loading from the store before a commit; what is left waits for the next cycle.
 LOAD_ROUNDS = 16
-#: Messages that consumers with selectors look at in one cycle, in scans of the backlog, and their bytes.
-SCANS = 4
+#: Scans of the backlog for consumers with selectors in one cycle, and the bytes of messages that each looks at.
+SCANS = 1
 SCAN_BYTES = 4 * 1024 * 1024
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0

@@ -135,9 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=_seconds, default=1.0, metavar="SECONDS", help="longest wait for the next one; default 1"
     )
     receive.add_argument("--subscription", metavar="NAME", help="of a topic: a durable shared subscription")
+    receive.add_argument("--selector", metavar="TEXT", help="only these, such as \"colour = 'red'\"")
     receive.set_defaults(run=_receive)
 
     browse = _client(commands, "browse", "show the messages of a queue, taking nothing")
+    browse.add_argument("--selector", metavar="TEXT", help='only these, such as "JMSPriority > 5"')
     browse.add_argument("--count", type=_positive, help="stop after so many")
     browse.set_defaults(run=_browse)
 
@@ -376,7 +378,8 @@ def _receive(options: argparse.Namespace) -> int:
 
     received = 0
     with _connected(options, listener) as (transport, _):
-        link = transport.attach(ReceiverSpec(1, _destination(options), subscription=subscription), sink, None)
+        spec = ReceiverSpec(1, _destination(options), selector=options.selector, subscription=subscription)
+        link = transport.attach(spec, sink, None)
         wanted = options.count
         transport.credit(link, _PREFETCH if wanted is None else min(wanted, _PREFETCH))
         asked = _PREFETCH if wanted is None else min(wanted, _PREFETCH)
@@ -405,7 +408,8 @@ def _browse(options: argparse.Namespace) -> int:
     found: list[Delivery] = []
     shown = 0
     with _connected(options) as (transport, _):
-        link = transport.attach(ReceiverSpec(1, _destination(options), browse=True), found.extend, None)
+        spec = ReceiverSpec(1, _destination(options), selector=options.selector, browse=True)
+        link = transport.attach(spec, found.extend, None)
         while options.count is None or shown < options.count:
             transport.credit(link, _PREFETCH)
             transport.drain(link, None)

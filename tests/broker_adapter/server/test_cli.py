@@ -100,6 +100,16 @@ def test_a_purge_asks_first(server: ServerProcess) -> None:
     assert "dropped 1 from asked" in done("purge", "asked", *url, text="y\n")
 
 
+def test_messages_are_selected(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    for colour in ("red", "blue"):
+        done("send", "selected", f"a {colour} one", *url, "--property", f"colour={colour}")
+    assert done("browse", "selected", *url, "--selector", "colour = 'blue'") == "a blue one\n"
+    assert done("receive", "selected", *url, "--selector", "colour <> 'blue'", "--timeout", "0.3") == "a red one\n"
+    wrong = holdfast("receive", "selected", *url, "--selector", "colour =")
+    assert (wrong.returncode, "column 9" in wrong.stderr) == (1, True)
+
+
 def test_dead_letters_are_put_back(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "DLQ", "x", "y", *url)
