@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,9 @@ from sdk import InvalidSelectorException, JMSException, TransactionRolledBackExc
 from tests.interop import install
 
 _START_SECONDS = 120
+
+#: Runs a broker, and kills it with all that it started when the pipe to the test's process breaks, however that ended.
+_GUARD = '"$@" </dev/null & exec >/dev/null 2>&1; cat; kill -9 0'
 
 
 @attrs.frozen
@@ -49,16 +53,26 @@ class Broker:
 
 
 class Process:
-    """A broker's process, with all that it starts, and what it says."""
+    """A broker's process, with all that it starts, and what it says; it does not outlive the process of the tests."""
 
     def __init__(self, command: list[str], environment: dict[str, str], ready: str) -> None:
-        """Start, and wait until a line of the output matches ``ready``."""
+        """Start, and wait until a line of the output matches ``ready``.
+
+        Args:
+            command: program and arguments.
+            environment: what is added to our own environment.
+            ready: a regular expression.
+
+        Raises:
+            RuntimeError: it ended, or said nothing of the kind within 120 seconds; with what it said.
+        """
         self.output: list[str] = []
-        self._ready = threading.Event()
+        self._is_ready = False
+        self._ready_or_over = threading.Event()
         self._process = subprocess.Popen(
-            command,
+            ["/bin/sh", "-c", _GUARD, "guard", *command],
             env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -66,7 +80,8 @@ class Process:
         )
         self._reader = threading.Thread(target=self._read, args=(re.compile(ready),), daemon=True)
         self._reader.start()
-        if not self._ready.wait(_START_SECONDS) or self._process.poll() is not None:
+        self._ready_or_over.wait(_START_SECONDS)
+        if not self._is_ready:
             self.stop()
             raise RuntimeError("the broker does not start:\n" + "".join(self.output[-40:]))
 
@@ -75,19 +90,21 @@ class Process:
         for line in self._process.stdout:
             self.output.append(line)
             if ready.search(line):
-                self._ready.set()
-        self._ready.set()
+                self._is_ready = True
+                self._ready_or_over.set()
+        self._ready_or_over.set()
 
     def stop(self) -> None:
-        """Kill it and what it started."""
+        """Kill it and what it started; blocks until they have ended, 10 seconds at most for what they said last."""
         try:
-            os.killpg(self._process.pid, 9)
+            os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._process.wait()
         self._reader.join(10)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def free_port() -> int:
@@ -201,6 +218,9 @@ def start_broker_j(place: Path) -> Broker:
 
 # RabbitMQ 3.
 
+#: Erlang's port mapper is started first: a node that finds none starts one that leaves the process group and stays.
+_WITH_PORT_MAPPER = 'epmd >/dev/null 2>&1 & until epmd -names >/dev/null 2>&1; do sleep 0.1; done; exec "$0"'
+
 
 def start_rabbitmq(place: Path) -> Broker:
     """A node of its own, with its own data, ports and plug-ins, apart from any that the system runs."""
@@ -224,7 +244,7 @@ def start_rabbitmq(place: Path) -> Broker:
         "ERL_EPMD_ADDRESS": "127.0.0.1",
     }
     server = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or str(programs / "rabbitmq-server")
-    process = Process([server], environment, "Server startup complete")
+    process = Process(["/bin/sh", "-c", _WITH_PORT_MAPPER, server], environment, "Server startup complete")
     url = f"amqp://127.0.0.1:{port}?queue_prefix=/queue/&topic_prefix=/topic/"
     return Broker("RabbitMQ 3", url, "ada", "secret", CANNOT["RabbitMQ 3"], process)
 
