@@ -67,9 +67,10 @@ CYCLE_BYTES = 16 * 1024 * 1024
 CHUNK_ENTRIES = 5_000
 #: Rounds of loading from the store before a commit; what is left waits for the next cycle.
 LOAD_ROUNDS = 16
-#: Scans of the backlog for consumers with selectors in one cycle, and the bytes of messages that each looks at.
-SCANS = 1
-SCAN_BYTES = 4 * 1024 * 1024
+#: Scans of the backlog for consumers with selectors in one cycle, and the bytes of messages that each looks at.  They
+#: share what one cycle may look at: whoever came at the same time is shown the backlog at the same time.
+SCANS = 4
+SCAN_BYTES = 1024 * 1024
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often the room on the disk is looked at.
@@ -395,7 +396,7 @@ class Broker:
 
     def _scan(self, scan: Scan, effects: Effects) -> None:
         """Show a consumer with a selector the next part of the backlog."""
-        found = self._read(scan.queue, "load", scan.lane, scan.after, scan.limit)
+        found = self._read(scan.queue, "load", scan.lane, scan.after, -(-scan.limit // SCANS))
         changes = effects.durable.entries, effects.volatile.entries
         entries = [entry for entry in found.entries if not _is_deleted(entry, changes)]
         if found.complete:
