@@ -14,7 +14,8 @@ A session hears of events and asks its :class:`AckPolicy`; it never asks which m
 *consumed*: ``receive`` is about to return the message, or its listener has returned.  *modify*: the outcome
 ``MODIFIED``, so that the message comes again with its delivery count raised.  *hold*: it stays unsettled.  *redeliver*:
 the session recovers at once, so that it comes again.  *interrupted*: the connection was lost; what was held can no
-longer be settled, and a *dirty* session says so at the next ``acknowledge()`` or ``commit()``, once.
+longer be settled, and a *dirty* session says so at the next ``acknowledge()`` or ``commit()``, once.  Where the broker
+closes one link of a connection that lives, the same holds for what came on that link.
 
 One law for all: each delivery is settled exactly once, none before it was delivered, none left after the session ends
 (NO_ACK settles none).  The tests of this package are parametrised from this table.

@@ -18,6 +18,7 @@ class AutoPolicy:
     transacted = False
     presettled = False
     recovers_after_raise = False
+    tells_lost_acknowledgements = True
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
@@ -60,3 +61,7 @@ class AutoPolicy:
 
     def interrupted(self, epoch: int) -> None:
         self._in_hand = None
+
+    def link_lost(self, link: int) -> None:
+        if self._in_hand is not None and self._in_hand.link == link:
+            self._in_hand = None

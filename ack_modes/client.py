@@ -11,16 +11,18 @@ from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
 class ClientPolicy:
     """Holds what was delivered; remembers how much of it was lost with a connection."""
 
-    __slots__ = ("_epoch", "_held", "_stale_count")
+    __slots__ = ("_epoch", "_held", "_lost_links", "_stale_count")
 
     transacted = False
     presettled = False
     recovers_after_raise = True
+    tells_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
         self._epoch = 0
+        self._lost_links: set[int] = set()
         self._stale_count = 0
 
     def delivered(self, tag: DeliveryTag) -> None:
@@ -40,8 +42,8 @@ class ClientPolicy:
         if self._stale_count:
             stale_count = self._stale_count
             return Ending(self.recover(), dirty=True, stale_count=stale_count)
-        if not self._held:
-            return NOTHING_ENDS
+        if not self._held or 0 <= tag.epoch < self._epoch or tag.link in self._lost_links:
+            return NOTHING_ENDS  # what came since is not what the caller means
         held, self._held = self._held, []
         return Ending(settle_all(held, Outcome.ACCEPTED))
 
@@ -66,5 +68,12 @@ class ClientPolicy:
 
     def interrupted(self, epoch: int) -> None:
         self._epoch = epoch
+        self._lost_links.clear()
         self._stale_count += len(self._held)
         self._held = []
+
+    def link_lost(self, link: int) -> None:
+        self._lost_links.add(link)
+        kept = [tag for tag in self._held if tag.link != link]
+        self._stale_count += len(self._held) - len(kept)
+        self._held = kept

@@ -18,6 +18,7 @@ class DupsOkPolicy:
     transacted = False
     presettled = False
     recovers_after_raise = False
+    tells_lost_acknowledgements = False
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
         self._messages, self._delay_seconds = batch
@@ -74,6 +75,13 @@ class DupsOkPolicy:
     def interrupted(self, epoch: int) -> None:
         self._in_hand = None
         self._flush()
+
+    def link_lost(self, link: int) -> None:
+        if self._in_hand is not None and self._in_hand.link == link:
+            self._in_hand = None
+        self._batch = [each for each in self._batch if each.tag.link != link]
+        if not self._batch:
+            self.due_at = None
 
     def _flush(self) -> Sequence[Settlement]:
         batch, self._batch, self.due_at = self._batch, [], None

@@ -20,6 +20,7 @@ class IndividualPolicy:
     transacted = False
     presettled = False
     recovers_after_raise = False
+    tells_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
@@ -73,3 +74,9 @@ class IndividualPolicy:
         self._epoch = epoch
         self._stale.update(self._held)
         self._held = {}
+
+    def link_lost(self, link: int) -> None:
+        lost = [tag for tag in self._held if tag.link == link]
+        self._stale.update(lost)
+        for tag in lost:
+            del self._held[tag]

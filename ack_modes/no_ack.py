@@ -16,6 +16,7 @@ class NoAckPolicy:
     transacted = False
     presettled = True
     recovers_after_raise = False
+    tells_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
@@ -52,4 +53,7 @@ class NoAckPolicy:
         return NOTHING
 
     def interrupted(self, epoch: int) -> None:
+        pass
+
+    def link_lost(self, link: int) -> None:
         pass

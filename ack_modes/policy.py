@@ -62,6 +62,10 @@ class AckPolicy(Protocol):
         """Whether a listener that raised makes the session recover, so that its message comes again."""
 
     @property
+    def tells_lost_acknowledgements(self) -> bool:
+        """Whether the application is told where a consumed message could not be accepted, the connection being lost."""
+
+    @property
     def due_at(self) -> float | None:
         """The instant at which ``due`` wants to be called; None: there is nothing to wait for."""
 
@@ -97,6 +101,9 @@ class AckPolicy(Protocol):
 
     def interrupted(self, epoch: int) -> None:
         """The connection was lost: deliveries of epochs before this one can no longer be settled."""
+
+    def link_lost(self, link: int) -> None:
+        """The broker took back what came on this link of the connection, which lives: it can no longer be settled."""
 
 
 def settle_all(tags: Iterable[DeliveryTag], outcome: Outcome) -> tuple[Settlement, ...]:

@@ -16,6 +16,7 @@ class TransactedPolicy:
     transacted = True
     presettled = False
     recovers_after_raise = False
+    tells_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
@@ -52,8 +53,10 @@ class TransactedPolicy:
         return Ending(settle_all(self._held, Outcome.ACCEPTED))
 
     def committed(self) -> None:
+        # Also where the connection was lost meanwhile: all that made the session dirty was part of this commit.
         self._held = []
-        self._sent = False
+        self._sent = self._dirty = False
+        self._stale_count = 0
 
     def recover(self) -> Sequence[Settlement]:
         held, self._held = self._held, []
@@ -74,3 +77,9 @@ class TransactedPolicy:
             self._stale_count += len(self._held)
             self._held = []
             self._sent = False
+
+    def link_lost(self, link: int) -> None:
+        kept = [tag for tag in self._held if tag.link != link]
+        self._stale_count += len(self._held) - len(kept)
+        self._dirty = self._dirty or len(kept) < len(self._held)
+        self._held = kept

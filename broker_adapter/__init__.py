@@ -6,6 +6,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue, topi
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
+    BrowserInterruptedException,
     ConnectionLostException,
     IllegalStateException,
     InvalidClientIDException,
@@ -29,7 +30,9 @@ from broker_adapter.errors import (
     StoreVersionException,
     TransactionInDoubtException,
     TransactionRolledBackException,
+    copied,
 )
+from broker_adapter.failover import Refresh
 from broker_adapter.selector import Selector, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.transport import (
@@ -37,7 +40,9 @@ from broker_adapter.transport import (
     Delivery,
     Failed,
     Interrupted,
+    LinkInterrupted,
     LinkLost,
+    LinkRestored,
     Peer,
     ReceiverSpec,
     Restored,
@@ -46,23 +51,25 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
-from broker_adapter.url import AmqpURL, parse_url
+from broker_adapter.url import EmbeddedURL, FailoverURL, parse_url
 from broker_adapter.version import PRODUCT, own_version
 
 __all__ = [
     "AmqpSettings",
-    "AmqpURL",
     "BodyKind",
     "BrokerStatistics",
+    "BrowserInterruptedException",
     "ClientSettings",
     "ConnectionLostException",
     "Credentials",
     "Delivery",
     "Destination",
     "DestinationKind",
+    "EmbeddedURL",
     "EngineSettings",
     "Envelope",
     "Failed",
+    "FailoverURL",
     "Identity",
     "IllegalStateException",
     "Interrupted",
@@ -72,7 +79,9 @@ __all__ = [
     "InvalidURLException",
     "JMSException",
     "JMSSecurityException",
+    "LinkInterrupted",
     "LinkLost",
+    "LinkRestored",
     "MAX_BODY_DEPTH",
     "MessageEOFException",
     "MessageFormatException",
@@ -85,6 +94,7 @@ __all__ = [
     "ProtocolException",
     "QueueStatistics",
     "ReceiverSpec",
+    "Refresh",
     "ResourceAllocationException",
     "Restored",
     "Selector",
@@ -100,6 +110,7 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "copied",
     "decode_payload",
     "open_transport",
     "own_version",

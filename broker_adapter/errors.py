@@ -15,6 +15,7 @@
     ├── MessageNotReadableException           the body is write-only
     ├── MessageNotWriteableException          the message is read-only
     ├── NoSuchElementException                there is no further element                          (LookupError)
+    │   └── BrowserInterruptedException       the connection was lost in the middle of a look
     ├── ConnectionLostException               the network failed                                   (ConnectionError)
     ├── OperationTimedOutException            the deadline passed first                            (TimeoutError)
     ├── ProtocolException                     the peer broke the protocol
@@ -33,6 +34,7 @@ inherited as well.  This file imports nothing of ours.
 from __future__ import annotations
 
 from copy import copy
+from typing import NamedTuple
 
 
 class JMSException(Exception):
@@ -108,8 +110,29 @@ class NoSuchElementException(JMSException, LookupError):
     """A browser has no further element, or lost its place."""
 
 
+class Redirect(NamedTuple):
+    """Where a broker sends a client instead (AMQP 1.0 section 2.8.16)."""
+
+    network_host: str
+    port: int
+    hostname: str | None = None  #: what to name in the open frame
+    scheme: str | None = None  #: ``amqp`` or ``amqps``
+
+
+class BrowserInterruptedException(NoSuchElementException):
+    """The connection was lost while a browser was iterated: what it would show next is not known; look anew."""
+
+
 class ConnectionLostException(JMSException, ConnectionError):
-    """The network connection to the broker failed."""
+    """The network connection to the broker failed.
+
+    Attributes:
+        redirect: where the broker sends the client instead, if it does.
+    """
+
+    def __init__(self, reason: str = "", *, error_code: str | None = None, redirect: Redirect | None = None) -> None:
+        super().__init__(reason, error_code=error_code)
+        self.redirect = redirect
 
 
 class OperationTimedOutException(JMSException, TimeoutError):

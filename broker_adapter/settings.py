@@ -121,10 +121,61 @@ class AmqpSettings:
     )
     topic_prefix: str | None = _option(None, "the same for topics")
     vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
+    retries: int | None = _option(
+        None,
+        "further attempts at this address, before the next one has its turn; the default is no limit with one address"
+        " (singlebroker), and none with several",
+        least=0,
+    )
+    connect_delay_seconds: float = _option(0.0, "least pause before a further attempt at this address", least=0)
     tls_ca_file: str | None = _option(None, "PEM file of certificates to trust; the default is the system's")
     tls_certificate_file: str | None = _option(None, "PEM file of the client's certificate")
     tls_key_file: str | None = _option(None, "PEM file of the client's private key")
     tls_verify_host: bool = _option(True, "whether the server's certificate must be valid for the host of the URL")
+
+
+@attrs.frozen(kw_only=True)
+class FailoverSettings:
+    """What becomes of a network connection that is lost (``amqp://``, ``amqps://`` and ``failover:``)."""
+
+    failover: str | None = _option(
+        None,
+        "how a lost connection is restored: at its only address (singlebroker), at each address in turn (roundrobin),"
+        " at each that the broker announces (failover_exchange), or not at all (nofailover); the default is"
+        " singlebroker for one address and roundrobin for several",
+        choices=("singlebroker", "roundrobin", "failover_exchange", "nofailover"),
+    )
+    cycle_count: int | None = _option(
+        None, "roundrobin, failover_exchange: rounds through all addresses before giving up; none: no limit", least=1
+    )
+    max_reconnect_attempts: int | None = _option(
+        None, "attempts to restore a lost connection before giving up; none: no limit", least=0
+    )
+    startup_max_reconnect_attempts: int | None = _option(
+        0, "attempts of a new connection beyond one at each address; none: no limit but the time-out", least=0
+    )
+    initial_reconnect_delay_seconds: float = _option(0.0, "pause before the first attempt after a loss", least=0)
+    reconnect_delay_seconds: float = _option(
+        0.05, "pause before the second round of attempts (each address once is a round)", least=0
+    )
+    reconnect_multiplier: float = _option(2.0, "by how much the pause grows with each further round", least=1, most=100)
+    max_reconnect_delay_seconds: float = _option(10.0, "longest pause between two rounds of attempts", least=0)
+    reconnect_jitter: float = _option(
+        0.25, "part of a pause that is left to chance, so that clients do not come back all at once", least=0, most=1
+    )
+    randomize: bool = _option(False, "whether the addresses are tried in random order")
+    stable_seconds: float = _option(
+        2.0, "a restored connection that is lost again sooner counts as a failed attempt", least=0
+    )
+    allow_insecure_redirects: bool = _option(
+        False, "whether a broker may redirect a connection with TLS to an address without it"
+    )
+    failover_server_list: str = _option(
+        "replace",
+        "failover_exchange: what the broker announces takes the place of the addresses of the URL (replace), or joins"
+        " them (add)",
+        choices=("replace", "add"),
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -40,6 +40,16 @@ class Credentials:
 
 
 @attrs.frozen
+class Server:
+    """An address that a broker announces (``failover-server-list`` of its open frame)."""
+
+    host: str
+    port: int
+    tls: bool | None = None  #: None: as here
+    hostname: str | None = None  #: what to name in the open frame
+
+
+@attrs.frozen
 class Peer:
     """What is known of the other side once a transport is open."""
 
@@ -48,6 +58,8 @@ class Peer:
     client_id: str  #: the one in use, given or invented
     is_holdfast: bool  #: whether ``request`` works and a re-sent message is never a second one
     capabilities: frozenset[str] = frozenset()  #: AMQP capabilities that the broker offered
+    store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
+    servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
 
 
 @attrs.frozen
@@ -134,17 +146,44 @@ class Interrupted:
 
 @attrs.frozen
 class Restored:
-    """The connection works again; deliveries carry ``epoch`` from now on."""
+    """The connection works again; deliveries carry ``epoch`` from now on, and no receiver has credit."""
 
     epoch: int
+    peer: Peer | None = None
+    address: str = ""  #: which broker it is now
+    attempts: int = 1  #: how many it took
+    seconds: float = 0.0  #: how long it was away
 
 
 @attrs.frozen
 class LinkLost:
-    """The broker closed one link (a consumer's or producer's) while the connection lives."""
+    """The broker closed one link (a consumer's or producer's) while the connection lives; it stays closed."""
 
     link: int
     error: JMSException
+
+
+@attrs.frozen
+class LinkInterrupted:
+    """The broker closed one link while the connection lives, and it is being attached again."""
+
+    link: int
+    error: JMSException
+    tag_link: int  #: the link in the tags of its deliveries, which are stale
+
+
+@attrs.frozen
+class LinkRestored:
+    """A link is attached again; a receiver has no credit."""
+
+    link: int
+
+
+@attrs.frozen
+class ServersAnnounced:
+    """The broker says anew where it can be reached."""
+
+    servers: tuple[Server, ...]
 
 
 @attrs.frozen
@@ -154,7 +193,7 @@ class Failed:
     error: JMSException
 
 
-TransportEvent = Interrupted | Restored | LinkLost | Failed
+TransportEvent = Interrupted | Restored | LinkLost | LinkInterrupted | LinkRestored | ServersAnnounced | Failed
 Sink = Callable[[Sequence[Delivery]], None]
 OnSettled = Callable[[JMSException | None], None]
 
@@ -217,6 +256,7 @@ class Transport(Protocol):
         The deliveries have then reached the sink.
 
         Raises:
+            ConnectionLostException: the network is away, or went meanwhile; this does not wait for its return.
             OperationTimedOutException: the time was over first; the link goes on.
             IllegalStateException: the link is closed.
         """
@@ -238,7 +278,11 @@ class Transport(Protocol):
         """
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Hand settlements over, in order.  Does not wait for the broker."""
+        """Hand settlements over, in order.  Does not wait for the broker.
+
+        Raises:
+            ConnectionLostException: the network is away.
+        """
 
     def commit(
         self,

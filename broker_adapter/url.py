@@ -1,4 +1,6 @@
-"""Connection URLs: ``embedded:PATH``, ``embedded:``, ``amqp://host:port``, ``amqps://host:port``, with ``?options``."""
+"""Connection URLs: ``embedded:PATH``, ``embedded:``, ``amqp://host:port``, ``amqps://host:port``, with ``?options``;
+``failover:(URL,URL,...)?options``; and the form of Qpid (:mod:`broker_adapter.qpid_url`).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,25 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from broker_adapter.errors import InvalidURLException
-from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, options_of, settings_from
+from broker_adapter.qpid_url import is_qpid_url, parse_qpid_url
+from broker_adapter.settings import (
+    AmqpSettings,
+    ClientSettings,
+    EngineSettings,
+    FailoverSettings,
+    options_of,
+    settings_from,
+)
 
 #: Longest connection URL, in characters.
 MAX_URL_LENGTH = 8192
+#: Most addresses of a connection.
+MAX_ADDRESSES = 100
 
-_FORMS = "embedded:PATH, embedded:, amqp://HOST:PORT or amqps://HOST:PORT, each with ?option=value&..."
+_FORMS = (
+    "embedded:PATH, embedded:, amqp://HOST:PORT, amqps://HOST:PORT or failover:(URL,URL,...), each with"
+    " ?option=value&..."
+)
 
 
 @attrs.frozen
@@ -37,8 +52,22 @@ class AmqpURL:
     username: str | None = None
     password: str | None = attrs.field(default=None, repr=False)
 
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'amqps' if self.tls else 'amqp'}://{host}:{self.port}"
 
-def parse_url(text: str) -> EmbeddedURL | AmqpURL:
+
+@attrs.frozen
+class FailoverURL:
+    """Where a client may connect, and how it comes back after a loss.  Also a single ``amqp://`` URL is one."""
+
+    addresses: tuple[AmqpURL, ...]  #: at least one
+    client: ClientSettings
+    failover: FailoverSettings
+    client_id: str | None = None  #: used where the application gives none
+
+
+def parse_url(text: str) -> EmbeddedURL | FailoverURL:
     """Take a connection URL apart.
 
     Args:
@@ -67,23 +96,70 @@ def parse_url(text: str) -> EmbeddedURL | AmqpURL:
             engine_options=frozenset(engine_names & options.keys()),
         )
     if separator and scheme in ("amqp", "amqps"):
-        return _amqp(text, scheme)
+        return _single(text, scheme)
+    if separator and scheme == "failover":
+        return _several(rest)
     raise InvalidURLException(f"connection URL {_masked(text)!r} has none of the forms {_FORMS}")
 
 
-def _amqp(text: str, scheme: str) -> AmqpURL:
+def _single(text: str, scheme: str) -> FailoverURL:
+    if is_qpid_url(text):
+        qpid = parse_qpid_url(text)
+        client, options = _settings(ClientSettings, qpid.options), qpid.options
+        addresses = [
+            _amqp(f"{'amqps' if each.tls else 'amqp'}://{each.address}", options | each.options)
+            for each in qpid.brokers
+        ]
+        named = [attrs.evolve(each, username=qpid.username, password=qpid.password) for each in addresses]
+        return _checked(FailoverURL(tuple(named), client, _settings(FailoverSettings, options), qpid.client_id))
+    base, _, query = text.partition("?")
+    options = _options(query, (ClientSettings, AmqpSettings, FailoverSettings))
+    address = _amqp(base, options, text)
+    return _checked(FailoverURL((address,), address.client, _settings(FailoverSettings, options)))
+
+
+def _several(rest: str) -> FailoverURL:
+    """``(URL,URL,...)?options``: the options hold for all addresses that do not say otherwise."""
+    inner, closed, query = rest.rpartition(")")
+    if not closed or not inner.startswith("(") or (query and not query.startswith("?")):
+        raise InvalidURLException(
+            f"connection URL {_masked('failover:' + rest)!r} is not of the form failover:(URL,URL,...)?option=value&..."
+        )
+    options = _options(query[1:], (ClientSettings, AmqpSettings, FailoverSettings))
+    addresses = []
+    for text in inner[1:].split(","):
+        base, _, own = text.strip().partition("?")
+        if base.partition(":")[0] not in ("amqp", "amqps"):
+            raise InvalidURLException(f"{_masked(base)!r} in a failover URL is neither amqp://... nor amqps://...")
+        addresses.append(_amqp(base, options | _options(own, (AmqpSettings,)), text))
+    return _checked(
+        FailoverURL(tuple(addresses), _settings(ClientSettings, options), _settings(FailoverSettings, options))
+    )
+
+
+def _checked(url: FailoverURL) -> FailoverURL:
+    count = len(url.addresses)
+    if count > MAX_ADDRESSES:
+        raise InvalidURLException(f"{count} addresses are more than the limit of {MAX_ADDRESSES}")
+    if len({(each.host, each.port) for each in url.addresses}) < count:
+        raise InvalidURLException("an address is given twice; name each once (option retries tries one again)")
+    if url.failover.failover == "singlebroker" and count > 1:
+        raise InvalidURLException(f"failover=singlebroker has one address, not {count}; use roundrobin")
+    return url
+
+
+def _amqp(base: str, options: dict[str, str], whole: str | None = None) -> AmqpURL:
+    shown = _masked(whole or base)
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(base)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidURLException(f"connection URL {_masked(text)!r}: {error}") from error
+        raise InvalidURLException(f"connection URL {shown!r}: {error}") from error
+    scheme = parts.scheme
     if not host:
-        raise InvalidURLException(f"connection URL {_masked(text)!r} names no host; write {scheme}://HOST:PORT")
+        raise InvalidURLException(f"connection URL {shown!r} names no host; write {scheme}://HOST:PORT")
     if parts.path not in ("", "/") or parts.fragment:
-        raise InvalidURLException(
-            f"connection URL {_masked(text)!r} has a path; write {scheme}://HOST:PORT?option=value"
-        )
-    options = _options(parts.query, (ClientSettings, AmqpSettings))
+        raise InvalidURLException(f"connection URL {shown!r} has a path; write {scheme}://HOST:PORT?option=value")
     return AmqpURL(
         host=host,
         port=port if port is not None else (5671 if scheme == "amqps" else 5672),
@@ -119,6 +195,6 @@ def _settings(cls: type, options: dict[str, str]):  # type: ignore[no-untyped-de
 
 
 def _masked(text: str) -> str:
-    """The URL without what stands between ``//`` and ``@``: it may hold a password."""
+    """The URL without what stands between its scheme and the last ``@``: it may hold passwords."""
     head, separator, tail = text.rpartition("@")
-    return f"{head.partition('//')[0]}//***@{tail}" if separator else text
+    return f"{head.partition(':')[0]}://***@{tail}" if separator else text

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from broker_adapter import Delivery, Destination, JMSException, MessageFormatException, ReceiverSpec
+from broker_adapter import (
+    BrowserInterruptedException,
+    ConnectionLostException,
+    Delivery,
+    Destination,
+    JMSException,
+    MessageFormatException,
+    ReceiverSpec,
+    copied,
+)
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -69,7 +78,9 @@ class QueueBrowser:
 
         Raises:
             IllegalStateException: closed, or the session is in use by another thread.
-            JMSException: the broker closed the browser, or the connection was lost.
+            BrowserInterruptedException: the connection was lost in the middle of it, and what would come next is not
+                known.  A new iteration looks anew.
+            JMSException: the broker closed the browser.
         """
         state = self._state
         settings = state.settings
@@ -81,6 +92,7 @@ class QueueBrowser:
             while arrived >= window:
                 arrived = self._fetch(look, window)
                 while look.copies:
+                    self._check(look)
                     message = self._opened(look.copies.popleft())
                     if message is not None:
                         yield message
@@ -110,13 +122,21 @@ class QueueBrowser:
         state = self._state
         self._enter()
         try:
-            if look.error is not None:
-                raise type(look.error)(look.error.reason, error_code=look.error.error_code) from look.error
+            self._check(look)
             state.transport.credit(look.link, window)
             state.transport.drain(look.link, state.settings.request_timeout_seconds)
+            self._check(look)
             return len(look.copies)
+        except ConnectionLostException as error:
+            self._state.lifecycle.require_usable()
+            raise _interrupted(self._destination) from error
         finally:
             state.disown()
+
+    @staticmethod
+    def _check(look: _Look) -> None:
+        if look.error is not None:
+            raise copied(look.error) from look.error
 
     def _opened(self, delivery: Delivery) -> Message | None:
         try:
@@ -144,6 +164,11 @@ class QueueBrowser:
             state.disown()
             raise
 
+    def interrupted(self) -> None:
+        """The connection was lost; for the session."""
+        for look in list(self._looks.values()):
+            look.error = _interrupted(self._destination)
+
     def lost(self, link: int, error: JMSException) -> bool:
         """The broker closed this link; returns whether it was one of this browser; for the session."""
         look = self._looks.get(link)
@@ -159,6 +184,12 @@ class QueueBrowser:
                 self._end(look)
             self._lifecycle.process(Event.END_CLOSE)
             self._on_close(self)
+
+
+def _interrupted(destination: Destination) -> BrowserInterruptedException:
+    return BrowserInterruptedException(
+        f"the connection was lost while {str(destination)!r} was browsed: what would come next is not known; look anew"
+    )
 
 
 class _Look:

@@ -23,7 +23,9 @@ from broker_adapter import (
     IllegalStateException,
     Interrupted,
     JMSException,
+    LinkInterrupted,
     LinkLost,
+    LinkRestored,
     Peer,
     Restored,
     Transport,
@@ -31,11 +33,13 @@ from broker_adapter import (
     own_version,
     statistics_from,
 )
+from sdk.acknowledgements import Given
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
 
 ExceptionListener = Callable[[JMSException], object]
+EventListener = Callable[[TransportEvent], object]
 #: Opens a transport with a listener for its news; returns it, what is known of the other side, and the settings.
 Connect = Callable[[Callable[[TransportEvent], None]], tuple[Transport, Peer, ClientSettings]]
 
@@ -61,29 +65,35 @@ class Connection:
     For any number of threads; each uses sessions of its own.
     """
 
-    def __init__(self, connect: Connect, has_client_id: bool, username: str | None = None) -> None:
+    def __init__(
+        self, connect: Connect, has_client_id: bool, username: str | None = None, *, is_local: bool = False
+    ) -> None:
         """Connect; made by the factory.
 
         Args:
             connect: opens a transport that tells its news to the listener given.
             has_client_id: whether the application named the client, as durable subscriptions need.
             username: whom messages say that they are from, where the options ask for it.
+            is_local: whether the broker is in this process, so that there is no network to lose.
 
         Raises:
             JMSException: see ``ConnectionFactory.create_connection``.
         """
         self._username = username
+        self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
         self._sessions: dict[int, Session] = {}
         self._session_numbers = itertools.count(1)
         self._producer_id = str(uuid4())
         self._producer_numbers = itertools.count(1)
-        self._epoch = 0
+        self._standing = (0, False)  #: the epoch of deliveries, and whether the connection is being restored
+        self._given = Given()
         self._has_client_id = has_client_id
         self._exception_listener: ExceptionListener | None = None
+        self._event_listener: EventListener | None = None
         self._reports_lock = threading.Lock()
-        self._reports: deque[JMSException] = deque(maxlen=_MAX_REPORTS)
+        self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
         self._reporting: threading.Thread | None = None
         self._transport: Transport
         self._peer: Peer
@@ -113,9 +123,10 @@ class Connection:
     def exception_listener(self) -> ExceptionListener | None:
         """Called, on a thread of its own, with what went wrong and nobody waited for.
 
-        That is: the connection was lost; the broker closed a producer or consumer; an asynchronous send of a
+        That is: the network was lost (a ConnectionLostException, each time, whether the connection will be restored or
+        not); the connection is gone for good; the broker closed a producer or consumer; an asynchronous send of a
         non-persistent message failed; the acknowledgement after a listener failed; a message could not be read.
-        Without a listener these are logged.
+        Without a listener these are logged.  It may close the connection, and what it raises is logged.
         """
         return self._exception_listener
 
@@ -125,6 +136,23 @@ class Connection:
             raise TypeError(f"exception_listener={listener!r} cannot be called")
         self._lifecycle.require_usable()
         self._exception_listener = listener
+
+    @property
+    def event_listener(self) -> EventListener | None:
+        """Called, on the same thread as the exception listener, with what becomes of the connection, in order.
+
+        That is: ``Interrupted`` (the network was lost, and is being restored), ``Restored`` (with the address, the
+        attempts and the seconds that it took), ``Failed`` (for good); ``LinkInterrupted``, ``LinkRestored`` and
+        ``LinkLost`` where the broker closes a producer or consumer of a connection that lives.
+        """
+        return self._event_listener
+
+    @event_listener.setter
+    def event_listener(self, listener: EventListener | None) -> None:
+        if listener is not None and not callable(listener):
+            raise TypeError(f"event_listener={listener!r} cannot be called")
+        self._lifecycle.require_usable()
+        self._event_listener = listener
 
     def create_session(self, mode: AcknowledgeMode = AcknowledgeMode.AUTO) -> Session:
         """A new session.
@@ -139,6 +167,7 @@ class Connection:
             raise TypeError(f"mode={mode!r} is not an AcknowledgeMode, such as AcknowledgeMode.AUTO")
         with self._lock:
             self._lifecycle.require_usable()
+            standing = self._standing
             session = Session(
                 self._transport,
                 self._settings,
@@ -150,8 +179,15 @@ class Connection:
                 self._forget,
                 is_holdfast=self._peer.is_holdfast,
                 user_id=self._username if self._settings.populate_user_id else None,
+                given=None if self._is_local else self._given,
+                epoch=standing[0],
+                interrupted=standing[1],
             )
             self._sessions[id(session)] = session
+            if self._standing != standing:  # the news came while it was made
+                session.interrupted(self._standing[0])
+                if not self._standing[1]:
+                    session.restored(self._standing[0])
             if self._lifecycle.state is State.STARTED:
                 session.start()
             return session
@@ -251,13 +287,22 @@ class Connection:
     def _on_event(self, event: TransportEvent) -> None:
         sessions = list(self._sessions.values())
         if isinstance(event, Interrupted):
-            for session in sessions:
-                session.interrupted(self._epoch + 1)
+            epoch = self._standing[0] + 1
+            self._standing = (epoch, True)
+            for session in list(self._sessions.values()):
+                session.interrupted(epoch)
             self._report(event.error)
         elif isinstance(event, Restored):
-            self._epoch = event.epoch
-            for session in sessions:
-                session.restored()
+            if event.peer is not None:
+                self._peer = event.peer
+            self._standing = (event.epoch, False)
+            for session in list(self._sessions.values()):
+                session.restored(event.epoch)
+        elif isinstance(event, LinkInterrupted):
+            any(session.link_interrupted(event.link, event.tag_link) for session in sessions)
+            self._report(event.error)
+        elif isinstance(event, LinkRestored):
+            any(session.link_restored(event.link) for session in sessions)
         elif isinstance(event, LinkLost):
             for session in sessions:
                 if session.link_lost(event.link, event.error):
@@ -266,18 +311,20 @@ class Connection:
         else:
             assert isinstance(event, Failed)
             self._lifecycle.fail(event.error)
-            for session in sessions:
+            for session in list(self._sessions.values()):
                 session.fail(event.error)
             self._report(_as_lost(event.error))
+        if self._event_listener is not None:
+            self._report(event)
 
-    def _report(self, error: JMSException) -> None:
-        """Tell the exception listener, on a thread of its own."""
+    def _report(self, news: JMSException | TransportEvent) -> None:
+        """Tell the exception listener of an error, or the event listener of an event, on a thread of their own."""
         with self._reports_lock:
             if len(self._reports) == _MAX_REPORTS:
                 log.error(
                     "! more than %d errors wait for the exception listener; dropped: %s", _MAX_REPORTS, self._reports[0]
                 )
-            self._reports.append(error)
+            self._reports.append(news)
             if self._reporting is None:
                 self._reporting = threading.Thread(
                     target=self._tell,
@@ -292,15 +339,17 @@ class Connection:
                 if not self._reports:
                     self._reporting = None
                     return
-                error = self._reports.popleft()
-            listener = self._exception_listener
-            if listener is None:
-                log.warning("! %s: %s: %s", self._lifecycle.name, type(error).__name__, error)
-                continue
+                news = self._reports.popleft()
             try:
-                listener(error)
+                if not isinstance(news, JMSException):
+                    if self._event_listener is not None:
+                        self._event_listener(news)
+                elif self._exception_listener is not None:
+                    self._exception_listener(news)
+                else:
+                    log.warning("! %s: %s: %s", self._lifecycle.name, type(news).__name__, news)
             except BaseException:  # whatever it is, it is the application's; the next error must be told
-                log.exception("! the exception listener of %s raised", self._lifecycle.name)
+                log.exception("! a listener of %s raised", self._lifecycle.name)
 
 
 def _as_lost(error: JMSException) -> JMSException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ack_modes import AcknowledgeMode
-from broker_adapter import AmqpURL, Credentials, InvalidClientIDException, open_transport, parse_url
+from broker_adapter import Credentials, EmbeddedURL, InvalidClientIDException, Refresh, open_transport, parse_url
 from sdk.connection import Connection
 from sdk.context import JMSContext, open_context
 
@@ -14,21 +14,33 @@ class ConnectionFactory:
     The forms of URLs and all options are in ``docs/options.md``.
     """
 
-    def __init__(self, url: str, username: str | None = None, password: str | None = None) -> None:
-        """A factory for one broker; nothing is connected yet.
+    def __init__(
+        self,
+        url: str,
+        username: str | None = None,
+        password: str | None = None,
+        *,
+        refresh_credentials: Refresh | None = None,
+    ) -> None:
+        """A factory for one broker, or for several of which one is connected at a time; nothing is connected yet.
 
         Args:
             url: ``embedded:PATH``, ``embedded:``, ``amqp://HOST:PORT`` or ``amqps://HOST:PORT``, with
-                ``?option=value``.
+                ``?option=value``; ``failover:(URL,URL,...)?option=value``; or the form of Qpid, with a ``brokerlist``.
             username: for connections that are not given another.
             password: of that user.
+            refresh_credentials: called, by whichever thread, when a broker refuses the login or closes the connection
+                for want of rights: once, before the connection is given up.  It returns a user name and a password.
 
         Raises:
             InvalidURLException: the URL has another form, an unknown option or a wrong value.
         """
         parsed = parse_url(url)
         self._url = url
-        self._username_in_url = parsed.username if isinstance(parsed, AmqpURL) else None
+        self._is_local = isinstance(parsed, EmbeddedURL)
+        self._username_in_url = None if isinstance(parsed, EmbeddedURL) else parsed.addresses[0].username
+        self._client_id = None if isinstance(parsed, EmbeddedURL) else parsed.client_id
+        self._refresh = refresh_credentials
         self._username = username
         self._password = password
 
@@ -49,7 +61,8 @@ class ConnectionFactory:
             username: None: the factory's, or the one in the URL.
             password: of that user.
             client_id: names this client to the broker, and its durable subscriptions; None: one is invented.
-            timeout: longest wait in seconds; None: ``connect_timeout_seconds`` of the URL.
+            timeout: longest wait in seconds; None: ``connect_timeout_seconds`` of the URL for each attempt.  A new
+                connection tries each address once, and again as the options say.
 
         Raises:
             ConnectionLostException: nobody answers there, or not in AMQP.
@@ -58,15 +71,18 @@ class ConnectionFactory:
             StoreLockedException: another process owns the embedded store.
             StoreException: the embedded store cannot be used.
         """
+        if client_id is None:
+            client_id = self._client_id
         if client_id is not None and (not isinstance(client_id, str) or not client_id):
             raise InvalidClientIDException(f"client id {client_id!r} is not a string of at least one character")
         if username is None:
             username, password = self._username, self._password if password is None else password
         credentials = Credentials(username, password, client_id)
         return Connection(
-            lambda listener: open_transport(self._url, credentials, listener, timeout),
+            lambda listener: open_transport(self._url, credentials, listener, timeout, refresh=self._refresh),
             client_id is not None,
             username if username is not None else self._username_in_url,
+            is_local=self._is_local,
         )
 
     def create_context(

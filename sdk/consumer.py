@@ -8,6 +8,9 @@ Theory of operation
     That the buffer is empty does not say that the queue is: the last word has a *drain*, which comes back when the
     broker has sent what it can.  It costs a round trip, so it is made where the answer would otherwise be "nothing":
     by ``receive_nowait`` at once, by ``receive(timeout)`` shortly before its time is over.
+
+    When the connection or the link is lost, what is in the buffer is stale, and the credit is gone.  Both are put right
+    by the thread that receives, once the link is there again: nobody else counts credit.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ack_modes import Outcome
 from broker_adapter import (
+    ConnectionLostException,
     Delivery,
     Destination,
     Envelope,
@@ -26,6 +30,7 @@ from broker_adapter import (
     MessageFormatException,
     OperationTimedOutException,
 )
+from sdk.acknowledgements import key_of
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -52,6 +57,7 @@ class MessageConsumer:
         no_local: bool,
         prefetch: int,
         on_close: Callable[[MessageConsumer], None],
+        source: str | None = None,
     ) -> None:
         """Made by the session.
 
@@ -63,8 +69,10 @@ class MessageConsumer:
             no_local: whether those that its own connection sent are left out.
             prefetch: messages that it may hold which the application has not received; 0: it asks for each.
             on_close: called once, when the link is detached.
+            source: names the queue or subscription whose messages come again after a loss; None: none do.
         """
         self.link = -1
+        self._source = source
         self._destination = destination
         self._selector = selector
         self._no_local = no_local
@@ -82,6 +90,11 @@ class MessageConsumer:
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
+        # After a loss.
+        self._epoch = state.epoch  #: of the connection that its credit was granted on
+        self._stale_link: int | None = None  #: the link in the tags of deliveries that the broker took back
+        self._away = False  #: its link is being attached again, while the connection lives
+        self._relinked = False  #: its link was attached again
         self.resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
 
     def __repr__(self) -> str:
@@ -119,12 +132,15 @@ class MessageConsumer:
         Args:
             timeout: how long to wait, in seconds; None: until one comes or the consumer is closed.
 
+        While the connection is being restored this waits on, until the time is over.
+
         Returns:
             The message, or None when the time is over or the consumer is closed, by whichever thread.
 
         Raises:
             IllegalStateException: closed, in use by another thread, or the session has listeners.
-            ConnectionLostException: the network failed; what was received may come again.
+            ConnectionLostException: the connection is gone for good; or (AUTO) it was lost before the message could
+                be acknowledged, which will come again.
         """
         state = self._state
         if not state.own(False):
@@ -187,11 +203,11 @@ class MessageConsumer:
                 return message
             if self._state.running:
                 # What waits at the broker comes with certainty, and not only if it happens to come in time.
-                self._drain(max(0.0, deadline - time.monotonic()))
+                self._drain_if_there(max(0.0, deadline - time.monotonic()))
                 message = self._take_any()
                 if message is not None or self._ended():
                     return message
-            if not self._prefetch:
+            if not self._prefetch and not self._is_away:
                 # No credit is left, and none is given: what came after the return would be held and not looked at.
                 self._state.wait_until(self._something, deadline)
                 return self._take_any()
@@ -199,20 +215,27 @@ class MessageConsumer:
         if self._state.running:
             # A drain takes what waits at the broker into the buffer, which may be more than one message, or one that
             # cannot be given out.
-            self._drain(self._state.settings.poll_timeout_seconds)
+            deadline += self._state.settings.poll_timeout_seconds
+            while not self._drain_if_there(max(0.0, deadline - time.monotonic())):
+                if not self._state.wait_until(lambda: self._needs_reset or self._is_over, deadline):
+                    return None
+                if self._ended():
+                    return None
         return self._take_any()
 
     def _receive_before(self, deadline: float | None) -> Message | None:
         """Wait for the buffer to fill."""
         state = self._state
         while True:
+            self._reset()
             if self._undrained and deadline is None:
-                self._drain(state.settings.request_timeout_seconds)
+                self._drain_if_there(state.settings.request_timeout_seconds)
             self._pull()
             if not state.wait_until(self._something, deadline):
                 return None
             if self._ended():
                 return None
+            self._reset()
             message = self._take_any()
             if message is not None:
                 return message
@@ -220,7 +243,11 @@ class MessageConsumer:
                 return None  # a broker whose clock is behind sends again and again what has expired here
 
     def _something(self) -> bool:
-        return (bool(self._buffer) and self._state.running) or self._closing or not self._state.lifecycle.usable
+        return (bool(self._buffer) and self._state.running) or self._is_over or self._needs_reset
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closing or not self._state.lifecycle.usable
 
     def _ended(self) -> bool:
         """Whether there is nothing more to receive, because somebody closed; raises where something failed."""
@@ -243,10 +270,12 @@ class MessageConsumer:
     def _take(self) -> Message | None:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
         delivery = self._buffer.popleft()
+        state, tag = self._state, delivery.tag
+        if tag.epoch != state.epoch or tag.link == self._stale_link:
+            return None  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
             return None
-        state, tag = self._state, delivery.tag
         if self._check is not None:
             try:
                 self._check(message_of(envelope, delivery.delivery_count))
@@ -255,13 +284,23 @@ class MessageConsumer:
                 raise
         policy = state.policy
         with state.settling:
+            if tag.epoch != state.epoch or tag.link == self._stale_link:
+                return None
             if self._closing:  # by another thread, between the look at the buffer and here
                 state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return None
             policy.delivered(tag)
+            if state.acknowledgements is not None:
+                state.acknowledgements.delivered(tag, key_of(self._source, envelope))
             settlements = policy.consumed(tag, time.monotonic())
             if settlements:
-                state.transport.settle(settlements)
+                try:
+                    state.settle(settlements)
+                except ConnectionLostException as error:
+                    if policy.tells_lost_acknowledgements:
+                        raise ConnectionLostException(
+                            f"message {envelope.message_id!r} could not be acknowledged, and will come again: {error}"
+                        ) from error
         if policy.due_at is not None:
             state.keep_time(policy.due_at)
         self._count_used()
@@ -276,6 +315,9 @@ class MessageConsumer:
             self._state.pass_over((delivery.tag,), Outcome.REJECTED)
             self._count_used()
             self._state.report(error)
+            return None
+        acknowledgements = self._state.acknowledgements
+        if acknowledgements is not None and len(acknowledgements.given) and self._was_acknowledged(delivery, envelope):
             return None
         settings = self._state.settings
         if settings.max_redeliveries is not None and delivery.delivery_count > settings.max_redeliveries:
@@ -294,6 +336,26 @@ class MessageConsumer:
             self._count_used()
             return None
         return envelope
+
+    def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
+        """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
+        state = self._state
+        acknowledgements = state.acknowledgements
+        key = key_of(self._source, envelope)
+        if acknowledgements is None or key is None or not acknowledgements.given.take(key):
+            return False
+        tag = delivery.tag
+        with state.settling:
+            try:
+                if tag.epoch == state.epoch and tag.link != self._stale_link:
+                    acknowledgements.delivered(tag, key)  # this one may be lost as well
+                    state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
+                else:
+                    acknowledgements.given.add((key,))
+            except ConnectionLostException:
+                acknowledgements.given.add((key,))
+        self._count_used()
+        return True
 
     # Listening.
 
@@ -333,11 +395,12 @@ class MessageConsumer:
             if time.monotonic() < self.resumes_at:
                 return False
             self.resumes_at = None
-        return bool(self._buffer) and self._listener is not None and not self._closing
+        return (bool(self._buffer) or self._needs_reset) and self._listener is not None and not self._closing
 
     def ask_for_work(self) -> None:
         """Grant the one credit of a consumer without prefetch; for the session's thread."""
         if self._listener is not None and not self._closing:
+            self._reset()
             self._pull()
 
     def dispatch(self, recover: Callable[[], None]) -> None:
@@ -346,20 +409,27 @@ class MessageConsumer:
         Args:
             recover: makes the session recover.
         """
+        self._reset()
         listener = self._listener
         if listener is None or self._closing or not self._buffer:
             return
         delivery = self._buffer.popleft()
+        state, tag = self._state, delivery.tag
+        if tag.epoch != state.epoch or tag.link == self._stale_link:
+            return  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
             return
-        state, tag = self._state, delivery.tag
         policy = state.policy
         with state.settling:
+            if tag.epoch != state.epoch or tag.link == self._stale_link:
+                return
             if self._closing:
                 state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return
             policy.delivered(tag)
+            if state.acknowledgements is not None:
+                state.acknowledgements.delivered(tag, key_of(self._source, envelope))
         raised = False
         try:
             listener(message_of(envelope, delivery.delivery_count, state.acknowledge, tag))
@@ -369,7 +439,10 @@ class MessageConsumer:
         try:
             with state.settling:
                 now = time.monotonic()
+                is_stale = tag.epoch != state.epoch or tag.link == self._stale_link
                 state.settle(policy.listener_raised(tag, now) if raised else policy.consumed(tag, now))
+            if is_stale and not raised and policy.tells_lost_acknowledgements:
+                raise ConnectionLostException("the connection was lost while its listener ran")
             if policy.due_at is not None:
                 state.keep_time(policy.due_at)
             self._count_used()
@@ -380,8 +453,15 @@ class MessageConsumer:
                 failures = delivery.delivery_count + 1
                 if failures > 1:
                     self.resumes_at = time.monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
+        except ConnectionLostException as error:
+            if policy.tells_lost_acknowledgements and not raised:
+                # Nobody waits for this thread, so the exception listener is told.
+                state.report(
+                    ConnectionLostException(
+                        f"message {envelope.message_id!r} could not be acknowledged, and comes again: {error.reason}"
+                    )
+                )
         except JMSException as error:
-            # The acknowledgement could not be sent: nobody waits for this thread, so the listener is told.
             state.report(error)
 
     # Credit.
@@ -400,6 +480,9 @@ class MessageConsumer:
         """
         if not self._state.running:
             return
+        self._reset(grants=False)
+        if self._is_away:
+            return
         self._used = 0
         missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
         if missing > 0 and not self._closing:
@@ -408,16 +491,56 @@ class MessageConsumer:
 
     def _count_used(self) -> None:
         self._used = used = self._used + 1
-        if used >= self._half and self._prefetch and not self._closing:
+        if used >= self._half and self._prefetch and not self._closing and not self._is_away:
             self._used = 0
             self._granted += used
             self._state.transport.credit(self.link, used)
 
     def _pull(self) -> None:
         """Ask for one message, without prefetch and where none is asked for yet."""
+        if self._is_away or self._needs_reset:
+            return
         if not self._prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
             self._granted = self._arrived + 1
             self._state.transport.credit(self.link, 1)
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether there is no link that credit could be granted on."""
+        state = self._state
+        return state.interrupted or self._away or self._epoch != state.epoch
+
+    @property
+    def _needs_reset(self) -> bool:
+        """Whether the link is there again after a loss, without credit."""
+        state = self._state
+        return not state.interrupted and not self._away and (self._relinked or self._epoch != state.epoch)
+
+    def _reset(self, *, grants: bool = True) -> None:
+        """Begin anew on a link that is there again."""
+        state = self._state
+        epoch = state.epoch
+        # Looked at in this order, a loss that comes meanwhile is seen here or the next time.
+        if state.interrupted or self._away or not (self._relinked or self._epoch != epoch):
+            return
+        self._relinked, self._epoch = False, epoch
+        # There was no credit since, so all that is there came before.
+        self._buffer.clear()
+        self._granted = self._arrived
+        self._undrained = False
+        if grants and self._prefetch:
+            self.open_credit()
+
+    def _drain_if_there(self, seconds: float) -> bool:
+        """Drain, unless there is nothing to drain because the network is away; returns whether that was done."""
+        self._reset()
+        if self._is_away:
+            return False
+        try:
+            self._drain(seconds)
+        except ConnectionLostException:
+            return False
+        return True
 
     def _drain(self, seconds: float) -> None:
         """Have the broker send what it can, then open the credit again."""
@@ -446,33 +569,39 @@ class MessageConsumer:
 
     def stop_flow(self, deadline: float) -> None:
         """Have nothing on its way, if the broker answers in time; for the session's recover."""
-        if not self._closing:
-            self._stop_flow(max(0.0, deadline - time.monotonic()))
+        self._reset(grants=False)
+        if not self._closing and not self._is_away:
+            try:
+                self._stop_flow(max(0.0, deadline - time.monotonic()))
+            except ConnectionLostException as error:
+                log.debug("! %s has lost what was on its way: %s", self._lifecycle.name, error)
 
     def take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
         taken = []
+        epoch = self._state.epoch
         while self._buffer:
-            taken.append(self._buffer.popleft())
+            delivery = self._buffer.popleft()
+            if delivery.tag.epoch == epoch and delivery.tag.link != self._stale_link:
+                taken.append(delivery)
         return taken
 
-    def interrupted(self) -> None:
-        """The connection was lost: what is in the buffer is stale; for the session."""
-        self._buffer.clear()
+    def link_interrupted(self, tag_link: int) -> None:
+        """The broker closed the link, which is being attached again; for the session."""
+        self._stale_link = tag_link
+        self._away = True
 
-    def restored(self) -> None:
-        """The connection works again, without credit on any link; for the session."""
-        self._granted = self._arrived
-        self._undrained = False
-        if self._prefetch:
-            self.open_credit()
+    def link_restored(self) -> None:
+        """The link is there again, without credit; for the session."""
+        self._away = False
+        self._relinked = True
+        self._state.wake()
 
     # The end.
 
     def lost(self, error: JMSException) -> None:
-        """The broker closed the link: every later receive raises this; for the session."""
+        """The broker closed the link for good: every later receive raises this; for the session."""
         self._lifecycle.fail(error)
-        self._buffer.clear()
         self._closing = True
         self._state.wake()
 

@@ -141,6 +141,10 @@ class MessageProducer:
         the connection is full.  What goes wrong with a non-persistent message afterwards is told to the connection's
         exception listener.  In a transacted session the message is kept until ``commit()``, which sends it.
 
+        While the connection is being restored this waits.  What had no answer when it was lost is sent again: to our
+        own broker that is never a second message; others may keep both, and the second one is marked with the property
+        ``JMS_HOLDFAST_RESENT``.
+
         Args:
             message: a str, bytes, dict or list is wrapped in the fitting message.  A message gets its id, destination,
                 times, priority and delivery mode written into it.
@@ -157,7 +161,7 @@ class MessageProducer:
             MessageFormatException: the message cannot be encoded, or is larger than the limit.
             InvalidDestinationException: no destination, or one that is refused.
             OperationTimedOutException: no answer within ``send_timeout_seconds``; it may have been sent all the same.
-            ConnectionLostException: the network failed; it may have been sent all the same.
+            ConnectionLostException: the connection is gone for good; it may have been sent all the same.
             IllegalStateException: closed, or the session is in use by another thread.
         """
         state = self._state
@@ -256,8 +260,12 @@ class MessageProducer:
         return self._sent - self._settled - self._told
 
     def wait_for_answers(self, deadline: float) -> bool:
-        """Wait until each asynchronous send has been answered and told; for the session."""
-        return self._state.wait_until(lambda: self.unanswered <= 0, deadline)
+        """Wait until each asynchronous send has been answered and told; not while the network is away.
+
+        For the session.
+        """
+        state = self._state
+        return state.wait_until(lambda: self.unanswered <= 0 or state.interrupted, deadline)
 
     def lost(self, error: JMSException) -> None:
         """The broker closed the link: every later send raises this; for the session."""

@@ -11,13 +11,15 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Outcome, Settlement
+from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement
 from broker_adapter import (
     ClientSettings,
+    ConnectionLostException,
     Destination,
     DestinationKind,
     Identity,
@@ -37,6 +39,7 @@ from broker_adapter import (
     queue,
     topic,
 )
+from sdk.acknowledgements import Given
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
 from sdk.lifecycle import Event, State
@@ -70,6 +73,9 @@ class Session:
         *,
         is_holdfast: bool = True,
         user_id: str | None = None,
+        given: Given | None = None,
+        epoch: int = 0,
+        interrupted: bool = False,
     ) -> None:
         """Made by the connection.
 
@@ -84,6 +90,9 @@ class Session:
             on_close: called once.
             is_holdfast: whether the broker is ours.
             user_id: what its messages say about who sent them; None: nothing.
+            given: acknowledgements of the connection that were lost; None where it cannot be lost.
+            epoch: what deliveries carry now.
+            interrupted: whether the connection is being restored.
         """
         self._mode = mode
         self._transport = transport
@@ -96,7 +105,9 @@ class Session:
             *(number, transport, settings, policy, report, self._acknowledge, self._start_thread),
             is_holdfast=is_holdfast,
             user_id=user_id,
+            given=given,
         )
+        self._state.epoch, self._state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
         self._producers: dict[int, MessageProducer] = {}
         self._consumers: dict[int, MessageConsumer] = {}
@@ -356,7 +367,12 @@ class Session:
 
         def make() -> MessageConsumer:
             number = self._next_number()
-            consumer = MessageConsumer(state, number, destination, wanted, no_local, prefetch, self._forget_consumer)
+            source = _source_of(destination, subscription)
+            consumer = MessageConsumer(
+                *(state, number, destination, wanted, no_local, prefetch, self._forget_consumer), source
+            )
+            if state.acknowledgements is not None:
+                state.acknowledgements.widen(prefetch)
             spec = ReceiverSpec(
                 session=state.number,
                 destination=destination,
@@ -508,6 +524,8 @@ class Session:
             if isinstance(error, TransactionRolledBackException):
                 raise
             raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+        if state.acknowledgements is not None:
+            state.acknowledgements.committed(ending.settlements)
         self._committed(None)
 
     def _committed(self, error: JMSException | None) -> None:
@@ -539,14 +557,19 @@ class Session:
         self._give_back(settlements)
 
     def _give_back(self, settlements: Sequence[Settlement]) -> None:
-        """Settle, such that what comes again comes before what was prefetched."""
+        """Settle, such that what comes again comes before what was prefetched.
+
+        Where the network is away there is nothing to give: all that was held comes again by itself.
+        """
         state = self._state
+        if state.interrupted:
+            return
         if all(outcome is Outcome.ACCEPTED for _, outcome in settlements):
-            with state.settling:
+            with state.settling, contextlib.suppress(ConnectionLostException):
                 state.settle(settlements)
             return
         consumers = list(self._consumers.values())
-        deadline = time.monotonic() + self._settings.request_timeout_seconds
+        deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
                 consumer.stop_flow(deadline)
@@ -569,7 +592,10 @@ class Session:
             with state.settling:
                 ending = state.policy.acknowledge(tag)
                 if not ending.dirty:
-                    state.settle(ending.settlements)
+                    try:
+                        state.settle(ending.settlements)
+                    except ConnectionLostException:  # before the session was told
+                        ending = Ending((), dirty=True, stale_count=len(ending.settlements))
             if ending.dirty:
                 self._give_back(ending.settlements)
                 raise StaleAcknowledgementException(
@@ -609,15 +635,28 @@ class Session:
 
     def interrupted(self, epoch: int) -> None:
         """The connection was lost and is being restored; for the connection."""
-        with self._state.settling:
-            self._state.policy.interrupted(epoch)
-        for consumer in list(self._consumers.values()):
-            consumer.interrupted()
+        for browser in list(self._browsers):
+            browser.interrupted()
+        self._state.lose(epoch)
 
-    def restored(self) -> None:
+    def restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""
-        for consumer in list(self._consumers.values()):
-            consumer.restored()
+        self._state.restore(epoch)
+
+    def link_interrupted(self, link: int, tag_link: int) -> bool:
+        """The broker closed a link, which is being attached again; returns whether it was one of this session."""
+        consumer = self._consumers.get(link)
+        if consumer is not None:
+            consumer.link_interrupted(tag_link)
+            self._state.lose_link(tag_link)
+        return consumer is not None or link in self._producers
+
+    def link_restored(self, link: int) -> bool:
+        """A link is attached again; returns whether it was one of this session; for the connection."""
+        consumer = self._consumers.get(link)
+        if consumer is not None:
+            consumer.link_restored()
+        return consumer is not None or link in self._producers
 
     def link_lost(self, link: int, error: JMSException) -> bool:
         """The broker closed a link; returns whether it was one of this session; for the connection."""
@@ -698,6 +737,13 @@ class Session:
 
 #: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
+
+
+def _source_of(destination: Destination, subscription: Subscription | None) -> str | None:
+    """Names what messages come from that come again after a loss; None: what comes from there does not."""
+    if subscription is not None:
+        return f"subscription {subscription.name}"
+    return f"queue {destination.name}" if destination.kind is DestinationKind.QUEUE else None
 
 
 def _checked(destination: object) -> Destination:

@@ -27,6 +27,7 @@ from typing import Final
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ClientSettings,
+    ConnectionLostException,
     Envelope,
     IllegalStateException,
     JMSException,
@@ -34,6 +35,7 @@ from broker_adapter import (
     Transport,
     pack,
 )
+from sdk.acknowledgements import Acknowledgements, Given
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
@@ -85,6 +87,9 @@ class SessionState:
         acknowledge: what ``message.acknowledge()`` calls.
         is_holdfast: whether the broker is ours.
         user_id: what its messages say about who sent them; None: nothing.
+        epoch: what deliveries carry that can still be settled.
+        interrupted: whether the network is away, and the connection being restored.
+        acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class SessionState:
         *,
         is_holdfast: bool = True,
         user_id: str | None = None,
+        given: Given | None = None,
     ) -> None:
         self.number = number
         self.name = f"session {number}"
@@ -110,6 +116,9 @@ class SessionState:
         self.is_holdfast = is_holdfast
         self.user_id = user_id
         self.lifecycle = Lifecycle(self.name)
+        self.epoch = 0
+        self.interrupted = False
+        self.acknowledgements = None if given is None else Acknowledgements(given)
         self.running = False
         self.listeners = 0
         self.dispatching: object = None
@@ -182,14 +191,48 @@ class SessionState:
     # Settling.
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Hand the policy's answer over; under ``settling``."""
+        """Hand the policy's answer over; under ``settling``.
+
+        Raises:
+            ConnectionLostException: the network is away.
+        """
         if settlements:
             self.transport.settle(settlements)
+            if self.acknowledgements is not None:
+                self.acknowledgements.settled(settlements)
 
     def pass_over(self, tags: Sequence[DeliveryTag], outcome: Outcome) -> None:
-        """End deliveries that the application never saw."""
+        """End deliveries that the application never saw; where the network is away, they come again by themselves."""
         with self.settling:
-            self.settle(self.policy.passed_over(tags, outcome))
+            try:
+                self.settle(self.policy.passed_over(tags, outcome))
+            except ConnectionLostException as error:
+                log.debug("! %s passes over deliveries without the broker: %s", self.name, error)
+
+    def lose(self, epoch: int) -> None:
+        """The connection was lost; deliveries will carry at least this epoch."""
+        with self.settling:
+            self.interrupted = True  # before the epoch: who sees that one sees this as well
+            self.epoch = epoch
+            self.policy.interrupted(epoch)
+            if self.acknowledgements is not None:
+                self.acknowledgements.interrupted()
+        self.wake()
+
+    def lose_link(self, link: int) -> None:
+        """The broker took back what came on one link of the connection, by the link's number in tags."""
+        with self.settling:
+            self.policy.link_lost(link)
+            if self.acknowledgements is not None:
+                self.acknowledgements.link_lost(link)
+
+    def restore(self, epoch: int) -> None:
+        """The connection works again."""
+        with self.settling:
+            self.epoch = epoch
+            self.policy.interrupted(epoch)
+            self.interrupted = False
+        self.wake()
 
     def keep_time(self, due_at: float) -> None:
         """See to it that the session's thread asks the policy at this instant."""

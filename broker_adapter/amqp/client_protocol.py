@@ -71,6 +71,7 @@ from broker_adapter.transport import (
     OnSettled,
     ReceiverSpec,
     SenderSpec,
+    Server,
     Sink,
     TransportEvent,
 )
@@ -81,10 +82,19 @@ PRODUCT: Final = "Holdfast"
 SELECTOR_CODE: Final = 0x0000_468C_0000_0004
 NO_LOCAL_CODE: Final = 0x0000_468C_0000_0003
 DELETE_ON_CLOSE_CODE: Final = 0x2B
+#: Properties of ``open``: which connection this one takes the place of; the store of the engine behind our server;
+#: where else a broker can be reached.
+CONNECTION_TOKEN: Final = "holdfast-connection"
+STORE: Final = "holdfast-store"
+SERVER_LIST: Final = "failover-server-list"
+#: Property of a dynamic node: the name that a temporary destination had before the connection was lost.
+FORMER_NAME: Final = "holdfast-name"
 #: Capability of a source by which our own client asks our own server for an exclusive consumer.
 EXCLUSIVE_CAPABILITY: Final = "HOLDFAST-EXCLUSIVE"
 #: Subscriptions of a connection whose sources are remembered, so that they can be deleted; the oldest is forgotten.
 MAX_SOURCES: Final = 1000
+#: Most servers that are taken from what a broker announces.
+MAX_SERVERS: Final = 100
 
 Done = Callable[[Any, JMSException | None], bool]
 
@@ -145,6 +155,8 @@ class ClientOptions:
     queue_prefix: str | None = None  #: None: what the broker asks for
     topic_prefix: str | None = None
     epoch: int = 0
+    #: names the connection to our own server, so that its successor takes its place there; secret
+    connection_token: str | None = None
     limits: PeerLimits = attrs.field(factory=PeerLimits)
 
 
@@ -253,6 +265,12 @@ class ClientProtocol:
         return self._phase
 
     @property
+    def is_holdfast(self) -> bool:
+        """Whether the broker is ours; meaningful once open."""
+        info = self._info
+        return info is not None and info.is_holdfast
+
+    @property
     def uses_envelope(self) -> bool:
         """Whether sends are in our own format; meaningful once open."""
         info = self._info
@@ -346,11 +364,14 @@ class ClientProtocol:
             desired.insert(0, "sole-connection-for-container")
         if self._options.envelope:
             desired.append(ENVELOPE_CAPABILITY)
+        properties = {"product": PRODUCT, "version": self._options.version}
+        if self._options.connection_token is not None:
+            properties[CONNECTION_TOKEN] = self._options.connection_token
         self._peer.open(
             self._options.container_id,
             hostname=self._options.hostname,
             desired_capabilities=desired,
-            properties={"product": PRODUCT, "version": self._options.version},
+            properties=properties,
         )
         self._session(-1)
 
@@ -364,6 +385,8 @@ class ClientProtocol:
             client_id=self._options.container_id,
             is_holdfast=product == PRODUCT,
             capabilities=event.offered_capabilities,
+            store=_text(event.properties.get(STORE)) if product == PRODUCT else None,
+            servers=servers_of(event.properties.get(SERVER_LIST)),
         )
         self.addresses = Addresses(
             _prefix(self._options.queue_prefix, event.properties.get("queue-prefix")),
@@ -504,17 +527,22 @@ class ClientProtocol:
                 waiting(None, error)
             self._unsubscribing.clear()
             self._drop_requests(error)
-        lost = []
-        for sender in [each for each in self._senders.values() if each.session == number]:
-            lost.append(sender.link)
+        senders = [each for each in self._senders.values() if each.session == number]
+        receivers = [each for each in self._receivers.values() if each.session == number]
+        # The listener first: it knows then what the failure of a send means.
+        links = [each.link for each in senders if each.attached is None]
+        links += [each.link for each in receivers if each.attached is None]
+        for link in links:
+            self._listener(LinkLost(link, error))
+        for sender in senders:
             self._forget_sender(sender, error)
-        for receiver in [each for each in self._receivers.values() if each.session == number]:
-            lost.append(receiver.link)
+        for receiver in receivers:
+            attached, receiver.attached = receiver.attached, None
             self._forget_receiver(receiver, error)
+            if attached is not None:
+                attached(None, error)
         self._forget_leaving(number)
         self._drop_coordinator(number, error)
-        for link in lost:
-            self._listener(LinkLost(link, error))
 
     # Links.
 
@@ -745,13 +773,13 @@ class ClientProtocol:
         if sender is not None:
             error = sender.error or _refusal(event.error, sender.attached is not None)
             attached, sender.attached = sender.attached, None
+            self._tell_lost(link, attached, error)  # first: it is known then what the failure of a send means
             self._forget_sender(sender, error)
-            self._tell_lost(link, attached, error)
         elif receiver is not None:
             error = receiver.error or _refusal(event.error, receiver.attached is not None)
             attached, receiver.attached = receiver.attached, None
-            self._forget_receiver(receiver, error)
             self._tell_lost(link, attached, error)
+            self._forget_receiver(receiver, error)
         elif link in self._unsubscribing:
             self._unsubscribing.pop(link)(None, _refusal(event.error, refused=True))
         elif self._requests is not None and link in self._requests.links:
@@ -821,13 +849,19 @@ class ClientProtocol:
         self._unsubscribing[link] = done
         self._sources.pop(name, None)
 
-    def declare_temporary(self, kind: DestinationKind, done: Done) -> None:
-        """Make a temporary destination that lives as long as the link made here; done with the destination."""
+    def declare_temporary(self, kind: DestinationKind, done: Done, former_name: str | None = None) -> None:
+        """Make a temporary destination that lives as long as the link made here; done with the destination.
+
+        With ``former_name`` our own server gives it that name, which it had on a connection that was lost.
+        """
         name = self._name("temporary", None)
         target = Terminus(
             dynamic=True,
             expiry="link-detach",
-            dynamic_properties={"lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), [])},
+            dynamic_properties={
+                "lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), []),
+                **({} if former_name is None else {FORMER_NAME: former_name}),
+            },
             capabilities=(_CAPABILITIES[kind],),
         )
         link = self._peer.attach_sender(self._session(-1), name, Terminus(name, outcomes=_OUTCOMES), target)
@@ -1028,7 +1062,7 @@ class ClientProtocol:
         return Coordinator(
             self._peer,
             link,
-            f"{self._options.commit_prefix}:{session}",
+            self.commit_name(session),
             self._send_in_transaction,
             self._commit_refusal,
             discharges_early=self._info is not None and self._info.is_holdfast,
@@ -1051,6 +1085,10 @@ class ClientProtocol:
 
     def _coordinator_of(self, link: int) -> Coordinator | None:
         return next((each for each in self._coordinators.values() if each.link == link), None)
+
+    def commit_name(self, session: int) -> str:
+        """What our own server knows the commits of a session by."""
+        return f"{self._options.commit_prefix}:{session}"
 
     def _drop_coordinator(self, session: int, error: JMSException) -> None:
         coordinator = self._coordinators.pop(session, None)
@@ -1120,6 +1158,23 @@ def _unusable(spec: ReceiverSpec) -> JMSException | None:
 def _is_durable(receiver: _Receiver) -> bool:
     subscription = receiver.spec.subscription
     return subscription is not None and subscription.durable
+
+
+def servers_of(announced: Any) -> tuple[Server, ...]:
+    """The servers of a ``failover-server-list``, without what cannot be one."""
+    found = []
+    for each in (announced if isinstance(announced, list | tuple) else ())[:MAX_SERVERS]:
+        fields = {str(key): value for key, value in each.items()} if isinstance(each, dict) else {}
+        host, port = _text(fields.get("network-host")), fields.get("port")
+        if host and isinstance(port, int) and 0 < port < 65536:
+            scheme = _text(fields.get("scheme"))
+            tls = None if scheme is None else scheme in ("amqps", "ssl", "tls")
+            found.append(Server(host, int(port), tls, _text(fields.get("hostname"))))
+    return tuple(found)
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if isinstance(value, str) else None
 
 
 def _prefix(wanted: str | None, offered: Any) -> str:

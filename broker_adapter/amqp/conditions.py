@@ -15,6 +15,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     OperationTimedOutException,
     ProtocolException,
+    Redirect,
     ResourceAllocationException,
     StaleAcknowledgementException,
     StoreException,
@@ -90,7 +91,25 @@ def exception_for(error: AmqpError | None, otherwise: str, default: type[JMSExce
     reason = error.description or otherwise
     if error.condition.endswith(":redirect"):
         reason += _where_to(error.info or {})
+    if error.condition == "amqp:connection:redirect":
+        return ConnectionLostException(reason, error_code=error.condition, redirect=_redirect(error.info or {}))
     return cls(reason, error_code=error.condition)
+
+
+def _redirect(info: dict[str, Any]) -> Redirect | None:
+    """Where a redirect of a connection leads, where it says so in the right types."""
+    network_host, port, hostname, scheme = [info.get(key) for key in ("network-host", "port", "hostname", "scheme")]
+    host = network_host or hostname
+    if not isinstance(host, str) or not host or type(port) is bool or not isinstance(port, int):
+        return None
+    if not 0 < port < 65536:
+        return None
+    return Redirect(
+        str(host),
+        int(port),
+        str(hostname) if isinstance(hostname, str) else None,
+        str(scheme) if isinstance(scheme, str) else None,
+    )
 
 
 def _where_to(info: dict[str, Any]) -> str:

@@ -121,6 +121,7 @@ class AmqpTransport:
         *,
         epoch: int = 0,
         commit_prefix: str | None = None,
+        connection_token: str | None = None,
         make_io: Callable[[ClientProtocol], Io] = SocketConnection,
         make_login: Callable[[AmqpURL, Credentials], Login | None] = lambda _url, _credentials: None,
     ) -> None:
@@ -130,12 +131,14 @@ class AmqpTransport:
             url: where to connect, and with which settings.
             epoch: what this connection's deliveries carry, for a transport that restores connections.
             commit_prefix: names the client in commit ids; the same for a connection that takes another's place.
+            connection_token: the same for all connections that take one another's place, and secret.
             make_io: what carries the bytes; sockets by default.
             make_login: makes the SASL exchange that goes ahead of AMQP; None where there is to be none.
         """
         self._url = url
         self._epoch = epoch
         self._commit_prefix = commit_prefix or str(uuid4())
+        self._connection_token = connection_token
         self._make_io = make_io
         self._make_login = make_login
         self._window = SendWindow(url.client.send_window_messages)
@@ -168,6 +171,7 @@ class AmqpTransport:
             version=own_version(),
             has_client_id=credentials.client_id is not None,
             commit_prefix=self._commit_prefix,
+            connection_token=self._connection_token,
             envelope=url.amqp.envelope,
             epoch=self._epoch,
             queue_prefix=url.amqp.queue_prefix,
@@ -231,6 +235,16 @@ class AmqpTransport:
     def _lost(self, error: JMSException) -> None:
         self._error = error
         self._window.close(error)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was open, and is so no more."""
+        protocol = self._protocol
+        return protocol is not None and protocol.phase is Phase.CLOSED
+
+    def in_callback(self) -> bool:
+        """Whether the caller is a callback of the transport, which must not wait."""
+        return self._io is not None and self._io.in_loop_thread()
 
     def close(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.close`."""
@@ -342,6 +356,32 @@ class AmqpTransport:
             "declaring a temporary destination", lambda protocol, done: protocol.declare_temporary(kind, done), timeout
         )
         return destination
+
+    def restore_temporary(self, destination: Destination, timeout: float | None) -> None:
+        """Make a temporary destination again that a lost connection had.
+
+        Raises:
+            InvalidDestinationException: the broker would give it another name.
+        """
+        if not self._protocol_in_use().is_holdfast:
+            return  # its consumer's link makes it again, where the broker allows that
+        self._ask(
+            f"restoring {destination.name!r}",
+            lambda protocol, done: protocol.declare_temporary(destination.kind, done, destination.name),
+            timeout,
+        )
+
+    def resolve_commit(self, session: int, commit_number: int, timeout: float | None) -> bool | None:
+        """Whether a commit of an earlier connection of this client was done; None where the broker cannot tell."""
+        protocol = self._protocol_in_use()
+        if not protocol.is_holdfast:
+            return None
+        arguments = {"session": protocol.commit_name(session), "number": commit_number}
+        done: bool | None = self.request("resolve_commit", arguments, timeout)
+        return done
+
+    def _protocol_in_use(self) -> ClientProtocol:
+        return self._usable()[1]
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.delete_temporary`."""

@@ -1010,6 +1010,13 @@ class BrokerState:
         except JMSException as error:
             self._roll_back(command, error, effects)
 
+    def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
+        session, number = command.commit_id
+        done: bool | None = number <= self.streams.get(("commit", session), 0)
+        if not done and len(self.streams) >= self.settings.max_producers:
+            done = None
+        self._reply(command, done, effects)
+
     def _roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
         """A commit cannot be done: who made it has let go of the deliveries, so these have failed."""
         for consumer_number, number, _ in command.settlements:
@@ -1360,6 +1367,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Enqueue: BrokerState._enqueue,
     c.Settle: BrokerState._settle,
     c.Commit: BrokerState._commit,
+    c.ResolveCommit: BrokerState._resolve_commit,
     c.Trim: BrokerState._trim,
     c.Drop: BrokerState._drop,
     c.Due: BrokerState._due,

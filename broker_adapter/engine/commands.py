@@ -207,6 +207,13 @@ class Commit(NamedTuple):
     reply: Reply | None = None
 
 
+class ResolveCommit(NamedTuple):
+    """Was this commit done?  Replies True or False; None where it may have been forgotten."""
+
+    commit_id: CommitId
+    reply: Reply | None = None
+
+
 class Trim(NamedTuple):
     """Drop these entries of a queue, in any order, except those that consumers hold.
 
@@ -330,6 +337,7 @@ Command = (
     | Enqueue
     | Settle
     | Commit
+    | ResolveCommit
     | Trim
     | Drop
     | Due

@@ -25,6 +25,10 @@ transaction) and ``messages`` (packed envelopes)
 ``discard`` with ``transactions``
     The number of staged transactions dropped.
 
+``resolve_commit`` with ``session`` (the name in the commit's id) and ``number``
+    True where that commit was done, False where it was not; None where so many producers were remembered since that
+    this one may have been forgotten.  Nothing of a connection that is gone is done after this answer.
+
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.
 """
@@ -364,6 +368,12 @@ def _discard(engine: Engine, arguments: _Arguments, deadline: float | None) -> i
     return dropped
 
 
+def _resolve_commit(engine: Engine, arguments: _Arguments, deadline: float | None) -> bool | None:
+    commit_id = c.CommitId(arguments.get("session", str), arguments.get("number", int))
+    done: bool | None = engine.call(c.ResolveCommit(commit_id), _left(deadline))
+    return done
+
+
 _OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
     "statistics": _statistics,
     "purge": _purge,
@@ -374,4 +384,5 @@ _OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
     "stage": _stage,
     "publish": _publish,
     "discard": _discard,
+    "resolve_commit": _resolve_commit,
 }

@@ -291,7 +291,8 @@ def _connected(
     password = None
     if options.username is not None:
         password = os.environ.get("HOLDFAST_PASSWORD") or getpass.getpass(f"password of {options.username}: ")
-    transport, _, settings = open_transport(options.url, Credentials(options.username, password), listener)
+    credentials = Credentials(options.username, password)
+    transport, _, settings = open_transport(options.url, credentials, listener, restores=False)
     try:
         yield transport, settings
     finally:

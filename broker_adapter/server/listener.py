@@ -77,6 +77,8 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._workers = ThreadPoolExecutor(_REQUEST_THREADS, "holdfast-request")
         self.connections: set[ClientConnection] = set()
+        #: (user, word that the client chose) → its connection, for a client that comes again before the old one ended
+        self._named: dict[tuple[str | None, str], ClientConnection] = {}
         self._with_news: deque[ClientConnection] = deque()
         self._signalled = False
         self._forget_failure: Callable[[], None] = lambda: None
@@ -179,6 +181,8 @@ class Listener:
     def gone(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        if connection.token is not None and self._named.get(connection.token) is connection:
+            del self._named[connection.token]
         if self._all_gone is not None and not self.connections:
             self._all_gone.set()
 
@@ -205,7 +209,22 @@ class Listener:
         login = self._make_login()
         if certified is not None:
             login.offer_external(certified)
-        return ServerProtocol(self._broker, self.settings, login, lambda: self.wake(connection), self.request)
+
+        def take_over(token: str) -> None:
+            self._take_over(connection, (login.username, token))
+
+        return ServerProtocol(
+            self._broker, self.settings, login, lambda: self.wake(connection), self.request, take_over
+        )
+
+    def _take_over(self, connection: ClientConnection, token: tuple[str | None, str]) -> None:
+        """A client has come again, having lost the connection; we may not have noticed yet."""
+        old = self._named.pop(token, None)
+        if old is not None and old is not connection:
+            _log.info("%s takes the place of %s", connection.name, old.name)
+            old.end()
+        self._named[token] = connection
+        connection.token = token
 
 
 class ClientConnection(asyncio.Protocol):
@@ -220,6 +239,7 @@ class ClientConnection(asyncio.Protocol):
         self._next_tick_ms = 0
         self._closing_since: float | None = None
         self.name = "?"
+        self.token: tuple[str | None, str] | None = None
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.name}>"
@@ -328,6 +348,11 @@ class ClientConnection(asyncio.Protocol):
         self.write()
         if not self._protocol.is_open:
             self.abort()
+
+    def end(self) -> None:
+        """Give back what the client had, at once, and drop the connection: nobody is at its other end."""
+        self._protocol.receive_end()
+        self.abort()
 
     def abort(self) -> None:
         """Drop it."""

@@ -27,10 +27,13 @@ import attrs
 from ack_modes import Outcome
 from broker_adapter.amqp.client_commits import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.amqp.client_protocol import (
+    CONNECTION_TOKEN,
     DELETE_ON_CLOSE_CODE,
     EXCLUSIVE_CAPABILITY,
+    FORMER_NAME,
     NO_LOCAL_CODE,
     SELECTOR_CODE,
+    STORE,
     Login,
 )
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
@@ -95,6 +98,8 @@ _GUESSED_BYTES: Final = 256 * 1024
 _CONTROL_CREDIT: Final = 100
 #: Most transactions of a connection that are open at once.
 _MAX_TRANSACTIONS: Final = 1000
+#: Longest word by which a client's connection takes the place of another, in characters.
+_MAX_TOKEN: Final = 100
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 _OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
@@ -117,6 +122,7 @@ class Engine(Protocol):
     """What a connection needs of the broker."""
 
     settings: EngineSettings
+    unique: str
 
     def submit_all(self, commands: Iterable[c.Command]) -> None:
         """Hand over commands; the answers come through their ``reply``, from another thread."""
@@ -190,6 +196,7 @@ class ServerProtocol:
         login: Login | None,
         wake: Callable[[], None],
         run_request: RunRequest,
+        take_over: Callable[[str], None] = lambda _token: None,
     ) -> None:
         """A connection on which nothing has been said yet.
 
@@ -199,7 +206,9 @@ class ServerProtocol:
             login: the SASL exchange to go through first; None: none is accepted.
             wake: called from any thread when ``pending_output()`` is to be asked.
             run_request: carries out operations beyond messaging.
+            take_over: ends the connection of this token, whose client has come again on this one.
         """
+        self._take_over = take_over
         self._engine = engine
         self._settings = settings
         self._login = login
@@ -372,6 +381,10 @@ class ServerProtocol:
         self.peer_name = event.container_id
         self._envelope = ENVELOPE_CAPABILITY in event.desired_capabilities
         self._is_own = event.properties.get("product") == PRODUCT
+        token = event.properties.get(CONNECTION_TOKEN)
+        if isinstance(token, str) and 0 < len(token) <= _MAX_TOKEN:
+            # What the client had is given back, and what it was about to do is not done any more, before it goes on.
+            self._take_over(str(token))
         sole = "sole-connection-for-container" in event.desired_capabilities
         # Our own client invents a container id where the application gave no client id; that of another client names
         # its subscriptions in any case.
@@ -398,7 +411,7 @@ class ServerProtocol:
         self._peer.open(
             "holdfast",
             offered_capabilities=offered,
-            properties={"product": PRODUCT, "version": own_version(), **properties},
+            properties={"product": PRODUCT, "version": own_version(), STORE: self._engine.unique, **properties},
         )
 
     def _on_close(self, event: RemoteClose) -> None:
@@ -457,10 +470,9 @@ class ServerProtocol:
             self._peer.accept_link(link, event.source, target)
             self._peer.credit(link, _CONTROL_CREDIT)
         elif target.dynamic:
-            kind = _kind_of(target, DestinationKind.TEMPORARY_QUEUE)
-            command = c.DeclareTemporary(
-                self._known_client, _temporary(kind), None, self._reply(self._on_temporary, event)
-            )
+            kind = _temporary(_kind_of(target, DestinationKind.TEMPORARY_QUEUE))
+            name = _former_name(target, kind)
+            command = c.DeclareTemporary(self._known_client, kind, name, self._reply(self._on_temporary, event))
             self._commands.append(command)
         elif target.address == MANAGEMENT_ADDRESS:
             self._requesters.add(link)
@@ -1033,6 +1045,20 @@ def _temporary(kind: DestinationKind) -> DestinationKind:
     if kind in (DestinationKind.TOPIC, DestinationKind.TEMPORARY_TOPIC):
         return DestinationKind.TEMPORARY_TOPIC
     return DestinationKind.TEMPORARY_QUEUE
+
+
+def _former_name(terminus: Terminus, kind: DestinationKind) -> str | None:
+    """The name that a temporary destination had before its connection was lost.
+
+    Raises:
+        InvalidDestinationException: such a destination cannot have had it.
+    """
+    name = (terminus.dynamic_properties or {}).get(FORMER_NAME)
+    if name is None:
+        return None
+    if not isinstance(name, str) or _resolved(Destination(str(name))).kind is not kind:
+        raise InvalidDestinationException(f"{name!r:.100} is not the name of a temporary destination of this kind")
+    return str(name)
 
 
 def _destination(terminus: Terminus) -> Destination:

@@ -339,3 +339,101 @@ def test_only_one_mode_is_transacted_and_one_presettled() -> None:
 def test_mode_shows_its_name() -> None:
     assert repr(AcknowledgeMode.DUPS_OK) == "AcknowledgeMode.DUPS_OK"
     assert AcknowledgeMode.DUPS_OK.label == "dups_ok"
+
+
+# What a lost connection or link leaves behind.
+
+
+def _on_link(link: int, number: int) -> DeliveryTag:
+    return DeliveryTag(0, link, number)
+
+
+def test_a_stale_message_does_not_acknowledge_what_came_after_the_connection_was_lost() -> None:
+    policy = _new("CLIENT")
+    policy.delivered(_tag(1))
+    policy.interrupted(1)
+    assert policy.acknowledge(_tag(1)).dirty
+    policy.delivered(_tag(2, epoch=1))
+    assert list(policy.acknowledge(_tag(1)).settlements) == []
+    assert list(policy.acknowledge(_tag(2, epoch=1)).settlements) == [Settlement(_tag(2, 1), Outcome.ACCEPTED)]
+
+
+def test_a_message_of_a_lost_link_does_not_acknowledge_what_came_on_others() -> None:
+    policy = _new("CLIENT")
+    policy.delivered(_on_link(1, 1))
+    policy.link_lost(1)
+    assert policy.acknowledge(_on_link(1, 1)).stale_count == 1
+    policy.delivered(_on_link(2, 2))
+    assert list(policy.acknowledge(_on_link(1, 1)).settlements) == []
+    assert len(policy.acknowledge(_on_link(2, 2)).settlements) == 1
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_a_lost_link_makes_stale_what_came_on_it_and_nothing_else(mode: str) -> None:
+    policy = _new(mode)
+    for tag in (_on_link(1, 1), _on_link(2, 2), _on_link(1, 3)):
+        policy.delivered(tag)
+    policy.link_lost(1)
+    if mode == "TRANSACTED":
+        ending = policy.commit()
+        assert ending.stale_count == 2
+    elif mode == "CLIENT":
+        ending = policy.acknowledge(_on_link(2, 2))
+        assert ending.stale_count == 2
+    else:
+        ending = policy.acknowledge(_on_link(1, 3))
+        assert ending.stale_count == 1
+        assert [tag for tag, _ in policy.recover()] == [_on_link(2, 2)]
+        return
+    assert ending.dirty
+    assert list(ending.settlements) == [Settlement(_on_link(2, 2), Outcome.MODIFIED)]
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "TRANSACTED"])
+def test_a_link_on_which_nothing_is_held_may_be_lost(mode: str) -> None:
+    policy = _new(mode)
+    policy.delivered(_on_link(2, 2))
+    policy.link_lost(1)
+    ending = policy.commit() if mode == "TRANSACTED" else policy.acknowledge(_on_link(2, 2))
+    assert not ending.dirty
+    assert list(ending.settlements) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
+
+
+def test_a_batch_forgets_what_came_on_a_lost_link() -> None:
+    policy = _new("DUPS_OK")
+    for tag in (_on_link(1, 1), _on_link(2, 2)):
+        policy.delivered(tag)
+        policy.consumed(tag, 0.0)
+    policy.delivered(_on_link(1, 3))
+    policy.link_lost(1)
+    assert list(policy.consumed(_on_link(1, 3), 0.0)) == []
+    assert list(policy.recover()) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
+    policy.delivered(_on_link(2, 4))
+    policy.consumed(_on_link(2, 4), 0.0)
+    policy.link_lost(2)
+    assert policy.due_at is None
+
+
+def test_the_message_in_hand_is_forgotten_with_its_link() -> None:
+    policy = _new("AUTO")
+    policy.delivered(_on_link(1, 1))
+    policy.link_lost(2)
+    assert len(policy.recover()) == 1
+    policy.delivered(_on_link(1, 2))
+    policy.link_lost(1)
+    assert list(policy.consumed(_on_link(1, 2), 0.0)) == []
+
+
+def test_a_commit_that_was_done_leaves_nothing_of_the_loss_behind() -> None:
+    policy = _new("TRANSACTED")
+    policy.delivered(_tag(1))
+    policy.sent()
+    assert len(policy.commit().settlements) == 1
+    policy.interrupted(1)  # while the broker was doing it
+    policy.committed()
+    assert policy.commit() == ack_modes.Ending(())
+
+
+@pytest.mark.parametrize("mode", [mode.name for mode in AcknowledgeMode])
+def test_only_auto_tells_of_an_acknowledgement_that_was_lost(mode: str) -> None:
+    assert _new(mode).tells_lost_acknowledgements is (mode == "AUTO")

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidURLException
-from broker_adapter.url import MAX_URL_LENGTH, AmqpURL, EmbeddedURL, parse_url
+from broker_adapter.url import MAX_ADDRESSES, MAX_URL_LENGTH, AmqpURL, EmbeddedURL, FailoverURL, parse_url
+
+
+def network(text: str) -> FailoverURL:
+    url = parse_url(text)
+    assert isinstance(url, FailoverURL)
+    return url
+
+
+def only(text: str) -> AmqpURL:
+    (address,) = network(text).addresses
+    return address
 
 
 def test_an_embedded_engine_has_a_directory_or_none() -> None:
@@ -21,8 +32,7 @@ def test_an_embedded_engine_has_a_directory_or_none() -> None:
 
 
 def test_a_network_address_has_its_parts() -> None:
-    url = parse_url("amqps://al%40ice:s%2Fecret@example.org:1234?idle_timeout_seconds=5")
-    assert isinstance(url, AmqpURL)
+    url = only("amqps://al%40ice:s%2Fecret@example.org:1234?idle_timeout_seconds=5")
     assert (url.host, url.port, url.tls, url.username, url.password) == (
         "example.org",
         1234,
@@ -36,9 +46,7 @@ def test_a_network_address_has_its_parts() -> None:
 
 @pytest.mark.parametrize(("text", "port"), [("amqp://h", 5672), ("amqps://h", 5671), ("amqp://[::1]:7/", 7)])
 def test_ports_have_their_defaults(text: str, port: int) -> None:
-    url = parse_url(text)
-    assert isinstance(url, AmqpURL)
-    assert url.port == port
+    assert only(text).port == port
 
 
 @pytest.mark.parametrize(
@@ -91,3 +99,64 @@ def test_any_text_is_a_url_or_the_right_error(text: str) -> None:
             parse_url(scheme + text)
         except InvalidURLException:
             continue
+
+
+def test_a_failover_url_has_several_addresses_and_options_for_all_of_them() -> None:
+    url = network(
+        "failover:(amqp://a:1?idle_timeout_seconds=5, amqps://u:p@[::1]:2)"
+        "?idle_timeout_seconds=7&prefetch_messages=3&cycle_count=4&randomize=true"
+    )
+    assert [str(each) for each in url.addresses] == ["amqp://a:1", "amqps://[::1]:2"]
+    assert [each.amqp.idle_timeout_seconds for each in url.addresses] == [5, 7]
+    assert [each.client.prefetch_messages for each in url.addresses] == [3, 3]
+    assert (url.client.prefetch_messages, url.failover.cycle_count, url.failover.randomize) == (3, 4, True)
+    assert (url.addresses[1].username, url.addresses[1].password) == ("u", "p")
+
+
+def test_a_single_address_takes_failover_options() -> None:
+    url = network("amqp://h?failover=nofailover&retries=2&connect_delay_seconds=0.5")
+    assert url.failover.failover == "nofailover"
+    assert (url.addresses[0].amqp.retries, url.addresses[0].amqp.connect_delay_seconds) == (2, 0.5)
+
+
+def test_a_failover_url_has_only_so_many_addresses() -> None:
+    def url(count: int) -> str:
+        return f"failover:({','.join(f'amqp://h:{port}' for port in range(1, count + 1))})"
+
+    assert len(network(url(MAX_ADDRESSES)).addresses) == MAX_ADDRESSES
+    with pytest.raises(InvalidURLException, match="101 addresses are more than the limit of 100"):
+        parse_url(url(MAX_ADDRESSES + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("failover:amqp://a", "is not of the form failover:(URL,URL,...)"),
+        ("failover:(amqp://a", "is not of the form failover:(URL,URL,...)"),
+        ("failover:(amqp://a)x=1", "is not of the form failover:(URL,URL,...)"),
+        ("failover:()", "neither amqp://... nor amqps://..."),
+        ("failover:(amqp://a,)", "neither amqp://... nor amqps://..."),
+        ("failover:(amqp://a,embedded:)", "neither amqp://... nor amqps://..."),
+        ("failover:(amqp://a,amqp://a:5672)", "an address is given twice"),
+        ("failover:(amqp://a,amqp://b)?failover=singlebroker", "failover=singlebroker has one address, not 2"),
+        ("failover:(amqp://a?prefetch_messages=1)", "unknown option 'prefetch_messages'"),
+        ("failover:(amqp://a)?colour=red", "unknown option 'colour'"),
+        ("amqp://a?failover=sometimes", "is none of singlebroker, roundrobin, failover_exchange, nofailover"),
+        ("amqp://a?reconnect_jitter=2", "above the greatest value"),
+    ],
+)
+def test_what_is_wrong_with_a_failover_url_is_named(text: str, reason: str) -> None:
+    with pytest.raises(InvalidURLException) as raised:
+        parse_url(text)
+    assert reason in raised.value.reason
+
+
+def test_no_error_of_a_failover_url_has_a_password() -> None:
+    for text in (
+        "failover:(amqp://u:secret@a,x://u:secret@b)",
+        "failover:(amqp://u:secret@a/p)",
+        "failover:u:secret@x",
+    ):
+        with pytest.raises(InvalidURLException) as raised:
+            parse_url(text)
+        assert "secret" not in str(raised.value)

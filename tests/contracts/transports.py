@@ -1,4 +1,5 @@
-"""Ways to an engine that must not differ: in process, AMQP in memory (our messages, standard ones), over loopback."""
+"""Ways to an engine that must not differ: in process, AMQP in memory (our messages, standard ones), over loopback
+(also with failover around it)."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope
 from broker_adapter.errors import JMSException
+from broker_adapter.failover import FailoverTransport, Identification, Make
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.server_protocol import ServerProtocol
@@ -31,10 +33,10 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
-from broker_adapter.url import AmqpURL, EmbeddedURL, parse_url
+from broker_adapter.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
 
 WAIT = 10.0  #: seconds; longer than anything takes
-KINDS = ("in process", "amqp in memory", "amqp over loopback", "standard amqp in memory")
+KINDS = ("in process", "amqp in memory", "amqp over loopback", "standard amqp in memory", "failover over loopback")
 
 
 class Engine:
@@ -60,7 +62,7 @@ class Engine:
         self._listener: Listener | None = None
         self._port = 0
         self._transports: list[Transport] = []
-        if kind == "amqp over loopback":
+        if kind in ("amqp over loopback", "failover over loopback"):
             self._listener = Listener(
                 self.broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True)
             )
@@ -75,12 +77,29 @@ class Engine:
             standard = "envelope=false" if self.is_standard else ""
             query = "&".join(each for each in (standard, self._client_options) if each)
             url = parse_url(f"amqp://127.0.0.1:{self._port or 1}?{query}".rstrip("?"))
-            assert isinstance(url, AmqpURL)
-            if self.kind != "amqp over loopback":
+            assert isinstance(url, FailoverURL)
+            if "in memory" in self.kind:
                 arguments["make_io"] = self._in_memory
-            made = AmqpTransport(url, make_login=login_for, **arguments)
+            if self.kind == "failover over loopback":
+                made = FailoverTransport(url, self._inner(arguments))
+            else:
+                made = AmqpTransport(url.addresses[0], make_login=login_for, **arguments)
         self._transports.append(made)
         return made
+
+    @staticmethod
+    def _inner(arguments: dict[str, Any]) -> Make:
+        """Makes inner transports; with what is given in place of what a failover would have them say."""
+
+        def make(address: AmqpURL, epoch: int, identification: Identification) -> AmqpTransport:
+            own = {
+                "epoch": epoch,
+                "commit_prefix": identification.commit_prefix,
+                "connection_token": identification.token,
+            }
+            return AmqpTransport(address, make_login=login_for, **{**own, **arguments})
+
+        return make
 
     def _in_memory(self, protocol: Any) -> MemoryConnection:
         server = _MemoryServer(self.broker)

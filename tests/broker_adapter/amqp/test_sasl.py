@@ -29,7 +29,7 @@ from broker_adapter.amqp.transport import login_for
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
 from broker_adapter.transport import Credentials
-from broker_adapter.url import AmqpURL, parse_url
+from broker_adapter.url import FailoverURL, parse_url
 
 PASSWORD = "correct horse"
 
@@ -683,8 +683,8 @@ def test_a_changed_byte_never_logs_in_whoever_does_not_know_the_password(positio
 
 def login(text: str, credentials: Credentials) -> Any:
     url = parse_url(text)
-    assert isinstance(url, AmqpURL)
-    return login_for(url, credentials)
+    assert isinstance(url, FailoverURL)
+    return login_for(url.addresses[0], credentials)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
 )
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, Transport
-from broker_adapter.url import AmqpURL, parse_url
+from broker_adapter.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
 
@@ -48,9 +48,13 @@ MESSAGE = Envelope(QUEUE, BodyKind.TEXT, "hello")
 
 def url_of(port: int, options: str = "", scheme: str = "amqp") -> AmqpURL:
     """A URL of this machine."""
-    url = parse_url(f"{scheme}://127.0.0.1:{port}{options}")
-    assert isinstance(url, AmqpURL)
-    return url
+    return address_of(f"{scheme}://127.0.0.1:{port}{options}")
+
+
+def address_of(text: str) -> AmqpURL:
+    url = parse_url(text)
+    assert isinstance(url, FailoverURL)
+    return url.addresses[0]
 
 
 @pytest.fixture
@@ -494,8 +498,7 @@ def test_loopback_is_told_by_its_spelling(host: str, local: bool) -> None:
 def test_mechanisms_are_the_strongest_that_do_not_give_the_password_away(
     text: str, named: bool, mechanisms: tuple[str, ...]
 ) -> None:
-    url = parse_url(text)
-    assert isinstance(url, AmqpURL)
+    url = address_of(text)
 
     assert usable_mechanisms(url, *(("me", "secret") if named else (None, None))) == mechanisms
 
@@ -509,8 +512,7 @@ def test_mechanisms_are_the_strongest_that_do_not_give_the_password_away(
     ],
 )
 def test_mechanisms_that_cannot_be_used_are_refused_with_the_reason(text: str, named: bool, reason: str) -> None:
-    url = parse_url(text)
-    assert isinstance(url, AmqpURL)
+    url = address_of(text)
 
     with pytest.raises(JMSSecurityException, match=reason):
         usable_mechanisms(url, *(("me", "secret") if named else (None, None)))
@@ -566,7 +568,7 @@ def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer
         from broker_adapter.url import parse_url
 
         def connect():
-            transport = AmqpTransport(parse_url(sys.argv[1]))
+            transport = AmqpTransport(parse_url(sys.argv[1]).addresses[0])
             transport.open(Credentials(), print, 5)
             return transport, transport.attach(SenderSpec(1, queue("q")), None, 5)
 

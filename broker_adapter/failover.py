@@ -1,0 +1,957 @@
+"""A transport around a transport: restores the connection, and all that hung on it.
+
+Theory of operation
+    The inner transport is one network connection, and ends with it.  When it is lost, the world stops: calls that need
+    the network wait for the restore, as long as their deadlines allow.  A thread of its own, alive only meanwhile, asks
+    the rules (:mod:`broker_adapter.reconnect`) for the next attempt; it opens a new inner transport, makes temporary
+    destinations again, attaches all links, and sends again what had no answer.  Then the world goes on.
+
+    Links have a number here that stays, and one in the inner transport that does not.  Deliveries carry the epoch of
+    their connection, so what is settled late is ignored below.
+
+    *Sends* without an answer are kept in the order in which they were made, and are sent again in that order before
+    anything new.  They carry their identity, by which our own engine knows those that it has already; for other brokers
+    they are marked, since one may become a second message.
+
+    *Commits* are never sent again.  One that was under way when the connection went is resolved by its id, against the
+    same store; where that cannot be, it is in doubt.
+
+    *Browsers* do not come back: what they would show next is not known.
+
+    A link that the broker closes while the connection lives is attached again by a thread of its own, with the pauses
+    of reconnecting.
+
+    Locks: ``_lock`` guards the phase, the tables and what is unsent, and is never held while anything waits.
+    ``_telling`` is held while the listener hears an event, so that it hears them in the order in which they happened;
+    it comes before ``_lock``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random as chance
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+from uuid import uuid4
+
+import attrs
+
+from ack_modes import Settlement
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.envelope import Envelope
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidDestinationException,
+    InvalidSelectorException,
+    JMSException,
+    JMSSecurityException,
+    OperationTimedOutException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+    copied,
+)
+from broker_adapter.reconnect import Announced, AttemptFailed, Close, Connected, GiveUp, Lost, Reconnect, Try
+from broker_adapter.transport import (
+    Credentials,
+    Failed,
+    Interrupted,
+    LinkInterrupted,
+    LinkLost,
+    LinkRestored,
+    OnSettled,
+    Peer,
+    ReceiverSpec,
+    Restored,
+    SenderSpec,
+    Server,
+    ServersAnnounced,
+    Sink,
+    Transport,
+    TransportEvent,
+)
+from broker_adapter.url import AmqpURL, FailoverURL
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: Property of a message that was sent again to a broker that cannot tell whether it has it.
+RESENT_PROPERTY: Final = "JMS_HOLDFAST_RESENT"
+#: Attempts after which the log says again that the connection is away.
+_WARN_EACH: Final = 10
+
+
+class Inner(Transport, Protocol):
+    """What restoring needs of a transport beyond the port."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was open, and is so no more."""
+
+    def in_callback(self) -> bool:
+        """Whether the caller is a callback of the transport, which must not wait."""
+
+    def restore_temporary(self, destination: Destination, timeout: float | None) -> None:
+        """Make a temporary destination again that a lost connection had."""
+
+    def resolve_commit(self, session: int, commit_number: int, timeout: float | None) -> bool | None:
+        """Whether a commit of an earlier connection was done; None where the broker cannot tell."""
+
+
+@attrs.frozen
+class Identification:
+    """What all connections that take one another's place have in common."""
+
+    commit_prefix: str = attrs.field(factory=lambda: str(uuid4()))  #: names the client in commit ids
+    token: str = attrs.field(factory=lambda: str(uuid4()), repr=False)  #: secret
+
+
+#: Makes an inner transport: to this address, with this epoch.
+Make = Callable[[AmqpURL, int, Identification], Inner]
+#: Gives a user name and a password that are fresher than those which were refused.
+Refresh = Callable[[], tuple[str | None, str | None]]
+
+
+class Phase(Enum):
+    """Where the connection stands."""
+
+    NEW = "new"
+    SERVING = "serving"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@attrs.define(eq=False)
+class _Link:
+    """A producer's or consumer's link."""
+
+    number: int
+    spec: SenderSpec | ReceiverSpec
+    sink: Sink | None
+    inner: int
+    interrupted: JMSException | None = None  #: the broker closed it, and it is being attached again
+
+
+class _Send:
+    """A message on its way, until its answer is there."""
+
+    __slots__ = ("abandoned", "envelope", "inner", "link", "on_settled", "owner", "sent_on", "serial")
+
+    def __init__(
+        self,
+        owner: FailoverTransport,
+        link: _Link,
+        envelope: Envelope,
+        on_settled: OnSettled,
+        serial: int,
+        inner: Inner,
+    ) -> None:
+        self.owner = owner
+        self.link = link
+        self.envelope = envelope
+        self.on_settled = on_settled
+        self.serial = serial
+        self.inner = inner  #: what it was last sent by, and on which link of that
+        self.sent_on = link.inner
+        self.abandoned = False  #: nobody waits for it any more
+
+    def __call__(self, error: JMSException | None) -> None:
+        """The inner transport has an answer, or is lost."""
+        if error is None or not self.owner.keep(self):
+            self.on_settled(error)
+
+
+class FailoverTransport:
+    """One connection, as far as its user sees.  See the module's theory of operation."""
+
+    def __init__(
+        self,
+        url: FailoverURL,
+        make: Make,
+        *,
+        refresh: Refresh | None = None,
+        random: Callable[[], float] = chance.random,
+    ) -> None:
+        """A connection that is not open yet.
+
+        Args:
+            url: where to connect, and how to come back.
+            make: makes an inner transport.
+            refresh: asked once for fresh credentials where a login is refused; None: nobody is.
+            random: a number from 0 to below 1 at each call.
+        """
+        self._url = url
+        self._make = make
+        self._refresh = refresh
+        self._rules = Reconnect(url.addresses, url.failover, random, may_refresh=refresh is not None)
+        self._identification = Identification()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._telling = threading.RLock()
+        self._phase = Phase.NEW
+        self._error: JMSException | None = None
+        self._credentials = Credentials()
+        self._listener: Callable[[TransportEvent], None] = lambda _event: None
+        self._inner: Inner | None = None
+        self._broken: JMSException | None = None  #: why the inner transport was lost while things were restored
+        self._peer: Peer | None = None
+        self._epoch = 0
+        self._lost_at = 0.0
+        self._numbers = itertools.count(1)
+        self._serials = itertools.count(1)
+        self._links: dict[int, _Link] = {}
+        self._by_inner: dict[int, _Link] = {}
+        self._closed_early: dict[int, JMSException] = {}  #: links that the broker closed before they were known here
+        self._temporaries: dict[Destination, None] = {}
+        self._unsent: list[_Send] = []
+
+    def __repr__(self) -> str:
+        return f"<FailoverTransport {self._phase.name} at {self._rules.address}, {len(self._links)} links>"
+
+    @property
+    def phase(self) -> Phase:
+        """Where the connection stands."""
+        return self._phase
+
+    # Opening and closing.
+
+    def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        """See :meth:`broker_adapter.transport.Transport.open`.
+
+        Tries each address once, and again as the options say.  ``timeout`` is for all of it; None: each attempt has
+        ``connect_timeout_seconds``.
+        """
+        with self._lock:
+            if self._phase is not Phase.NEW or self._inner is not None:
+                raise IllegalStateException("the connection was opened before")
+        self._credentials = credentials
+        self._listener = listener
+        deadline = None if timeout is None else time.monotonic() + timeout
+        action = self._rules.start(time.monotonic())
+        while True:
+            try:
+                inner, peer = self._attempt(action, deadline)
+                if self._serve(inner, peer, None):
+                    return peer
+                raise self._broken or ConnectionLostException("the connection was lost again at once")
+            except JMSException as error:
+                if self._is_closed() or (deadline is not None and time.monotonic() >= deadline):
+                    raise
+                following = self._rules.process(AttemptFailed(error), time.monotonic())
+                if isinstance(following, Try) and (deadline is None or following.at < deadline):
+                    action = following
+                    continue
+                with self._lock:
+                    self._phase = Phase.FAILED
+                    self._error = following.error if isinstance(following, GiveUp) else error
+                raise copied(self._error) from self._error.__cause__
+
+    def _is_closed(self) -> bool:
+        return self._phase is Phase.CLOSED
+
+    def _attempt(self, action: Try, deadline: float | None) -> tuple[Inner, Peer]:
+        """Open a new inner transport when it is time to; raises where that does not work, or somebody closes."""
+        with self._lock:
+            while self._phase is not Phase.CLOSED and (wait := action.at - time.monotonic()) > 0:
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+        if action.fresh_credentials and self._refresh is not None:
+            username, password = self._refreshed(self._refresh)
+            self._credentials = attrs.evolve(self._credentials, username=username, password=password)
+        with self._lock:
+            if self._phase is Phase.CLOSED:
+                raise IllegalStateException("the connection is closed")
+            inner = self._make(action.address, self._epoch, self._identification)
+            self._inner, self._broken = inner, None
+            self._closed_early.clear()
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return inner, inner.open(self._credentials, partial(self._on_event, inner), left)
+
+    @staticmethod
+    def _refreshed(refresh: Refresh) -> tuple[str | None, str | None]:
+        try:
+            username, password = refresh()
+        except Exception as error:
+            raise JMSSecurityException(f"fresh credentials could not be had: {error!r}") from error
+        return username, password
+
+    def _serve(self, inner: Inner, peer: Peer, news: TransportEvent | None) -> bool:
+        """Let the world go on with this inner transport; returns False where it was lost again already."""
+        with self._telling:
+            with self._lock:
+                if self._broken is not None or inner.is_lost or self._phase in (Phase.CLOSED, Phase.FAILED):
+                    return False
+                self._rules.process(Connected(), time.monotonic())
+                self._peer = peer
+                self._phase = Phase.SERVING
+                self._announced(peer.servers)
+                self._changed.notify_all()
+            if news is not None:
+                self._listener(news)
+        return True
+
+    def close(self, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.close`.  Never waits for a network that is away."""
+        with self._lock:
+            if self._phase is Phase.CLOSED:
+                return
+            was_serving = self._phase is Phase.SERVING
+            self._phase = Phase.CLOSED
+            self._error = IllegalStateException("the connection is closed")
+            self._rules.process(Close(), time.monotonic())
+            inner = self._inner
+            unsent, self._unsent = self._unsent, []
+            self._changed.notify_all()
+        for send in unsent:
+            send.on_settled(self._error)
+        if inner is not None:
+            inner.close(timeout if was_serving else 0)
+
+    # News of the inner transport, in its thread.
+
+    def _on_event(self, inner: Inner, event: TransportEvent) -> None:
+        if isinstance(event, Failed):
+            self._on_lost(inner, event.error)
+        elif isinstance(event, LinkLost):
+            self._on_link_lost(inner, event)
+        elif isinstance(event, ServersAnnounced):
+            with self._lock:
+                if inner is self._inner:
+                    self._announced(event.servers)
+
+    def _on_lost(self, inner: Inner, error: JMSException) -> None:
+        with self._telling:
+            with self._lock:
+                if inner is not self._inner:
+                    return
+                if self._phase is not Phase.SERVING:
+                    self._broken = error
+                    self._changed.notify_all()
+                    return
+                self._lost_at = time.monotonic()
+                action = self._rules.process(Lost(error), self._lost_at)
+                self._changed.notify_all()
+                unsent: list[_Send] = []
+                if isinstance(action, GiveUp):
+                    unsent = self._fail(action.error)
+                else:
+                    self._phase = Phase.INTERRUPTED
+                    self._epoch += 1
+            if isinstance(action, GiveUp):
+                self._tell_failed(action.error, unsent)
+                return
+            self._listener(Interrupted(_as_lost(error)))
+        assert isinstance(action, Try)
+        _log.warning("! the connection to %s is lost: %s", action.address, error)
+        threading.Thread(target=self._restore, args=(action,), name="holdfast-failover", daemon=True).start()
+
+    def _fail(self, error: JMSException) -> list[_Send]:
+        """Under the lock: the connection is gone for good; returns the sends that have to be told."""
+        self._phase = Phase.FAILED
+        self._error = error
+        self._changed.notify_all()
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def _tell_failed(self, error: JMSException, unsent: Sequence[_Send]) -> None:
+        for send in unsent:
+            send.on_settled(error)
+        self._listener(Failed(error))
+
+    def _announced(self, servers: Sequence[Server]) -> None:
+        """Under the lock: the broker says where it can be reached."""
+        here = self._rules.address
+        addresses = []
+        for each in servers:
+            amqp = here.amqp if each.hostname is None else attrs.evolve(here.amqp, vhost=each.hostname)
+            tls = here.tls if each.tls is None else each.tls
+            if tls or not here.tls or self._url.failover.allow_insecure_redirects:
+                addresses.append(attrs.evolve(here, host=each.host, port=each.port, tls=tls, amqp=amqp))
+        self._rules.process(Announced(addresses), time.monotonic())
+
+    # Restoring the connection, in a thread of its own.
+
+    def _restore(self, action: Try) -> None:
+        while True:
+            inner: Inner | None = None
+            error: JMSException
+            try:
+                inner, peer = self._attempt(action, None)
+                self._peer = peer
+                refused = self._restore_links(inner)
+                away = time.monotonic() - self._lost_at
+                news = Restored(self._epoch, peer, str(action.address), self._rules.attempts, away)
+                if self._serve(inner, peer, news):
+                    _log.info("= the connection is restored: %s, after %.3f s", news.address, away)
+                    for link, refusal in refused:
+                        self._mend(inner, link, refusal)
+                    return
+                raise self._broken or ConnectionLostException("the connection was lost again at once")
+            except JMSException as failure:
+                error = failure
+            except Exception as failure:  # a fault of ours must not leave everybody waiting for ever
+                _log.exception("! restoring the connection failed unexpectedly")
+                error = ConnectionLostException(f"restoring the connection failed unexpectedly: {failure!r}")
+                error.__cause__ = failure
+            if inner is not None:
+                inner.close(0)
+            with self._telling:
+                with self._lock:
+                    if self._phase is Phase.CLOSED:
+                        return
+                    following = self._rules.process(AttemptFailed(error), time.monotonic())
+                    # Deliveries of this attempt, if there were any, are as stale as those before it.
+                    self._epoch += 1
+                    unsent = self._fail(following.error) if isinstance(following, GiveUp) else []
+                if isinstance(following, GiveUp):
+                    self._tell_failed(following.error, unsent)
+                    return
+            assert isinstance(following, Try)
+            if self._rules.attempts % _WARN_EACH == 0:
+                _log.warning("! the connection is still away after %d attempts: %s", self._rules.attempts, error)
+            action = following
+
+    def _restore_links(self, inner: Inner) -> list[tuple[_Link, JMSException]]:
+        """Make everything again on a new inner transport; returns the links that the broker refuses for now.
+
+        Raises:
+            JMSException: the connection was lost again.
+        """
+        with self._lock:
+            temporaries, links = list(self._temporaries), list(self._links.values())
+            self._by_inner.clear()
+        for destination in temporaries:
+            inner.restore_temporary(destination, None)
+        refused = []
+        for link in links:
+            link.interrupted = None
+            link.inner = _NO_LINK
+            if isinstance(link.spec, ReceiverSpec) and link.spec.browse:
+                continue
+            try:
+                self._attach_again(inner, link)
+            except JMSException as error:
+                if inner.is_lost or isinstance(error, OperationTimedOutException):
+                    raise
+                link.interrupted = error
+                refused.append((link, error))
+        self._send_again(inner)
+        return refused
+
+    def _attach_again(self, inner: Inner, link: _Link) -> None:
+        number = inner.attach(link.spec, link.sink, None)
+        with self._lock:
+            known = self._links.get(link.number) is link
+            if known:
+                link.inner = number
+                self._by_inner[number] = link
+        if not known:
+            inner.detach(number, None)  # closed meanwhile
+
+    def _send_again(self, inner: Inner, only: _Link | None = None) -> None:
+        """Send what had no answer, in the order in which it was sent at first."""
+        while True:
+            with self._lock:
+                sends = [send for send in self._unsent if self._can_go(send, only)]
+                self._unsent = [send for send in self._unsent if not self._can_go(send, only)]
+            if not sends:
+                return
+            for send in sorted(sends, key=lambda each: each.serial):
+                self._resend(inner, send)
+
+    @staticmethod
+    def _can_go(send: _Send, only: _Link | None) -> bool:
+        return send.abandoned or (send.link.interrupted is None and (only is None or send.link is only))
+
+    def _resend(self, inner: Inner, send: _Send) -> None:
+        link = send.link
+        if send.abandoned:
+            return
+        send.inner, send.sent_on = inner, link.inner
+        envelope = send.envelope
+        peer = self._peer
+        if peer is None or not peer.is_holdfast:
+            properties = {**(envelope.properties or {}), RESENT_PROPERTY: True}
+            envelope = envelope._replace(properties=properties)
+        try:
+            if self._links.get(link.number) is not link:
+                raise IllegalStateException(f"link {link.number} is closed")
+            inner.send(send.sent_on, envelope, send, None)
+        except JMSException as error:
+            send(error)
+
+    # A link that the broker closed.
+
+    def _on_link_lost(self, inner: Inner, event: LinkLost) -> None:
+        with self._telling:
+            with self._lock:
+                if inner is not self._inner:
+                    return
+                link = self._by_inner.get(event.link)
+                if link is None:
+                    self._closed_early[event.link] = event.error
+                    return
+                if self._phase is not Phase.SERVING:
+                    link.interrupted = event.error
+                    return
+            self._mend(inner, link, event.error)
+
+    def _mend(self, inner: Inner, link: _Link, error: JMSException) -> None:
+        """Attach a link again that the broker closed or refused, or tell that it is gone."""
+        with self._telling:
+            with self._lock:
+                if self._links.get(link.number) is not link or inner is not self._inner:
+                    return
+                tag_link, link.inner = link.inner, _NO_LINK
+                self._by_inner.pop(tag_link, None)
+                link.interrupted = error
+            browses = isinstance(link.spec, ReceiverSpec) and link.spec.browse
+            if browses or self._rules.method == "nofailover" or isinstance(error, _LASTING):
+                self._lose(link, error)
+                return
+            self._listener(LinkInterrupted(link.number, error, tag_link))
+        threading.Thread(
+            target=self._attach_patiently, args=(inner, link), name="holdfast-failover-link", daemon=True
+        ).start()
+
+    def _attach_patiently(self, inner: Inner, link: _Link) -> None:
+        rules = Reconnect(self._url.addresses[:1], self._url.failover, chance.random)
+        rules.start(0.0)
+        rules.process(Connected(), 0.0)
+        action = rules.process(Lost(ConnectionLostException()), time.monotonic())
+        while isinstance(action, Try):
+            with self._lock:
+                while self._is_interrupted(inner, link) and (wait := action.at - time.monotonic()) > 0:
+                    self._changed.wait(wait)
+                if not self._is_interrupted(inner, link):
+                    return  # closed, or restored together with the connection
+            try:
+                self._attach_again(inner, link)
+            except JMSException as error:
+                if inner.is_lost:
+                    return
+                if isinstance(error, _LASTING):
+                    self._lose(link, error)
+                    return
+                action = rules.process(AttemptFailed(error), time.monotonic())
+                continue
+            self._link_restored(inner, link)
+            return
+        assert isinstance(action, GiveUp)
+        self._lose(link, action.error)
+
+    def _is_interrupted(self, inner: Inner, link: _Link) -> bool:
+        return (
+            self._phase is Phase.SERVING
+            and inner is self._inner
+            and link.interrupted is not None
+            and self._links.get(link.number) is link
+        )
+
+    def _link_restored(self, inner: Inner, link: _Link) -> None:
+        # What is sent meanwhile waits: the link counts as interrupted until everything older has gone.
+        while True:
+            with self._lock:
+                unsent = sorted([each for each in self._unsent if each.link is link], key=lambda each: each.serial)
+                self._unsent = [each for each in self._unsent if each.link is not link]
+                if not unsent:
+                    if inner is not self._inner or self._phase is not Phase.SERVING:
+                        return
+                    closed_again = self._closed_early.pop(link.inner, None)
+                    if closed_again is None:
+                        link.interrupted = None
+                    self._changed.notify_all()
+                    break
+            for send in unsent:
+                self._resend(inner, send)
+        with self._telling:
+            if closed_again is None:
+                self._listener(LinkRestored(link.number))
+                return
+        self._mend(inner, link, closed_again)
+
+    def _lose(self, link: _Link, error: JMSException) -> None:
+        """A link is gone for good."""
+        with self._telling:
+            with self._lock:
+                self._links.pop(link.number, None)
+                unsent = [each for each in self._unsent if each.link is link]
+                self._unsent = [each for each in self._unsent if each.link is not link]
+                self._changed.notify_all()
+            for send in unsent:
+                send.on_settled(error)
+            self._listener(LinkLost(link.number, error))
+
+    # Waiting for the restore.
+
+    def _serving(self, deadline: float | None, what: str) -> Inner:
+        """The inner transport, once there is one that works.
+
+        Raises:
+            OperationTimedOutException: the connection was not restored in time.
+            JMSException: the connection is closed, or gone for good.
+        """
+        if self._phase is Phase.SERVING:
+            inner = self._inner
+            assert inner is not None
+            return inner
+        return self._wait_for(lambda: self._phase is Phase.SERVING, deadline, what)
+
+    def _wait_for(self, condition: Callable[[], bool], deadline: float | None, what: str) -> Inner:
+        with self._lock:
+            while True:
+                if self._phase in (Phase.CLOSED, Phase.FAILED, Phase.NEW):
+                    raise copied(self._error or IllegalStateException("the connection is not open yet"))
+                if condition():
+                    assert self._inner is not None
+                    return self._inner
+                if self._inner is not None and self._phase is Phase.INTERRUPTED and self._inner.in_callback():
+                    raise ConnectionLostException(f"{what} cannot wait in a callback: the connection is being restored")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise OperationTimedOutException(f"{what}: the connection was not restored in time")
+                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+
+    def _past(self, inner: Inner, deadline: float | None, what: str) -> None:
+        """Wait until it is known here that an inner transport was lost."""
+        self._wait_for(lambda: self._phase is not Phase.SERVING or self._inner is not inner, deadline, what)
+
+    def _repeated(self, what: str, timeout: float | None, act: Callable[[Inner, float | None], _T]) -> _T:
+        """Do something that may be done again where the connection is lost in the middle of it."""
+        limit = self._url.client.request_timeout_seconds if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        while True:
+            inner = self._serving(deadline, what)
+            try:
+                return act(inner, max(0.0, deadline - time.monotonic()))
+            except JMSException:
+                if not inner.is_lost:
+                    raise
+            self._past(inner, deadline, what)
+
+    def _usable(self) -> Inner:
+        """The inner transport; raises ConnectionLostException where the network is away."""
+        if self._phase is Phase.SERVING:
+            assert self._inner is not None
+            return self._inner
+        if self._phase is Phase.INTERRUPTED:
+            raise ConnectionLostException("the connection is lost, and is being restored")
+        raise copied(self._error or IllegalStateException("the connection is not open yet"))
+
+    # Links.
+
+    def end_session(self, session: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.end_session`.  Returns at once while the network is away."""
+        with self._lock:
+            for link in [each for each in self._links.values() if each.spec.session == session]:
+                self._forget(link)
+            inner = self._inner if self._phase is Phase.SERVING else None
+        self._leave(inner, lambda there: there.end_session(session, timeout))
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+        """See :meth:`broker_adapter.transport.Transport.attach`."""
+        number = next(self._numbers)
+
+        def attach(inner: Inner, left: float | None) -> int:
+            link = _Link(number, spec, sink, inner.attach(spec, sink, left))
+            with self._lock:
+                if inner is not self._inner or self._phase is not Phase.SERVING:
+                    raise ConnectionLostException("the connection was lost meanwhile")
+                self._links[number] = link
+                self._by_inner[link.inner] = link
+                closed = self._closed_early.pop(link.inner, None)
+            if closed is not None:
+                self._mend(inner, link, closed)
+            return number
+
+        return self._repeated("attaching", timeout, attach)
+
+    def detach(self, link: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.detach`.  Returns at once while the network is away."""
+        with self._lock:
+            record = self._links.get(link)
+            if record is None:
+                return
+            number = record.inner
+            self._forget(record, keep_tags=True)
+            inner = self._inner if self._phase is Phase.SERVING and number != _NO_LINK else None
+        self._leave(inner, lambda there: there.detach(number, timeout))
+
+    def _forget(self, link: _Link, *, keep_tags: bool = False) -> None:
+        del self._links[link.number]
+        self._by_inner.pop(link.inner, None)
+        self._changed.notify_all()
+
+    @staticmethod
+    def _leave(inner: Inner | None, act: Callable[[Inner], None]) -> None:
+        """Tell the broker that something has ended; where the network is away, it has ended all the same."""
+        if inner is None:
+            return
+        try:
+            act(inner)
+        except JMSException:
+            if not inner.is_lost:
+                raise
+
+    def unsubscribe(self, name: str, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
+        asked = False
+
+        def unsubscribe(inner: Inner, left: float | None) -> None:
+            nonlocal asked
+            try:
+                before, asked = asked, True
+                inner.unsubscribe(name, left)
+            except InvalidDestinationException:
+                if not before:
+                    raise
+                # The first request was carried out, and its answer was lost.
+
+        self._repeated(f"unsubscribing {name!r}", timeout, unsubscribe)
+
+    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+        """See :meth:`broker_adapter.transport.Transport.declare_temporary`.  It comes back with the connection."""
+
+        def declare(inner: Inner, left: float | None) -> Destination:
+            destination = inner.declare_temporary(kind, left)
+            with self._lock:
+                if inner is not self._inner or self._phase is not Phase.SERVING:
+                    raise ConnectionLostException("the connection was lost meanwhile")
+                self._temporaries[destination] = None
+            return destination
+
+        return self._repeated("declaring a temporary destination", timeout, declare)
+
+    def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.delete_temporary`.  At once where the network is away."""
+        with self._lock:
+            if destination not in self._temporaries:
+                raise InvalidDestinationException(
+                    f"{destination.name!r} is no temporary destination of this connection"
+                )
+            if any(
+                isinstance(each.spec, ReceiverSpec) and each.spec.destination == destination
+                for each in self._links.values()
+            ):
+                raise IllegalStateException(f"temporary destination {destination.name!r} has a consumer")
+            inner = self._inner if self._phase is Phase.SERVING else None
+        self._leave(inner, lambda there: there.delete_temporary(destination, timeout))
+        with self._lock:
+            self._temporaries.pop(destination, None)
+
+    # Receiving.
+
+    def credit(self, link: int, messages: int) -> None:
+        """See :meth:`broker_adapter.transport.Transport.credit`.  While the network is away there is nothing to let."""
+        record = self._links.get(link)
+        inner = self._inner
+        if record is None or inner is None or self._phase is not Phase.SERVING:
+            if self._phase in (Phase.CLOSED, Phase.FAILED):
+                raise copied(self._error or IllegalStateException("the connection is closed"))
+            return
+        try:
+            inner.credit(record.inner, messages)
+        except JMSException:
+            if not inner.is_lost:
+                raise
+
+    def drain(self, link: int, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.drain`."""
+        inner = self._usable()
+        record = self._links.get(link)
+        if record is None:
+            raise IllegalStateException(f"link {link} is closed")
+        number = record.inner
+        if number == _NO_LINK:
+            raise ConnectionLostException("the link is lost, and is being attached again")
+        try:
+            inner.drain(number, timeout)
+        except OperationTimedOutException:
+            raise
+        except JMSException as error:
+            if inner.is_lost or record.interrupted is not None:
+                raise _as_lost(error) from error
+            raise
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """See :meth:`broker_adapter.transport.Transport.settle`."""
+        self._usable().settle(settlements)
+
+    # Sending.
+
+    def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.send`.  It is sent again where the connection is lost."""
+        limit = self._url.client.send_timeout_seconds if timeout is None else timeout
+        if on_settled is not None:
+            self._send(link, envelope, on_settled, time.monotonic() + limit)
+            return
+        deadline = time.monotonic() + limit
+        answer = _Answer()
+        send = self._send(link, envelope, answer, deadline)
+        if not answer.wait(deadline - time.monotonic()):
+            send.abandoned = True  # it is not sent again
+            raise OperationTimedOutException(f"the send had no answer within {limit:g} s")
+        if answer.error is not None:
+            raise copied(answer.error)
+
+    def _send(self, link: int, envelope: Envelope, on_settled: OnSettled, deadline: float) -> _Send:
+        while True:
+            inner = self._serving(deadline, "the send")
+            record = self._attached(link, deadline, "the send")
+            send = _Send(self, record, envelope, on_settled, next(self._serials), inner)
+            try:
+                inner.send(send.sent_on, envelope, send, max(0.0, deadline - time.monotonic()))
+                return send
+            except JMSException:
+                if inner.is_lost:
+                    self._past(inner, deadline, "the send")
+                elif record.inner == send.sent_on:
+                    raise
+
+    def _attached(self, link: int, deadline: float, what: str) -> _Link:
+        """The record of a link, once it is attached."""
+        record = self._links.get(link)
+        if record is not None and record.interrupted is not None:
+            self._wait_for(partial(self._is_settled, record), deadline, what)
+            record = self._links.get(link)
+        if record is None:
+            raise IllegalStateException(f"link {link} is closed")
+        return record
+
+    def _is_settled(self, link: _Link) -> bool:
+        return link.interrupted is None or link.number not in self._links
+
+    def keep(self, send: _Send) -> bool:
+        """A send has failed: returns whether that is because its connection or link was lost, so it is sent again."""
+        with self._lock:
+            link = send.link
+            lost = send.inner.is_lost or link.inner != send.sent_on
+            if not lost or send.abandoned or self._phase in (Phase.CLOSED, Phase.FAILED):
+                return False
+            if self._rules.method == "nofailover" or self._links.get(link.number) is not link:
+                return False
+            inner = self._inner
+            if self._phase is not Phase.SERVING or inner is None or inner.is_lost or link.interrupted is not None:
+                self._unsent.append(send)
+                return True
+        # It came to what was lost after something new had taken its place.
+        self._resend(inner, send)
+        return True
+
+    # Commits and requests.
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        timeout: float | None,
+    ) -> None:
+        """See :meth:`broker_adapter.transport.Transport.commit`.
+
+        One that was under way when the connection was lost is resolved by its id once it is restored.
+        """
+        limit = self._url.client.request_timeout_seconds if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        inner = self._serving(deadline, "the commit")
+        peer = self._peer
+        try:
+            mapped = [(self._attached(link, deadline, "the commit").inner, envelope) for link, envelope in sends]
+        except IllegalStateException as error:
+            raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        try:
+            inner.commit(session, commit_number, mapped, settlements, max(0.0, deadline - time.monotonic()))
+            return
+        except TransactionInDoubtException as error:
+            if not inner.is_lost:
+                raise
+            doubt = error
+        except TransactionRolledBackException:
+            raise
+        except OperationTimedOutException:
+            raise
+        except JMSException as error:
+            if not inner.is_lost:
+                raise
+            raise TransactionRolledBackException(
+                f"nothing was committed: the connection was lost before: {error.reason}"
+            ) from error
+        self._resolve(session, commit_number, inner, peer, doubt, deadline)
+
+    def _resolve(
+        self,
+        session: int,
+        commit_number: int,
+        inner: Inner,
+        peer: Peer | None,
+        doubt: TransactionInDoubtException,
+        deadline: float,
+    ) -> None:
+        if peer is None or peer.store is None:
+            raise doubt
+        done: bool | None = None
+        while True:
+            try:
+                self._past(inner, deadline, "resolving it")
+                inner = self._serving(deadline, "resolving it")
+            except JMSException as error:
+                raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
+            if self._peer is None or self._peer.store != peer.store:
+                raise TransactionInDoubtException(
+                    f"{doubt.reason}; the broker that is connected now has another store, and cannot tell"
+                )
+            try:
+                done = inner.resolve_commit(session, commit_number, max(0.0, deadline - time.monotonic()))
+                break
+            except JMSException as error:
+                if not inner.is_lost:
+                    raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
+        if done is None:
+            raise TransactionInDoubtException(f"{doubt.reason}; the broker does not remember")
+        if not done:
+            raise TransactionRolledBackException("nothing was committed: the connection was lost before it was done")
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        """See :meth:`broker_adapter.transport.Transport.request`.  It is asked again where the connection is lost."""
+        return self._repeated(
+            f"request {operation!r}", timeout, lambda inner, left: inner.request(operation, arguments, left)
+        )
+
+
+class _Answer:
+    """The end of one send, for the thread that waits for it."""
+
+    __slots__ = ("_arrived", "error")
+
+    def __init__(self) -> None:
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
+        self.error: JMSException | None = None
+
+    def __call__(self, error: JMSException | None) -> None:
+        self.error = error
+        self._arrived.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the answer came in time."""
+        return self._arrived.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+
+
+#: The inner number of a link that is not attached.
+_NO_LINK: Final = -(1 << 62)
+#: Refusals that another attempt would not change.
+_LASTING: Final = (InvalidDestinationException, InvalidSelectorException, JMSSecurityException)
+
+
+def _as_lost(error: JMSException) -> ConnectionLostException:
+    if isinstance(error, ConnectionLostException):
+        return error
+    lost = ConnectionLostException(f"the connection is lost: {error.reason}", error_code=error.error_code)
+    lost.__cause__ = error
+    return lost

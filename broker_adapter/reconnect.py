@@ -1,0 +1,339 @@
+"""Which address is tried when, and when to give up: the rules of reconnecting; no I/O, clock or thread.
+
+Theory of operation
+    ``process(event, now)`` answers with what is to be done: try an address at some instant, give up, or nothing.  The
+    instants are seconds of any steady clock.
+
+    Addresses are tried in *rounds*, each address once (and again for its ``retries``) in a round.  Within a round the
+    next address is tried at once; between rounds there is a pause that grows.  After a loss the address that was lost
+    comes first: a server that is still there knows what it had from us.
+
+    ===========  ===========  ============  =============  ============  =======
+    state        connected    failed        lost           announced     close
+    ===========  ===========  ============  =============  ============  =======
+    CONNECTING   CONNECTED    next, or give  -             -             CLOSED
+                              up: FAILED
+    CONNECTED    -            -             RECONNECTING:  new list      CLOSED
+                                            first attempt
+    RECONNECTING CONNECTED    next, or give  -             -             CLOSED
+                              up: FAILED
+    FAILED       -            -             -              -             -
+    CLOSED       -            -             -              -             -
+    ===========  ===========  ============  =============  ============  =======
+
+    A refused login asks for fresh credentials once, and ends everything the second time.  A redirect is followed at
+    once, a limited number of times in a row.  A connection that is lost again within ``stable_seconds`` counts as a
+    failed attempt: rounds and pauses go on from where they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Final
+
+import attrs
+
+from broker_adapter.errors import (
+    ConnectionLostException,
+    InvalidClientIDException,
+    InvalidURLException,
+    JMSException,
+    JMSSecurityException,
+    Redirect,
+)
+from broker_adapter.settings import FailoverSettings
+from broker_adapter.url import MAX_ADDRESSES, AmqpURL
+
+#: Redirects that are followed in a row; one more counts as a failed attempt.
+MAX_REDIRECTS: Final = 8
+#: Where a pause stops growing in any case: 2.0 ** 1024 has no number.
+_MOST_DOUBLINGS: Final = 1000
+
+
+class State(Enum):
+    """Where a connection stands."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@attrs.frozen
+class Connected:
+    """The attempt succeeded, and everything is restored."""
+
+
+@attrs.frozen
+class AttemptFailed:
+    """The attempt failed, before everything was restored."""
+
+    error: JMSException
+
+
+@attrs.frozen
+class Lost:
+    """The connection was lost."""
+
+    error: JMSException
+
+
+@attrs.frozen
+class Announced:
+    """The broker says which addresses there are."""
+
+    addresses: Sequence[AmqpURL]
+
+
+@attrs.frozen
+class Close:
+    """The application closes the connection."""
+
+
+Event = Connected | AttemptFailed | Lost | Announced | Close
+
+
+@attrs.frozen
+class Try:
+    """Try this address at this instant, with credentials asked for anew where that is said."""
+
+    address: AmqpURL
+    at: float
+    fresh_credentials: bool = False
+
+
+@attrs.frozen
+class GiveUp:
+    """The connection is gone for good, for this reason."""
+
+    error: JMSException
+
+
+Action = Try | GiveUp | None
+
+
+class Reconnect:
+    """The rules at work for one connection.  See the module's theory of operation."""
+
+    def __init__(
+        self,
+        addresses: Sequence[AmqpURL],
+        settings: FailoverSettings,
+        random: Callable[[], float],
+        *,
+        may_refresh: bool = False,
+    ) -> None:
+        """A connection that is not made yet; ``start()`` says what comes first.
+
+        Args:
+            addresses: at least one.
+            settings: how to go about it.
+            random: a number from 0 to below 1 at each call.
+            may_refresh: whether there is somebody to ask for fresh credentials.
+        """
+        self.state = State.CONNECTING
+        self.method = settings.failover or ("singlebroker" if len(addresses) == 1 else "roundrobin")
+        self._settings = settings
+        self._random = random
+        self._may_refresh = may_refresh
+        self._own = list(addresses)
+        self._addresses = self._shuffled(self._own)
+        self._index = 0  #: of the address that is tried, or connected
+        self._redirected: AmqpURL | None = None  #: tried, or connected, in place of that
+        self._redirects = 0
+        self._refreshed = False
+        self._tried_here = 0  #: attempts at this address in this round
+        self._tried_in_round = 0  #: addresses of this round
+        self._rounds = 0
+        self._attempts = 0
+        self._connected_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Reconnect {self.method}, {self.state.name}, {self._attempts} attempts, at {self.address}>"
+
+    @property
+    def address(self) -> AmqpURL:
+        """The one that is tried, or connected."""
+        return self._redirected or self._addresses[self._index]
+
+    @property
+    def addresses(self) -> tuple[AmqpURL, ...]:
+        """Those that are tried in turn."""
+        return tuple(self._addresses)
+
+    @property
+    def attempts(self) -> int:
+        """Attempts since the connection was last known to be stable."""
+        return self._attempts
+
+    def start(self, now: float) -> Try:
+        """The first attempt."""
+        return self._try(now)
+
+    def process(self, event: Event, now: float) -> Action:
+        """What happened, and at which instant; returns what is to be done."""
+        handler = self._TABLE.get((self.state, type(event)))
+        return None if handler is None else handler(self, event, now)
+
+    def _connected(self, event: Connected, now: float) -> Action:
+        self.state = State.CONNECTED
+        self._connected_at = now
+        self._redirects = 0
+        return None
+
+    def _failed(self, event: AttemptFailed, now: float) -> Action:
+        return self._after(event.error, now)
+
+    def _lost(self, event: Lost, now: float) -> Action:
+        if self.method == "nofailover":
+            self.state = State.FAILED
+            return GiveUp(event.error)
+        self.state = State.RECONNECTING
+        if now - self._connected_at < self._settings.stable_seconds:
+            return self._after(event.error, now)
+        self._attempts = self._rounds = self._tried_here = self._tried_in_round = self._redirects = 0
+        self._refreshed = False
+        self._redirected = None
+        if isinstance(event.error, JMSSecurityException) or _redirect(event.error) is not None:
+            return self._after(event.error, now)
+        if self._settings.max_reconnect_attempts == 0:
+            return self._give_up(event.error)
+        return self._try(now + self._settings.initial_reconnect_delay_seconds)
+
+    def _announced(self, event: Announced, now: float) -> Action:
+        """The list follows the broker; the address in use stays the one that is tried first."""
+        if self.method != "failover_exchange" or not event.addresses:
+            return None
+        current = self.address
+        known = [*self._own, *event.addresses] if self._settings.failover_server_list == "add" else event.addresses
+        others = [each for each in known if (each.host, each.port) != (current.host, current.port)]
+        unique = list({(each.host, each.port): each for each in others}.values())
+        self._addresses = [current, *self._shuffled(unique)[: MAX_ADDRESSES - 1]]
+        self._index = 0
+        self._redirected = None
+        return None
+
+    def _close(self, event: Close, now: float) -> Action:
+        self.state = State.CLOSED
+        return None
+
+    # After something failed.
+
+    def _after(self, error: JMSException, now: float) -> Action:
+        redirect = _redirect(error)
+        if redirect is not None:
+            target = self._target(redirect)
+            if target is not None and self._redirects < MAX_REDIRECTS:
+                self._redirects += 1
+                self._redirected = target
+                return self._try(now)
+        if isinstance(error, JMSSecurityException):
+            # Who is refused is not asked again and again, with the same password, until the account is locked.
+            if self._refreshed or not self._may_refresh:
+                return self._give_up(error)
+            self._refreshed = True
+            return self._try(now, fresh_credentials=True)
+        if isinstance(error, InvalidURLException) or (
+            isinstance(error, InvalidClientIDException) and self.state is State.CONNECTING
+        ):
+            return self._give_up(error)
+        return self._next(error, now)
+
+    def _target(self, redirect: Redirect) -> AmqpURL | None:
+        """Where a redirect leads; None where it may not be followed."""
+        here = self.address
+        tls = here.tls if redirect.scheme is None else redirect.scheme in ("amqps", "ssl", "tls")
+        if here.tls and not tls and not self._settings.allow_insecure_redirects:
+            return None
+        vhost = redirect.hostname or here.amqp.vhost
+        return attrs.evolve(
+            here,
+            host=redirect.network_host,
+            port=redirect.port,
+            tls=tls,
+            amqp=attrs.evolve(here.amqp, vhost=vhost),
+        )
+
+    def _next(self, error: JMSException, now: float) -> Action:
+        """Another attempt, here or at the next address, at once or after a pause; or the end."""
+        limit = self._limit()
+        if limit is not None and self._attempts >= limit:
+            return self._give_up(error)
+        single = len(self._addresses) == 1 and self.method in ("singlebroker", "nofailover")
+        was_redirected, self._redirected = self._redirected is not None, None
+        here = self._addresses[self._index]
+        self._tried_here += 1
+        retries = 0 if single else here.amqp.retries or 0
+        if was_redirected or self._tried_here <= retries:
+            return self._try(now + here.amqp.connect_delay_seconds)
+        self._tried_here = 0
+        self._tried_in_round += 1
+        self._index = (self._index + 1) % len(self._addresses)
+        if self._tried_in_round < len(self._addresses):
+            return self._try(now)
+        self._tried_in_round = 0
+        self._rounds += 1
+        rounds = here.amqp.retries if single else self._settings.cycle_count
+        if rounds is not None and self._rounds >= rounds + single and self.state is State.RECONNECTING:
+            return self._give_up(error)
+        pause = self._pause(self._rounds)
+        return self._try(now + (max(pause, here.amqp.connect_delay_seconds) if single else pause))
+
+    def _limit(self) -> int | None:
+        """Most attempts in all."""
+        settings = self._settings
+        if self.state is not State.CONNECTING:
+            return settings.max_reconnect_attempts
+        if settings.startup_max_reconnect_attempts is None:
+            return None
+        once = sum(1 + (each.amqp.retries or 0) for each in self._addresses)
+        return once + settings.startup_max_reconnect_attempts
+
+    def _pause(self, rounds: int) -> float:
+        settings = self._settings
+        try:
+            grown = settings.reconnect_delay_seconds * settings.reconnect_multiplier ** min(rounds - 1, _MOST_DOUBLINGS)
+        except OverflowError:
+            grown = settings.max_reconnect_delay_seconds
+        pause = min(grown, settings.max_reconnect_delay_seconds)
+        return pause * (1 - settings.reconnect_jitter * self._random())
+
+    def _try(self, at: float, *, fresh_credentials: bool = False) -> Try:
+        self._attempts += 1
+        return Try(self.address, at, fresh_credentials)
+
+    def _give_up(self, error: JMSException) -> GiveUp:
+        first_of_one = self.state is State.CONNECTING and self._attempts == 1
+        self.state = State.FAILED
+        says_enough = isinstance(error, JMSSecurityException | InvalidURLException | InvalidClientIDException)
+        if says_enough or first_of_one or not self._attempts:
+            return GiveUp(error)
+        final = ConnectionLostException(
+            f"no connection after {self._attempts} attempts; the last one, at {self.address}: {error.reason}",
+            error_code=error.error_code,
+        )
+        final.__cause__ = error
+        return GiveUp(final)
+
+    def _shuffled(self, addresses: Sequence[AmqpURL]) -> list[AmqpURL]:
+        if not self._settings.randomize:
+            return list(addresses)
+        return sorted(addresses, key=lambda _: self._random())
+
+    _TABLE: Final[dict[tuple[State, type], Callable[..., Action]]] = {
+        (State.CONNECTING, Connected): _connected,
+        (State.CONNECTING, AttemptFailed): _failed,
+        (State.CONNECTING, Close): _close,
+        (State.CONNECTED, Lost): _lost,
+        (State.CONNECTED, Announced): _announced,
+        (State.CONNECTED, Close): _close,
+        (State.RECONNECTING, Connected): _connected,
+        (State.RECONNECTING, AttemptFailed): _failed,
+        (State.RECONNECTING, Close): _close,
+    }
+
+
+def _redirect(error: JMSException) -> Redirect | None:
+    return error.redirect if isinstance(error, ConnectionLostException) else None

@@ -1,0 +1,76 @@
+"""A connection that is cut after every frame, in both directions: the contract holds, in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, QueueStatistics
+from tests.faults.proxy import Cut, Direction, Proxy
+from tests.faults.scenarios import check, play, wait_for
+from tests.server_process import ServerProcess
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+COUNT = 6
+MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("sweep") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def record(server: ServerProcess) -> Iterator[Connection]:
+    """A connection around the proxy, to ask the engine what it has."""
+    with ConnectionFactory(server.url).create_connection() as connection:
+        yield connection
+
+
+@pytest.fixture
+def proxy(server: ServerProcess) -> Iterator[Proxy]:
+    with Proxy(server.port) as made:
+        yield made
+
+
+def state_of(record: Connection, queue: str) -> QueueStatistics:
+    return next(each for each in record.statistics().queues if each.name == queue)
+
+
+def check_record(record: Connection, queue: str, mode: AcknowledgeMode) -> None:
+    """Every message was stored once, and is gone."""
+    assert state_of(record, queue).next_position == COUNT + 1, "stored more or less often than sent"
+    if mode is AcknowledgeMode.DUPS_OK:
+        return  # its last batch may be lost while it closes
+    assert wait_for(lambda: state_of(record, queue).messages == 0), f"left: {state_of(record, queue)}"
+
+
+@pytest.mark.parametrize("direction", Direction, ids=lambda each: each.name)
+@pytest.mark.parametrize("mode", MODES, ids=lambda each: each.name)
+def test_the_contract_holds_wherever_the_connection_is_cut(
+    mode: AcknowledgeMode, direction: Direction, proxy: Proxy, record: Connection, tmp_path: Path
+) -> None:
+    check(mode, play(mode, proxy.url, f"{mode.name}-{direction.name}-whole", COUNT), COUNT, cuts=0)
+    frames = proxy.frames[direction]
+    assert frames > 2 * COUNT
+    cut_after = 0
+    for after in range(frames):
+        for into_next in (0, 5):
+            queue = f"{mode.name}-{direction.name}-{after}-{into_next}"
+            cuts = proxy.cuts
+            proxy.plan(Cut(direction, frames=after, into_next=into_next))
+            seen = play(mode, proxy.url, queue, COUNT)
+            proxy.plan(None)
+            try:
+                check(mode, seen, COUNT, proxy.cuts - cuts)
+                check_record(record, queue, mode)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"cut after {after} frames and {into_next} bytes {direction.value}: {seen}"
+                ) from error
+            cut_after += proxy.cuts - cuts
+    assert cut_after >= frames, "the cuts came too late"
