@@ -24,5 +24,16 @@ One law for all: each delivery is settled exactly once, none before it was deliv
 from ack_modes.mode import AcknowledgeMode
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
 from ack_modes.policy import AckPolicy, Batch, Ending
+from ack_modes.reliability import LinkReliability, contradiction
 
-__all__ = ["AckPolicy", "AcknowledgeMode", "Batch", "DeliveryTag", "Ending", "Outcome", "Settlement"]
+__all__ = [
+    "AckPolicy",
+    "AcknowledgeMode",
+    "Batch",
+    "DeliveryTag",
+    "Ending",
+    "LinkReliability",
+    "Outcome",
+    "Settlement",
+    "contradiction",
+]

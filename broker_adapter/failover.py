@@ -41,7 +41,7 @@ from uuid import uuid4
 
 import attrs
 
-from ack_modes import Settlement
+from ack_modes import Outcome, Settlement
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope
 from broker_adapter.errors import (
@@ -68,6 +68,7 @@ from broker_adapter.transport import (
     Peer,
     ReceiverSpec,
     Restored,
+    Restoring,
     SenderSpec,
     Server,
     ServersAnnounced,
@@ -98,6 +99,9 @@ class Inner(Transport, Protocol):
 
     def restore_temporary(self, destination: Destination, timeout: float | None) -> None:
         """Make a temporary destination again that a lost connection had."""
+
+    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
+        """Where else the broker can be reached; changes come as ``ServersAnnounced``."""
 
     def resolve_commit(self, session: int, commit_number: int, timeout: float | None) -> bool | None:
         """Whether a commit of an earlier connection was done; None where the broker cannot tell."""
@@ -270,7 +274,10 @@ class FailoverTransport:
             self._inner, self._broken = inner, None
             self._closed_early.clear()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return inner, inner.open(self._credentials, partial(self._on_event, inner), left)
+        peer = inner.open(self._credentials, partial(self._on_event, inner), left)
+        if self._rules.method == "failover_exchange":
+            peer = attrs.evolve(peer, servers=inner.watch_servers(left) or peer.servers)
+        return inner, peer
 
     @staticmethod
     def _refreshed(refresh: Refresh) -> tuple[str | None, str | None]:
@@ -383,6 +390,7 @@ class FailoverTransport:
             try:
                 inner, peer = self._attempt(action, None)
                 self._peer = peer
+                self._listener(Restoring(peer, inner.request))
                 refused = self._restore_links(inner)
                 away = time.monotonic() - self._lost_at
                 news = Restored(self._epoch, peer, str(action.address), self._rules.attempts, away)
@@ -579,10 +587,9 @@ class FailoverTransport:
         """A link is gone for good."""
         with self._telling:
             with self._lock:
-                self._links.pop(link.number, None)
-                unsent = [each for each in self._unsent if each.link is link]
-                self._unsent = [each for each in self._unsent if each.link is not link]
-                self._changed.notify_all()
+                if self._links.get(link.number) is not link:
+                    return
+                unsent = self._forget(link)
             for send in unsent:
                 send.on_settled(error)
             self._listener(LinkLost(link.number, error))
@@ -610,8 +617,8 @@ class FailoverTransport:
                 if condition():
                     assert self._inner is not None
                     return self._inner
-                if self._inner is not None and self._phase is Phase.INTERRUPTED and self._inner.in_callback():
-                    raise ConnectionLostException(f"{what} cannot wait in a callback: the connection is being restored")
+                if self._inner is not None and self._inner.in_callback():
+                    raise IllegalStateException(f"{what} cannot wait in a callback of the transport")
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise OperationTimedOutException(f"{what}: the connection was not restored in time")
@@ -643,14 +650,23 @@ class FailoverTransport:
             raise ConnectionLostException("the connection is lost, and is being restored")
         raise copied(self._error or IllegalStateException("the connection is not open yet"))
 
+    def _require_usable(self) -> None:
+        """Raises where the connection is closed, or gone for good, or a callback asks for what may wait."""
+        if self._phase not in (Phase.SERVING, Phase.INTERRUPTED):
+            raise copied(self._error or IllegalStateException("the connection is not open yet"))
+        if self._inner is not None and self._inner.in_callback():
+            raise IllegalStateException("a callback of the transport cannot call what waits")
+
     # Links.
 
     def end_session(self, session: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.end_session`.  Returns at once while the network is away."""
+        self._require_usable()
         with self._lock:
-            for link in [each for each in self._links.values() if each.spec.session == session]:
-                self._forget(link)
+            links = [each for each in self._links.values() if each.spec.session == session]
+            unsent = [send for link in links for send in self._forget(link)]
             inner = self._inner if self._phase is Phase.SERVING else None
+        _tell_closed(unsent)
         self._leave(inner, lambda there: there.end_session(session, timeout))
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
@@ -673,19 +689,25 @@ class FailoverTransport:
 
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`.  Returns at once while the network is away."""
+        self._require_usable()
         with self._lock:
             record = self._links.get(link)
             if record is None:
                 return
             number = record.inner
-            self._forget(record, keep_tags=True)
+            unsent = self._forget(record)
             inner = self._inner if self._phase is Phase.SERVING and number != _NO_LINK else None
+        _tell_closed(unsent)
         self._leave(inner, lambda there: there.detach(number, timeout))
 
-    def _forget(self, link: _Link, *, keep_tags: bool = False) -> None:
+    def _forget(self, link: _Link) -> list[_Send]:
+        """Under the lock: a link ends; returns its sends that are not sent again any more."""
         del self._links[link.number]
         self._by_inner.pop(link.inner, None)
         self._changed.notify_all()
+        unsent = [each for each in self._unsent if each.link is link]
+        self._unsent = [each for each in self._unsent if each.link is not link]
+        return unsent
 
     @staticmethod
     def _leave(inner: Inner | None, act: Callable[[Inner], None]) -> None:
@@ -729,6 +751,7 @@ class FailoverTransport:
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.delete_temporary`.  At once where the network is away."""
+        self._require_usable()
         with self._lock:
             if destination not in self._temporaries:
                 raise InvalidDestinationException(
@@ -748,11 +771,11 @@ class FailoverTransport:
 
     def credit(self, link: int, messages: int) -> None:
         """See :meth:`broker_adapter.transport.Transport.credit`.  While the network is away there is nothing to let."""
+        if self._phase is Phase.INTERRUPTED:
+            return
+        inner = self._usable()
         record = self._links.get(link)
-        inner = self._inner
-        if record is None or inner is None or self._phase is not Phase.SERVING:
-            if self._phase in (Phase.CLOSED, Phase.FAILED):
-                raise copied(self._error or IllegalStateException("the connection is closed"))
+        if record is None:
             return
         try:
             inner.credit(record.inner, messages)
@@ -790,6 +813,7 @@ class FailoverTransport:
         if on_settled is not None:
             self._send(link, envelope, on_settled, time.monotonic() + limit)
             return
+        self._require_usable()
         deadline = time.monotonic() + limit
         answer = _Answer()
         send = self._send(link, envelope, answer, deadline)
@@ -864,6 +888,8 @@ class FailoverTransport:
         try:
             mapped = [(self._attached(link, deadline, "the commit").inner, envelope) for link, envelope in sends]
         except IllegalStateException as error:
+            # What they were received by has let go of them.
+            inner.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         try:
             inner.commit(session, commit_number, mapped, settlements, max(0.0, deadline - time.monotonic()))
@@ -947,6 +973,12 @@ class _Answer:
 _NO_LINK: Final = -(1 << 62)
 #: Refusals that another attempt would not change.
 _LASTING: Final = (InvalidDestinationException, InvalidSelectorException, JMSSecurityException)
+
+
+def _tell_closed(sends: Sequence[_Send]) -> None:
+    error = ConnectionLostException("it was closed while the connection was away; the message may have been sent")
+    for send in sends:
+        send.on_settled(error)
 
 
 def _as_lost(error: JMSException) -> ConnectionLostException:

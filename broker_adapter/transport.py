@@ -145,6 +145,17 @@ class Interrupted:
 
 
 @attrs.frozen
+class Restoring:
+    """The connection to this broker is there, and nothing that hung on it yet; the listener may make requests now.
+
+    The request's arguments are those of ``Transport.request``.
+    """
+
+    peer: Peer
+    request: Callable[[str, Mapping[str, Any], float | None], Any]
+
+
+@attrs.frozen
 class Restored:
     """The connection works again; deliveries carry ``epoch`` from now on, and no receiver has credit."""
 
@@ -193,7 +204,9 @@ class Failed:
     error: JMSException
 
 
-TransportEvent = Interrupted | Restored | LinkLost | LinkInterrupted | LinkRestored | ServersAnnounced | Failed
+TransportEvent = (
+    Interrupted | Restoring | Restored | LinkLost | LinkInterrupted | LinkRestored | ServersAnnounced | Failed
+)
 Sink = Callable[[Sequence[Delivery]], None]
 OnSettled = Callable[[JMSException | None], None]
 

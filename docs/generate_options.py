@@ -6,7 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings, options_of
+from broker_adapter.settings import (
+    AmqpSettings,
+    ClientSettings,
+    EngineSettings,
+    FailoverSettings,
+    ServerSettings,
+    options_of,
+)
 from spark_connector.options import SinkOptions, SourceOptions, describe
 
 HEAD = """# Options
@@ -18,7 +25,9 @@ Connection URLs take options as `?name=value&name=value`:
 | URL | options |
 |---|---|
 | `embedded:PATH` (durable), `embedded:` (in memory, until the process ends) | client, engine |
-| `amqp://HOST:PORT`, `amqps://HOST:PORT` (user and password as `amqp://user:password@HOST`) | client, network |
+| `amqp://HOST:PORT`, `amqps://HOST:PORT` (or `amqp://user:password@HOST`) | client, network, failover |
+| `failover:(URL,URL,...)`, each URL one of the line above | client, network, failover; of each URL: network |
+| `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | Qpid's own, see failover.md |
 
 `holdfast serve` takes those of the engine and of the server as `--option NAME=VALUE`. An unknown option is an error
 that lists the known ones. `none` stands for no limit where the default is one.
@@ -31,6 +40,7 @@ def render() -> str:
     for title, cls in (
         ("Client: every connection", ClientSettings),
         ("Network: amqp:// and amqps://", AmqpSettings),
+        ("Failover: when the network is lost", FailoverSettings),
         ("Engine: embedded, or in a server", EngineSettings),
         ("Server: holdfast serve", ServerSettings),
     ):

@@ -2,7 +2,8 @@
 
 Theory of operation
     An acknowledgement costs no round trip, so nobody knows which of the last ones the broker has when the connection is
-    lost.  Their messages come again, and are then accepted once more without the application seeing them.
+    lost.  They are given again: to our own broker before anything else is done on the restored connection, by the
+    positions of their messages; to any other when their messages come again, which the application does not see.
 
     How many must be remembered is bounded by the credit.  A broker takes what a client says in order: once it sends on
     credit that was granted after an acknowledgement, it has that acknowledgement.  So what was acknowledged more than
@@ -14,65 +15,111 @@ Theory of operation
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Hashable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter import Envelope
+from broker_adapter import Delivery, Envelope, Identity
 
-#: What a message is known again by.
-Key = tuple[Hashable, Hashable]
+_log = logging.getLogger("sdk")
 
 #: Most acknowledgements of a connection that wait for their message to come again; the oldest is forgotten.
 MAX_GIVEN: Final = 100_000
 #: Deliveries beyond the windows of the consumers that an acknowledgement is remembered for.
 _MARGIN: Final = 16
+#: Positions in one request to our own broker.
+_REQUEST_POSITIONS: Final = 5_000
 
 
-def key_of(source: str | None, envelope: Envelope) -> Key | None:
-    """What a message is known again by, where it can be.
+@attrs.frozen
+class Source:
+    """A queue or subscription, of which messages come again after a loss.  Named as our own broker names it."""
+
+    destination: str
+    kind: str = "queue"
+    subscription: str | None = None
+    client_id: str | None = None
+
+
+#: What a message is known again by.
+Key = tuple[Source, Identity | str]
+#: An acknowledgement: what it was of, and at which position of its source that was, where the broker says so.
+Given = tuple[Key, int | None]
+
+
+def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> Given | None:
+    """What to remember of a message, where it can be known again.
 
     Args:
-        source: the queue or the subscription that it came from; None: nothing of it ever comes again.
+        source: what it came from; None: nothing of that ever comes again.
         envelope: the message.
+        delivery: the message, as it came.
     """
     if source is None:
         return None
     name = envelope.identity or envelope.message_id
-    return None if name is None else (source, name)
+    return None if name is None else ((source, name), delivery.position)
 
 
-class Given:
+class LostAcknowledgements:
     """The acknowledgements of a connection that were lost with the network; for all its sessions, from any thread."""
 
     def __init__(self) -> None:
-        self._keys: dict[Key, None] = {}
+        self._lost: dict[Key, int | None] = {}
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._lost)
 
-    def add(self, keys: Iterable[Key]) -> None:
+    def add(self, given: Iterable[Given]) -> None:
         """These were under way when the connection was lost."""
-        for key in keys:
-            self._keys[key] = None
-        while len(self._keys) > MAX_GIVEN:
-            self._keys.pop(next(iter(self._keys)), None)
+        for key, position in given:
+            self._lost[key] = position
+        while len(self._lost) > MAX_GIVEN:
+            self._lost.pop(next(iter(self._lost)), None)
 
     def take(self, key: Key) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
-        return self._keys.pop(key, _NOT_THERE) is None
+        return self._lost.pop(key, _NOT_THERE) is not _NOT_THERE
+
+    def give_again(self, request: Callable[[str, Mapping[str, Any], float | None], Any]) -> None:
+        """Say all of it again to our own broker, before it hands anything out.
+
+        What is not there any more had arrived.  What another consumer has in hand by now is lost: it comes twice.
+
+        Args:
+            request: asks the broker, as ``Transport.request``.
+
+        Raises:
+            JMSException: the connection is lost again; nothing is forgotten.
+        """
+        by_source: dict[Source, list[tuple[Key, int]]] = {}
+        for key, position in list(self._lost.items()):
+            if position is not None:
+                by_source.setdefault(key[0], []).append((key, position))
+        for source, lost in by_source.items():
+            for first in range(0, len(lost), _REQUEST_POSITIONS):
+                part = lost[first : first + _REQUEST_POSITIONS]
+                named = [(position, list(name) if isinstance(name, tuple) else name) for (_, name), position in part]
+                arguments = {key: value for key, value in attrs.asdict(source).items() if value is not None}
+                dropped = request("settle_positions", {**arguments, "given": named}, None)
+                _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), dropped)
+                for key, _ in part:
+                    self._lost.pop(key, None)
 
 
 class Acknowledgements:
     """What one session has acknowledged lately.  Its calls are made one at a time, as those of its policy."""
 
-    def __init__(self, given: Given) -> None:
-        self.given = given
+    def __init__(self, lost: LostAcknowledgements) -> None:
+        self.lost = lost
         self._window = 0
         self._delivered = 0
-        self._held: dict[DeliveryTag, Key] = {}
-        self._recent: deque[tuple[int, Key]] = deque()
+        self._held: dict[DeliveryTag, Given] = {}
+        self._recent: deque[tuple[int, Given]] = deque()
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -81,19 +128,19 @@ class Acknowledgements:
         """A consumer with this prefetch has joined."""
         self._window += max(1, prefetch)
 
-    def delivered(self, tag: DeliveryTag, key: Key | None) -> None:
+    def delivered(self, tag: DeliveryTag, given: Given | None) -> None:
         """The application is about to see a message."""
         self._delivered += 1
-        if key is not None:
-            self._held[tag] = key
+        if given is not None:
+            self._held[tag] = given
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
         """These are on their way to the broker."""
         held, recent, now = self._held, self._recent, self._delivered
         for tag, outcome in settlements:
-            key = held.pop(tag, None)
-            if key is not None and outcome is _ACCEPTED:
-                recent.append((now, key))
+            given = held.pop(tag, None)
+            if given is not None and outcome is _ACCEPTED:
+                recent.append((now, given))
         arrived = now - 2 * self._window - _MARGIN
         while recent and recent[0][0] < arrived:
             recent.popleft()
@@ -105,7 +152,7 @@ class Acknowledgements:
 
     def interrupted(self) -> None:
         """The connection was lost."""
-        self.given.add(key for _, key in self._recent)
+        self.lost.add(given for _, given in self._recent)
         self._recent.clear()
         self._held.clear()
 

@@ -28,12 +28,13 @@ from broker_adapter import (
     LinkRestored,
     Peer,
     Restored,
+    Restoring,
     Transport,
     TransportEvent,
     own_version,
     statistics_from,
 )
-from sdk.acknowledgements import Given
+from sdk.acknowledgements import LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -88,7 +89,7 @@ class Connection:
         self._producer_id = str(uuid4())
         self._producer_numbers = itertools.count(1)
         self._standing = (0, False)  #: the epoch of deliveries, and whether the connection is being restored
-        self._given = Given()
+        self._lost_acknowledgements = LostAcknowledgements()
         self._has_client_id = has_client_id
         self._exception_listener: ExceptionListener | None = None
         self._event_listener: EventListener | None = None
@@ -174,12 +175,12 @@ class Connection:
                 next(self._session_numbers),
                 mode,
                 lambda: Identity(self._producer_id, next(self._producer_numbers), 0),
-                self._has_client_id,
+                self._peer.client_id if self._has_client_id else None,
                 self._report,
                 self._forget,
                 is_holdfast=self._peer.is_holdfast,
                 user_id=self._username if self._settings.populate_user_id else None,
-                given=None if self._is_local else self._given,
+                lost=None if self._is_local else self._lost_acknowledgements,
                 epoch=standing[0],
                 interrupted=standing[1],
             )
@@ -292,6 +293,11 @@ class Connection:
             for session in list(self._sessions.values()):
                 session.interrupted(epoch)
             self._report(event.error)
+        elif isinstance(event, Restoring):
+            # In the order of what happens: what was lost is given again before the broker hands anything out.
+            if event.peer.store is not None and event.peer.store == self._peer.store:
+                self._lost_acknowledgements.give_again(event.request)
+            return
         elif isinstance(event, Restored):
             if event.peer is not None:
                 self._peer = event.peer

@@ -30,7 +30,7 @@ from broker_adapter import (
     MessageFormatException,
     OperationTimedOutException,
 )
-from sdk.acknowledgements import key_of
+from sdk.acknowledgements import Source, given_for
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -57,7 +57,7 @@ class MessageConsumer:
         no_local: bool,
         prefetch: int,
         on_close: Callable[[MessageConsumer], None],
-        source: str | None = None,
+        source: Source | None = None,
     ) -> None:
         """Made by the session.
 
@@ -69,7 +69,7 @@ class MessageConsumer:
             no_local: whether those that its own connection sent are left out.
             prefetch: messages that it may hold which the application has not received; 0: it asks for each.
             on_close: called once, when the link is detached.
-            source: names the queue or subscription whose messages come again after a loss; None: none do.
+            source: the queue or subscription whose messages come again after a loss; None: none do.
         """
         self.link = -1
         self._source = source
@@ -291,7 +291,7 @@ class MessageConsumer:
                 return None
             policy.delivered(tag)
             if state.acknowledgements is not None:
-                state.acknowledgements.delivered(tag, key_of(self._source, envelope))
+                state.acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
             settlements = policy.consumed(tag, time.monotonic())
             if settlements:
                 try:
@@ -317,7 +317,7 @@ class MessageConsumer:
             self._state.report(error)
             return None
         acknowledgements = self._state.acknowledgements
-        if acknowledgements is not None and len(acknowledgements.given) and self._was_acknowledged(delivery, envelope):
+        if acknowledgements is not None and len(acknowledgements.lost) and self._was_acknowledged(delivery, envelope):
             return None
         settings = self._state.settings
         if settings.max_redeliveries is not None and delivery.delivery_count > settings.max_redeliveries:
@@ -341,19 +341,19 @@ class MessageConsumer:
         """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
         state = self._state
         acknowledgements = state.acknowledgements
-        key = key_of(self._source, envelope)
-        if acknowledgements is None or key is None or not acknowledgements.given.take(key):
+        given = given_for(self._source, envelope, delivery)
+        if acknowledgements is None or given is None or not acknowledgements.lost.take(given[0]):
             return False
         tag = delivery.tag
         with state.settling:
             try:
                 if tag.epoch == state.epoch and tag.link != self._stale_link:
-                    acknowledgements.delivered(tag, key)  # this one may be lost as well
+                    acknowledgements.delivered(tag, given)  # this one may be lost as well
                     state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
                 else:
-                    acknowledgements.given.add((key,))
+                    acknowledgements.lost.add((given,))
             except ConnectionLostException:
-                acknowledgements.given.add((key,))
+                acknowledgements.lost.add((given,))
         self._count_used()
         return True
 
@@ -429,7 +429,7 @@ class MessageConsumer:
                 return
             policy.delivered(tag)
             if state.acknowledgements is not None:
-                state.acknowledgements.delivered(tag, key_of(self._source, envelope))
+                state.acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
         raised = False
         try:
             listener(message_of(envelope, delivery.delivery_count, state.acknowledge, tag))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement
+from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement, contradiction
 from broker_adapter import (
     ClientSettings,
     ConnectionLostException,
@@ -39,7 +39,8 @@ from broker_adapter import (
     queue,
     topic,
 )
-from sdk.acknowledgements import Given
+from sdk.acknowledgements import LostAcknowledgements, Source
+from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
 from sdk.lifecycle import Event, State
@@ -67,13 +68,13 @@ class Session:
         number: int,
         mode: AcknowledgeMode,
         identify: Callable[[], Identity],
-        has_client_id: bool,
+        client_id: str | None,
         report: Callable[[JMSException], None],
         on_close: Callable[[Session], None],
         *,
         is_holdfast: bool = True,
         user_id: str | None = None,
-        given: Given | None = None,
+        lost: LostAcknowledgements | None = None,
         epoch: int = 0,
         interrupted: bool = False,
     ) -> None:
@@ -85,12 +86,12 @@ class Session:
             number: of the session in its connection.
             mode: how its deliveries end.
             identify: makes the identity of a new producer.
-            has_client_id: whether the application named the connection, as durable subscriptions need.
+            client_id: what the application named the connection, as durable subscriptions need.
             report: tells the connection's exception listener.
             on_close: called once.
             is_holdfast: whether the broker is ours.
             user_id: what its messages say about who sent them; None: nothing.
-            given: acknowledgements of the connection that were lost; None where it cannot be lost.
+            lost: acknowledgements of the connection that were lost; None where it cannot be lost.
             epoch: what deliveries carry now.
             interrupted: whether the connection is being restored.
         """
@@ -98,14 +99,14 @@ class Session:
         self._transport = transport
         self._settings = settings
         self._identify = identify
-        self._has_client_id = has_client_id
+        self._client_id = client_id
         self._on_close = on_close
         policy = mode.new_policy(Batch(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
         self._state = SessionState(
             *(number, transport, settings, policy, report, self._acknowledge, self._start_thread),
             is_holdfast=is_holdfast,
             user_id=user_id,
-            given=given,
+            lost=lost,
         )
         self._state.epoch, self._state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
@@ -140,22 +141,31 @@ class Session:
     def create_queue(self, name: str) -> Destination:
         """The queue of this name; it comes into being when it is first used.
 
+        Args:
+            name: may ask for a link reliability, as ``orders; {link: {reliability: at-least-once}}``: a session whose
+                mode contradicts that makes no producer or consumer for it.
+
         Raises:
-            InvalidDestinationException: a queue cannot have this name.
+            InvalidDestinationException: a queue cannot have this name, or its options are not understood.
             IllegalStateException: the session is closed.
         """
         self._require_usable()
-        return queue(name)
+        name, reliability = split_address(name)
+        return addressed(queue(name), reliability)
 
     def create_topic(self, name: str) -> Destination:
         """The topic of this name; it comes into being when it is first used.
 
+        Args:
+            name: may ask for a link reliability, as for ``create_queue``.
+
         Raises:
-            InvalidDestinationException: a topic cannot have this name.
+            InvalidDestinationException: a topic cannot have this name, or its options are not understood.
             IllegalStateException: the session is closed.
         """
         self._require_usable()
-        return topic(name)
+        name, reliability = split_address(name)
+        return addressed(topic(name), reliability)
 
     def create_temporary_queue(self) -> Destination:
         """A new queue that lives as long as the connection, and that only this connection consumes from."""
@@ -218,7 +228,7 @@ class Session:
             InvalidDestinationException: the broker refuses it.
         """
         if destination is not None:
-            _checked(destination)
+            self._check_reliability(_checked(destination))
 
         def make() -> MessageProducer:
             link = self._transport.attach(
@@ -342,7 +352,7 @@ class Session:
             raise InvalidDestinationException(f"cannot subscribe to {str(destination)!r}: it is a queue, not a topic")
         if not isinstance(name, str) or not name:
             raise ValueError(f"subscription name {name!r} is not a string of at least one character")
-        if durable and not shared and not self._has_client_id:
+        if durable and not shared and self._client_id is None:
             raise IllegalStateException(
                 f"the durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
             )
@@ -357,7 +367,7 @@ class Session:
         exclusive: bool = False,
         prefetch: int | None = None,
     ) -> MessageConsumer:
-        _checked(destination)
+        self._check_reliability(_checked(destination))
         if prefetch is None:
             prefetch = self._prefetch_for(destination, subscription)
         elif type(prefetch) is not int or not 0 <= prefetch <= MAX_PREFETCH:
@@ -367,7 +377,7 @@ class Session:
 
         def make() -> MessageConsumer:
             number = self._next_number()
-            source = _source_of(destination, subscription)
+            source = _source_of(destination, subscription, self._client_id)
             consumer = MessageConsumer(
                 *(state, number, destination, wanted, no_local, prefetch, self._forget_consumer), source
             )
@@ -389,6 +399,12 @@ class Session:
             return consumer
 
         return self._set_up(make)
+
+    def _check_reliability(self, destination: Destination) -> None:
+        if isinstance(destination, AddressedDestination):
+            reason = contradiction(destination.reliability, self._mode)
+            if reason is not None:
+                raise InvalidDestinationException(f"{str(destination)!r} cannot be used here: {reason}")
 
     def _prefetch_for(self, destination: Destination, subscription: Subscription | None) -> int:
         settings = self._settings
@@ -739,11 +755,11 @@ class Session:
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
 
 
-def _source_of(destination: Destination, subscription: Subscription | None) -> str | None:
-    """Names what messages come from that come again after a loss; None: what comes from there does not."""
+def _source_of(destination: Destination, subscription: Subscription | None, client_id: str | None) -> Source | None:
+    """What messages come from that come again after a loss; None: what comes from there does not."""
     if subscription is not None:
-        return f"subscription {subscription.name}"
-    return f"queue {destination.name}" if destination.kind is DestinationKind.QUEUE else None
+        return Source(destination.name, "topic", subscription.name, client_id)
+    return Source(destination.name) if destination.kind is DestinationKind.QUEUE else None
 
 
 def _checked(destination: object) -> Destination:

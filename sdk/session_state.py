@@ -35,7 +35,7 @@ from broker_adapter import (
     Transport,
     pack,
 )
-from sdk.acknowledgements import Acknowledgements, Given
+from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
@@ -104,7 +104,7 @@ class SessionState:
         *,
         is_holdfast: bool = True,
         user_id: str | None = None,
-        given: Given | None = None,
+        lost: LostAcknowledgements | None = None,
     ) -> None:
         self.number = number
         self.name = f"session {number}"
@@ -118,7 +118,7 @@ class SessionState:
         self.lifecycle = Lifecycle(self.name)
         self.epoch = 0
         self.interrupted = False
-        self.acknowledgements = None if given is None else Acknowledgements(given)
+        self.acknowledgements = None if lost is None else Acknowledgements(lost)
         self.running = False
         self.listeners = 0
         self.dispatching: object = None

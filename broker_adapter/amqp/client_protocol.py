@@ -72,6 +72,7 @@ from broker_adapter.transport import (
     ReceiverSpec,
     SenderSpec,
     Server,
+    ServersAnnounced,
     Sink,
     TransportEvent,
 )
@@ -1114,7 +1115,10 @@ class ClientProtocol:
         node = Terminus(MANAGEMENT_ADDRESS)
         sender = self._peer.attach_sender(session, f"{name}:requests", Terminus(name), node)
         receiver = self._peer.attach_receiver(session, f"{name}:answers", node, Terminus(name))
-        return Requests(self._peer, sender, receiver)
+        return Requests(self._peer, sender, receiver, self._on_news)
+
+    def _on_news(self, servers: Any) -> None:
+        self._listener(ServersAnnounced(servers_of(servers)))
 
     def _drop_requests(self, error: JMSException) -> None:
         requests, self._requests = self._requests, None

@@ -14,12 +14,15 @@ from broker_adapter.errors import JMSException, MessageFormatException, Protocol
 MANAGEMENT_ADDRESS: Final = "$holdfast"
 #: Most requests that may wait for their answer at once.
 MAX_REQUESTS: Final = 1000
+#: Number of an answer that nobody asked for: the server's list of servers has changed.
+NEWS: Final = 0
 
 
 class Requests:
     """The links to our server's request and answer nodes, and who waits for an answer."""
 
-    def __init__(self, peer: Peer, sender: int, receiver: int) -> None:
+    def __init__(self, peer: Peer, sender: int, receiver: int, on_news: Callable[[Any], None]) -> None:
+        self._on_news = on_news
         self.links = (sender, receiver)
         self._peer = peer
         self._sender = sender
@@ -64,6 +67,9 @@ class Requests:
                 answer = unpack_answer(each.payload)
             except MessageFormatException as error:
                 raise ProtocolException(f"the broker's answer cannot be decoded: {error}") from error
+            if answer.number == NEWS:
+                self._on_news(answer.result)
+                continue
             done = self._waiting.pop(answer.number, None)
             if done is None:
                 continue

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from ack_modes import Settlement
 from broker_adapter.amqp.anonymous_relay import AnonymousRelay
-from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase
+from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase, servers_of
 from broker_adapter.amqp.codec import encode_amqp
 from broker_adapter.amqp.io_loop import SocketConnection, Work
 from broker_adapter.amqp.peer import PeerLimits
@@ -49,6 +49,7 @@ from broker_adapter.transport import (
     Peer,
     ReceiverSpec,
     SenderSpec,
+    Server,
     Sink,
     TransportEvent,
 )
@@ -370,6 +371,12 @@ class AmqpTransport:
             lambda protocol, done: protocol.declare_temporary(destination.kind, done, destination.name),
             timeout,
         )
+
+    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
+        """Where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
+        if not self._protocol_in_use().is_holdfast:
+            return ()
+        return servers_of(self.request("watch_servers", {}, timeout))
 
     def resolve_commit(self, session: int, commit_number: int, timeout: float | None) -> bool | None:
         """Whether a commit of an earlier connection of this client was done; None where the broker cannot tell."""

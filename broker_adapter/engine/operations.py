@@ -25,6 +25,9 @@ transaction) and ``messages`` (packed envelopes)
 ``discard`` with ``transactions``
     The number of staged transactions dropped.
 
+``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
+list) or else its message id
+    The number of messages dropped: those that wait at such a position under that name, and nobody has in hand.
 ``resolve_commit`` with ``session`` (the name in the commit's id) and ``number``
     True where that commit was done, False where it was not; None where so many producers were remembered since that
     this one may have been forgotten.  Nothing of a connection that is gone is done after this answer.
@@ -52,6 +55,7 @@ from broker_adapter.engine.broker_state import (
 )
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import Loaded
 from broker_adapter.envelope import ENVELOPE_FORMAT, unpack
 from broker_adapter.errors import (
@@ -315,6 +319,47 @@ def _settle(engine: Engine, queue: int, last: int, deadline: float | None) -> in
             return dropped
 
 
+def _settle_positions(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
+    given = {}
+    for pair in arguments.get("given", list):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or type(pair[0]) is not int:
+            raise MessageFormatException(f"{pair!r:.100} is not a position and a name")
+        given[pair[0]] = tuple(pair[1]) if isinstance(pair[1], list | tuple) else pair[1]
+    # What came before this request is done: what a lost connection had is given back.
+    engine.call(c.ResolveCommit(c.CommitId("", 0)), _left(deadline))
+    dropped = 0
+    positions = sorted(given)
+    while positions:
+        run = [position for position in positions[:_SETTLE_ENTRIES] if position - positions[0] < _SETTLE_ENTRIES]
+        del positions[: len(run)]
+        with engine.reading() as reader:
+            queue = arguments.queue(reader.state)
+            entries = [
+                each
+                for each in reader.entries(queue.id, run[0], run[-1], _SETTLE_ENTRIES).entries
+                if each.position in given
+            ]
+            bodies = reader.messages(entries)
+            formats = reader.state.formats
+        matching = [
+            entry
+            for entry, (message, _) in zip(entries, bodies, strict=True)
+            if message is not None and _name(formats, *message) == given[entry.position]
+        ]
+        if matching:
+            dropped += engine.call(c.Trim(queue.id, matching), _left(deadline))
+    return dropped
+
+
+def _name(formats: Formats, form: int, payload: bytes) -> Any:
+    """What a message is known again by."""
+    try:
+        envelope = formats.read(form, payload)
+    except MessageFormatException:
+        return None
+    return envelope.message_id if envelope.identity is None else tuple(envelope.identity)
+
+
 def _stage(engine: Engine, arguments: _Arguments, deadline: float | None) -> None:
     messages = []
     for payload in arguments.get("messages", list):
@@ -381,6 +426,7 @@ _OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
     "bounds": _bounds,
     "read_range": _read_range,
     "settle_through": _settle_through,
+    "settle_positions": _settle_positions,
     "stage": _stage,
     "publish": _publish,
     "discard": _discard,

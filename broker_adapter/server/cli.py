@@ -30,6 +30,7 @@ from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, OperationTimedOutException
+from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from
@@ -108,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         help="who signs the certificates of clients; a client with one is the user that it names (SASL EXTERNAL)",
     )
     serve.add_argument(
+        "--failover-servers",
+        metavar="LIST",
+        help="where clients are told to connect when this server is gone: HOST:PORT,HOST:PORT,...; see: announce",
+    )
+    serve.add_argument(
         "--insecure", action="store_true", help="listen beyond this machine without users and TLS all the same"
     )
     serve.add_argument(
@@ -149,6 +155,15 @@ def _parser() -> argparse.ArgumentParser:
     purge = _client(commands, "purge", "drop all waiting messages of a queue")
     purge.add_argument("--yes", action="store_true", help="do not ask")
     purge.set_defaults(run=_purge)
+
+    announce = _client(
+        commands,
+        "announce",
+        "tell a running server's clients where else to connect (failover=failover_exchange)",
+        destination=False,
+    )
+    announce.add_argument("servers", metavar="LIST", help="HOST:PORT,HOST:PORT,...; an empty text: nowhere else")
+    announce.set_defaults(run=_announce)
 
     redrive = _client(
         commands,
@@ -229,7 +244,10 @@ def _serve(options: argparse.Namespace) -> int:
     stopped = threading.Event()
     failed = broker.on_failure(lambda _error: stopped.set())
     plain = tls is not None or is_loopback(host)
-    listener = Listener(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls)
+    listener = Listener(
+        *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls),
+        servers=servers_from(_listed(options.failover_servers)),
+    )
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: stopped.set())
@@ -245,6 +263,10 @@ def _serve(options: argparse.Namespace) -> int:
         listener.stop()
         broker.close()
     return 0
+
+
+def _listed(text: str | None) -> list[str]:
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -476,6 +498,13 @@ def _stat(options: argparse.Namespace) -> int:
                 for index, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             print("  ".join(cells).rstrip())
+    return 0
+
+
+def _announce(options: argparse.Namespace) -> int:
+    with _connected(options) as (transport, _):
+        count = transport.request(ANNOUNCE, {"servers": _listed(options.servers)}, None)
+    print(json.dumps({"servers": count}) if options.json else f"announced: {count} servers")
     return 0
 
 

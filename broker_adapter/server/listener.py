@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,8 +28,10 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
+from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
+from broker_adapter.transport import Server
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Listener:
         settings: the server's limits.
         make_login: makes the SASL exchange of each connection.
         tls: the server's certificate, for ``amqps``; None: no TLS.
+        servers: where else clients are told to connect.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class Listener:
         settings: ServerSettings,
         make_login: Callable[[], ServerLogin],
         tls: ssl.SSLContext | None = None,
+        servers: Sequence[Server] = (),
     ) -> None:
+        self.servers = tuple(servers)
         self._broker = broker
         broker.learn_format(AMQP_FORMAT, decode_ahead)
         self._host = host
@@ -186,8 +191,22 @@ class Listener:
         if self._all_gone is not None and not self.connections:
             self._all_gone.set()
 
+    def announce(self, servers: Sequence[Server]) -> None:
+        """Tell clients where else to connect: those that come, and those that are here and want to know."""
+        self.servers = tuple(servers)
+        for connection in list(self.connections):
+            connection.announce()
+
     def request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
-        """Carry out an operation beyond messaging in a worker thread."""
+        """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread."""
+        if operation == ANNOUNCE:
+            try:
+                self.announce(servers_from(arguments.get("servers")))
+            except JMSException as error:
+                done(error)
+            else:
+                done(len(self.servers))
+            return
 
         def work() -> None:
             try:
@@ -214,7 +233,8 @@ class Listener:
             self._take_over(connection, (login.username, token))
 
         return ServerProtocol(
-            self._broker, self.settings, login, lambda: self.wake(connection), self.request, take_over
+            *(self._broker, self.settings, login, lambda: self.wake(connection), self.request, take_over),
+            servers=lambda: self.servers,
         )
 
     def _take_over(self, connection: ClientConnection, token: tuple[str | None, str]) -> None:
@@ -348,6 +368,11 @@ class ClientConnection(asyncio.Protocol):
         self.write()
         if not self._protocol.is_open:
             self.abort()
+
+    def announce(self) -> None:
+        """The list of servers has changed."""
+        self._protocol.announce()
+        self.write()
 
     def end(self) -> None:
         """Give back what the client had, at once, and drop the connection: nobody is at its other end."""

@@ -33,10 +33,11 @@ from broker_adapter.amqp.client_protocol import (
     FORMER_NAME,
     NO_LOCAL_CODE,
     SELECTOR_CODE,
+    SERVER_LIST,
     STORE,
     Login,
 )
-from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
+from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, NEWS
 from broker_adapter.amqp.codec import (
     ENVELOPE_CAPABILITY,
     Answer,
@@ -84,8 +85,9 @@ from broker_adapter.errors import (
     MessageFormatException,
     ResourceAllocationException,
 )
+from broker_adapter.server.announcements import WATCH, as_answer, as_property
 from broker_adapter.settings import EngineSettings, ServerSettings
-from broker_adapter.transport import Subscription
+from broker_adapter.transport import Server, Subscription
 from broker_adapter.version import PRODUCT, own_version
 
 #: Most messages that a consumer's link may have on their way from the engine.
@@ -197,6 +199,7 @@ class ServerProtocol:
         wake: Callable[[], None],
         run_request: RunRequest,
         take_over: Callable[[str], None] = lambda _token: None,
+        servers: Callable[[], Sequence[Server]] = lambda: (),
     ) -> None:
         """A connection on which nothing has been said yet.
 
@@ -207,7 +210,10 @@ class ServerProtocol:
             wake: called from any thread when ``pending_output()`` is to be asked.
             run_request: carries out operations beyond messaging.
             take_over: ends the connection of this token, whose client has come again on this one.
+            servers: where else clients are told to connect.
         """
+        self._servers = servers
+        self._watcher: int | None = None  #: the link on which the client asked to be told of changes of that
         self._take_over = take_over
         self._engine = engine
         self._settings = settings
@@ -244,7 +250,8 @@ class ServerProtocol:
         self._next_transaction = 1
         self._requesters: set[int] = set()
         self._answerers: list[int] = []
-        self._answers: deque[tuple[int, bytes]] = deque()  #: the link that the question came on, the answer
+        #: the link that the question came on (None: nobody asked), the answer
+        self._answers: deque[tuple[int | None, bytes]] = deque()
         self.error: JMSException | None = None  #: why the connection ended, where it did badly
         self.peer_name = ""  #: container id of the client
 
@@ -411,7 +418,13 @@ class ServerProtocol:
         self._peer.open(
             "holdfast",
             offered_capabilities=offered,
-            properties={"product": PRODUCT, "version": own_version(), STORE: self._engine.unique, **properties},
+            properties={
+                "product": PRODUCT,
+                "version": own_version(),
+                STORE: self._engine.unique,
+                **({SERVER_LIST: as_property(servers)} if (servers := self._servers()) else {}),
+                **properties,
+            },
         )
 
     def _on_close(self, event: RemoteClose) -> None:
@@ -977,6 +990,10 @@ class ServerProtocol:
             except MessageFormatException as error:
                 self._peer.close_link(event.link, error_for(error))
                 return
+            if request.operation == WATCH:
+                self._watcher = event.link
+                self._on_done(event.link, request.number, as_answer(self._servers()))
+                continue
             self._run_request(
                 request.operation, request.arguments, self._reply(self._on_done, event.link, request.number)
             )
@@ -994,6 +1011,14 @@ class ServerProtocol:
         self._answers.append((link, answer))
         self._send_answers()
 
+    def announce(self) -> None:
+        """The list of servers has changed: tell a client that asked for it."""
+        if self._watcher in self._requesters and not self._ended:
+            # An answer that was not sent yet is as old as the list that it has.
+            self._answers = deque(each for each in self._answers if each[0] is not None)
+            self._answers.append((None, pack_answer(Answer(NEWS, None, as_answer(self._servers())))))
+            self._send_answers()
+
     def _send_answers(self) -> None:
         """Send what there is credit for; who takes no answers gets no credit for more questions."""
         if not self._answerers:
@@ -1002,7 +1027,8 @@ class ServerProtocol:
         while self._answers and self._peer.remaining_credit(link) > 0:
             asker, answer = self._answers.popleft()
             self._peer.send(link, answer, settled=True)
-            self._peer.credit(asker, 1)
+            if asker is not None:
+                self._peer.credit(asker, 1)
 
     _HANDLERS: Final[dict[type, Any]] = {
         RemoteOpen: _on_open,

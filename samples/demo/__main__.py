@@ -109,8 +109,8 @@ def move(server: Server, total: int) -> None:
         bars.update(bar_sent, completed=sent.value)
         bars.update(bar_forwarded, completed=forwarded.value)
     console.print(
-        f"the programs reconnected {cut_producer.value + cut_forwarder.value} times; {duplicates.value} departures came"
-        " twice, and are told apart by their number"
+        f"the connections of both programs were lost {cut_producer.value + cut_forwarder.value} times, and restored by"
+        f" themselves; {duplicates.value} departures came to the forwarder twice, and are told apart by their number"
     )
 
 

@@ -1,10 +1,13 @@
-"""The two programs that only use the SDK, each in a process of its own; they reconnect by themselves."""
+"""The two programs that only use the SDK, each in a process of its own.
+
+The server is killed under them.  Nothing here connects again: the connection restores itself, and each session says,
+in the way of its mode, what became of its work.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,91 +20,83 @@ from sdk import (
     JMSException,
     Message,
     OperationTimedOutException,
-    TransactionInDoubtException,
+    StaleAcknowledgementException,
     TransactionRolledBackException,
 )
 
 BATCH = 1000
-_INTERRUPTIONS = (
-    ConnectionLostException,
-    OperationTimedOutException,
-    TransactionInDoubtException,
-    TransactionRolledBackException,
-)
 
 
-def reconnecting(url: str, work: Callable[[Connection], bool], interruptions: Any) -> None:
-    """Do ``work`` with a connection, and again with a new one after each interruption, until it returns True."""
-    gave_up_at = time.monotonic() + 120
-    while True:
-        try:
-            with ConnectionFactory(url).create_connection() as connection:
-                connection.exception_listener = lambda _error: None  # the calls below raise it too
-                connection.start()
-                if work(connection):
-                    return
-        except _INTERRUPTIONS:
-            if time.monotonic() > gave_up_at:
-                raise
+def connected(url: str, interruptions: Any) -> Connection:
+    """A started connection that counts its losses."""
+
+    def lost(error: JMSException) -> None:
+        if isinstance(error, ConnectionLostException):
             interruptions.value += 1
-            time.sleep(0.2)
+
+    connection = ConnectionFactory(url).create_connection()
+    connection.exception_listener = lost
+    connection.start()
+    return connection
 
 
 def produce(url: str, progress: Any, interruptions: Any) -> None:
     """Send every departure, a thousand to a transaction.
 
-    A transaction that an interruption caught may have been committed or not; it is sent again, so a departure may be
-    there twice.  Each has a number, by which whoever counts them tells them apart.
+    A transaction that the kill caught is rolled back, and is sent again, or its commit was done, and returns: the SDK
+    asks the server which.  So every departure is sent once.
     """
     rows = departures.read().to_pylist()
-
-    def work(connection: Connection) -> bool:
-        with connection.create_session(AcknowledgeMode.TRANSACTED) as session:
-            producer = session.create_producer(session.create_queue("demo.departures"))
-            while progress.value < len(rows):
-                first = progress.value
-                for number, row in enumerate(rows[first : first + BATCH], first):
-                    producer.send(json.dumps({"number": number, **row}))
+    with (
+        connected(url, interruptions) as connection,
+        connection.create_session(AcknowledgeMode.TRANSACTED) as session,
+    ):
+        producer = session.create_producer(session.create_queue("demo.departures"))
+        while progress.value < len(rows):
+            first = progress.value
+            for number, row in enumerate(rows[first : first + BATCH], first):
+                producer.send(json.dumps({"number": number, **row}))
+            try:
                 session.commit()
-                progress.value = min(first + BATCH, len(rows))
-            return True
-
-    reconnecting(url, work, interruptions)
+            except TransactionRolledBackException:
+                continue  # the same ones again
+            progress.value = min(first + BATCH, len(rows))
 
 
 def forward(url: str, total: int, progress: Any, duplicates: Any, interruptions: Any) -> None:
     """Take departures in CLIENT mode: the late ones go to one queue, the rest to another; then acknowledge.
 
-    What was forwarded and not yet acknowledged when the connection was lost comes again, and is forwarded again.
+    What was forwarded and not yet acknowledged when the connection was lost comes again, and is forwarded again: CLIENT
+    mode does not tie the two together (TRANSACTED would).  Each departure has a number, by which whoever counts them
+    tells them apart.
     """
     seen: set[int] = set()
-
-    def work(connection: Connection) -> bool:
-        with connection.create_session(AcknowledgeMode.CLIENT) as session:
-            consumer = session.create_consumer(session.create_queue("demo.departures"))
-            late = session.create_producer(session.create_queue("demo.late"))
-            rest = session.create_producer(session.create_queue("demo.rest"))
-            while len(seen) < total:
-                answers = _Answers()
-                numbers = []
-                message = consumer.receive(timeout=1.0)
-                while message is not None:
-                    departure = json.loads(message.body)
-                    delay = departure["dep_delay"]
-                    is_late = delay is not None and delay >= departures.LATE_MINUTES
-                    (late if is_late else rest).send(message.body, on_completion=answers.expected())
-                    numbers.append(departure["number"])
-                    last = message
-                    message = consumer.receive_nowait() if len(numbers) < BATCH else None
-                if numbers:
-                    answers.wait()
-                    last.acknowledge()
-                    duplicates.value += len(numbers) - len(set(numbers) - seen)
-                    seen.update(numbers)
-                    progress.value = len(seen)
-            return True
-
-    reconnecting(url, work, interruptions)
+    with connected(url, interruptions) as connection, connection.create_session(AcknowledgeMode.CLIENT) as session:
+        consumer = session.create_consumer(session.create_queue("demo.departures"))
+        late = session.create_producer(session.create_queue("demo.late"))
+        rest = session.create_producer(session.create_queue("demo.rest"))
+        while len(seen) < total:
+            answers = _Answers()
+            numbers = []
+            message = consumer.receive(timeout=1.0)
+            while message is not None:
+                departure = json.loads(message.body)
+                delay = departure["dep_delay"]
+                is_late = delay is not None and delay >= departures.LATE_MINUTES
+                (late if is_late else rest).send(message.body, on_completion=answers.expected())
+                numbers.append(departure["number"])
+                last = message
+                message = consumer.receive_nowait() if len(numbers) < BATCH else None
+            if not numbers:
+                continue
+            answers.wait()
+            duplicates.value += len(numbers) - len(set(numbers) - seen)
+            seen.update(numbers)
+            progress.value = len(seen)
+            try:
+                last.acknowledge()
+            except StaleAcknowledgementException:
+                pass  # they come again, and are counted as duplicates
 
 
 class _Answers:
@@ -127,7 +122,7 @@ class _Answers:
     def wait(self) -> None:
         """Return when all are confirmed; raise what one of them failed with."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._missing == 0, 30):
-                raise OperationTimedOutException("messages were not confirmed within 30 s")
+            if not self._changed.wait_for(lambda: self._missing == 0, 60):
+                raise OperationTimedOutException("messages were not confirmed within 60 s")
             if self._error is not None:
                 raise self._error

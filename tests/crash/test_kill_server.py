@@ -36,7 +36,9 @@ class Sender:
         self._wanted = wanted
         try:
             with (
-                ConnectionFactory(url + "?failover=nofailover&close_timeout_seconds=1").create_connection() as connection,
+                ConnectionFactory(
+                    url + "?failover=nofailover&close_timeout_seconds=1"
+                ).create_connection() as connection,
                 connection.create_session() as session,
             ):
                 producer = session.create_producer(session.create_queue("numbers"))
@@ -97,7 +99,9 @@ def test_what_a_transaction_took_and_sent_happens_together_or_not_at_all(tmp_pat
         def move(moved: threading.Event) -> None:
             try:
                 with (
-                    ConnectionFactory(server.url + "?failover=nofailover&close_timeout_seconds=1").create_connection() as connection,
+                    ConnectionFactory(
+                        server.url + "?failover=nofailover&close_timeout_seconds=1"
+                    ).create_connection() as connection,
                     connection.create_session(AcknowledgeMode.TRANSACTED) as session,
                 ):
                     connection.start()

@@ -19,22 +19,10 @@ MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("sweep") / "data") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def record(server: ServerProcess) -> Iterator[Connection]:
     """A connection around the proxy, to ask the engine what it has."""
     with ConnectionFactory(server.url).create_connection() as connection:
         yield connection
-
-
-@pytest.fixture
-def proxy(server: ServerProcess) -> Iterator[Proxy]:
-    with Proxy(server.port) as made:
-        yield made
 
 
 def state_of(record: Connection, queue: str) -> QueueStatistics:

@@ -29,6 +29,7 @@ class BrokerServer:
         self.connections: list[_ServerConnection] = []
         self._make_broker = make_broker
         self._context = context
+        self._closed = False
         self._thread = LoopThread("test-broker")
         self._connected = threading.Condition()
         self._server = self.run_async(self._listen)
@@ -72,7 +73,10 @@ class BrokerServer:
         self.run(cut)
 
     def close(self) -> None:
-        """Stop listening, cut everything."""
+        """Stop listening, cut everything.  Legal twice."""
+        if self._closed:
+            return
+        self._closed = True
         self.drop_connections()
 
         async def stop() -> None:

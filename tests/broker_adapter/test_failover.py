@@ -1,0 +1,672 @@
+"""The transport that restores connections, against scripted brokers behind real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.codec import decode_payload
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.peer import LinkRemoteOpen, RemoteOpen, State
+from broker_adapter.amqp.transport import AmqpTransport
+from broker_adapter.destination import DestinationKind, queue
+from broker_adapter.envelope import BodyKind, Envelope, Identity
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    JMSException,
+    JMSSecurityException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from broker_adapter.failover import RESENT_PROPERTY, FailoverTransport, Identification, Phase
+from broker_adapter.transport import (
+    Credentials,
+    Delivery,
+    Failed,
+    Interrupted,
+    LinkInterrupted,
+    LinkLost,
+    LinkRestored,
+    Peer,
+    ReceiverSpec,
+    Restored,
+    SenderSpec,
+    TransportEvent,
+)
+from broker_adapter.url import AmqpURL, FailoverURL, parse_url
+from tests.broker_adapter.amqp.broker_server import BrokerServer
+from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+
+WAIT = 5.0
+QUEUE = queue("q")
+FAST = "reconnect_delay_seconds=0.01&stable_seconds=0"
+
+
+def message(number: int) -> Envelope:
+    return Envelope(QUEUE, BodyKind.TEXT, str(number), identity=Identity("producer", 1, number))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = WAIT) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@attrs.define
+class Client:
+    transport: FailoverTransport
+    events: list[TransportEvent]
+    credentials: list[Credentials]  #: of each attempt
+    deliveries: list[Delivery] = attrs.field(factory=list)
+
+    def open(self, timeout: float | None = WAIT) -> Peer:
+        return self.transport.open(Credentials(), self.events.append, timeout)
+
+    def kinds(self) -> list[str]:
+        return [type(each).__name__ for each in self.events]
+
+    def wait_for(self, *kinds: type) -> None:
+        """Until exactly these have come, in this order, leaving out what tells of a restore under way."""
+        names = [kind.__name__ for kind in kinds]
+
+        def told() -> list[str]:
+            return [name for name in self.kinds() if name != "Restoring"]
+
+        assert wait_for(lambda: len(told()) >= len(names)), self.events
+        assert told() == names
+
+    def sender(self) -> int:
+        return self.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+
+    def receiver(self, **fields: Any) -> int:
+        return self.transport.attach(ReceiverSpec(1, QUEUE, **fields), self.deliveries.extend, WAIT)
+
+
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture
+def servers() -> Iterator[Callable[..., BrokerServer]]:
+    made: list[BrokerServer] = []
+
+    def make(*arguments: Any) -> BrokerServer:
+        made.append(BrokerServer(*arguments))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def client() -> Iterator[MakeClient]:
+    made: list[FailoverTransport] = []
+
+    def make(url: str, **arguments: Any) -> Client:
+        parsed = parse_url(url)
+        assert isinstance(parsed, FailoverURL)
+        seen: list[Credentials] = []
+
+        def inner(address: AmqpURL, epoch: int, identification: Identification) -> AmqpTransport:
+            transport = AmqpTransport(address, epoch=epoch, commit_prefix=identification.commit_prefix)
+            really_open = transport.open
+
+            def open_it(credentials: Credentials, *rest: Any) -> Peer:
+                seen.append(credentials)
+                return really_open(credentials, *rest)
+
+            transport.open = open_it  # type: ignore[method-assign]
+            return transport
+
+        transport = FailoverTransport(parsed, inner, random=lambda: 0.5, **arguments)
+        made.append(transport)
+        return Client(transport, [], seen)
+
+    yield make
+    for transport in made:
+        transport.close(1)
+
+
+def url_of(*servers: BrokerServer, options: str = FAST) -> str:
+    inner = ",".join(f"amqp://127.0.0.1:{server.port}" for server in servers)
+    return f"failover:({inner})?{options}"
+
+
+def refusing(error: AmqpError) -> Callable[[], ScriptedBroker]:
+    """Brokers that close each connection as they open it."""
+
+    def make() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.open_error = error
+        return broker
+
+    return make
+
+
+# Opening.
+
+
+def test_a_new_connection_takes_the_first_address_that_answers(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    gone, there = servers(), servers()
+    gone.close()
+    made = client(url_of(gone, there))
+    assert made.open().product == "Holdfast"
+    assert made.transport.phase is Phase.SERVING
+    assert len(made.credentials) == 2
+    assert made.events == []
+
+
+def test_a_new_connection_that_finds_nobody_says_how_often_it_tried(client: MakeClient) -> None:
+    made = client(f"failover:(amqp://127.0.0.1:1,amqp://127.0.0.1:2)?{FAST}")
+    with pytest.raises(ConnectionLostException, match="no connection after 2 attempts; the last one, at amqp"):
+        made.open()
+    with pytest.raises(ConnectionLostException):
+        made.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+
+
+def test_a_new_connection_keeps_its_deadline_over_many_attempts(client: MakeClient) -> None:
+    made = client(f"amqp://127.0.0.1:1?{FAST}&startup_max_reconnect_attempts=none&reconnect_multiplier=1")
+    start = time.monotonic()
+    with pytest.raises(ConnectionLostException):
+        made.open(0.3)
+    assert 0.2 < time.monotonic() - start < 1
+
+
+def test_a_client_id_in_use_ends_the_opening_at_once(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
+    taken = AmqpError("amqp:invalid-field", "in use", {"invalid-field": "container-id"})
+    made = client(url_of(servers(refusing(taken)), servers()))
+    with pytest.raises(InvalidClientIDException):
+        made.open()
+    assert len(made.credentials) == 1
+
+
+# Redirects.
+
+
+def redirecting(to: BrokerServer, **fields: Any) -> Callable[[], ScriptedBroker]:
+    info = {"network-host": "127.0.0.1", "port": to.port, "hostname": "elsewhere", **fields}
+    return refusing(AmqpError("amqp:connection:redirect", "moved", info))
+
+
+def test_a_redirect_is_followed_to_the_place_and_name_that_it_says(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    target = servers()
+    made = client(f"amqp://127.0.0.1:{servers(redirecting(target)).port}?{FAST}")
+    made.open()
+    (opened,) = target.brokers[0].of(RemoteOpen)
+    assert opened.hostname == "elsewhere"
+
+
+def test_redirects_in_a_circle_end_with_an_error(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
+    first = servers()
+    second = servers(redirecting(first))
+    first._make_broker = redirecting(second)
+    made = client(f"amqp://127.0.0.1:{first.port}?{FAST}")
+    with pytest.raises(ConnectionLostException, match="moved; it is at 127"):
+        made.open()
+    assert len(made.credentials) == 9
+
+
+# Refusals.
+
+
+def test_a_refused_connection_is_tried_once_with_fresh_credentials(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers(refusing(AmqpError("amqp:unauthorized-access", "expired")))
+    asked: list[None] = []
+
+    def refresh() -> tuple[str, str]:
+        asked.append(None)
+        if len(asked) == 1:
+            server._make_broker = ScriptedBroker
+        return "user", "fresh"
+
+    made = client(url_of(server), refresh=refresh)
+    made.open()
+    assert [each.password for each in made.credentials] == [None, "fresh"]
+    server._make_broker = refusing(AmqpError("amqp:unauthorized-access", "expired"))
+    server.run(lambda: server.brokers[-1].peer.close(AmqpError("amqp:unauthorized-access", "expired")))
+    made.wait_for(Interrupted, Failed)
+    assert len(asked) == 2, "once for each refusal"
+    failed = made.events[-1]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, JMSSecurityException)
+
+
+def test_credentials_that_cannot_be_had_end_the_connection(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    def refresh() -> tuple[str, str]:
+        raise OSError("the key store is away")
+
+    made = client(url_of(servers(refusing(AmqpError("amqp:unauthorized-access", "no")))), refresh=refresh)
+    with pytest.raises(JMSSecurityException, match="the key store is away"):
+        made.open()
+
+
+# Losing and restoring.
+
+
+def test_links_come_back_with_their_numbers_and_deliveries_with_a_new_epoch(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    restored = made.events[-1]
+    assert isinstance(restored, Restored)
+    assert restored.epoch == 1
+    assert (restored.attempts, restored.address) == (1, f"amqp://127.0.0.1:{server.port}")
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.credit(receiver, 5)
+    broker = server.brokers[1]
+    opened = broker.of(LinkRemoteOpen)
+    assert sorted(each.is_sender for each in opened) == [False, True]
+    link = next(each.link for each in opened if each.is_sender)
+    assert wait_for(lambda: server.run(lambda: broker.peer.remaining_credit(link)) == 5)
+    server.run(lambda: broker.peer.send(link, b"\x00\x53\x77\xa1\x05hello"))
+    assert wait_for(lambda: len(made.deliveries) == 1)
+    assert made.deliveries[0].tag.epoch == 1
+    assert made.deliveries[0].envelope.body == "hello"
+
+
+def test_the_next_address_is_taken_where_the_first_one_is_gone(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    first, second = servers(), servers()
+    made = client(url_of(first, second))
+    made.open()
+    link = made.sender()
+    first.close()
+    made.wait_for(Interrupted, Restored)
+    made.transport.send(link, message(1), None, WAIT)
+    assert second.brokers[0].of(RemoteOpen)
+
+
+def test_what_had_no_answer_is_sent_again_in_order_before_anything_new(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    def silent() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.accepts = False
+        return broker
+
+    server = servers(silent)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    answers: list[tuple[int, JMSException | None]] = []
+    for number in range(5):
+        made.transport.send(link, message(number), lambda error, number=number: answers.append((number, error)), WAIT)  # type: ignore[misc]
+    assert wait_for(lambda: len(server.brokers[0].held) == 5)
+    server._make_broker = ScriptedBroker
+    server.drop_connections()
+    made.transport.send(link, message(5), None, WAIT)
+    assert wait_for(lambda: len(answers) == 5)
+    assert answers == [(number, None) for number in range(5)]
+    again = server.brokers[1].held  # nothing: it accepts
+    assert again == []
+
+
+def sent_bodies(broker: ScriptedBroker) -> list[tuple[Any, Any]]:
+    """(body, mark of a message that is sent again) of what a silent broker holds."""
+    found = []
+    for _, delivery in broker.held:
+        envelope = decode_payload(delivery.payload)
+        found.append((envelope.body, (envelope.properties or {}).get(RESENT_PROPERTY)))
+    return found
+
+
+@pytest.mark.parametrize("holdfast", [True, False])
+def test_what_is_sent_again_is_marked_for_a_broker_that_cannot_tell(
+    servers: Callable[..., BrokerServer], client: MakeClient, holdfast: bool
+) -> None:
+    def silent() -> ScriptedBroker:
+        broker = ScriptedBroker(holdfast=holdfast)
+        broker.accepts = False
+        return broker
+
+    server = servers(silent)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    for number in range(2):
+        made.transport.send(link, message(number), lambda _error: None, WAIT)
+    assert wait_for(lambda: len(server.brokers[0].held) == 2)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    made.transport.send(link, message(2), lambda _error: None, WAIT)
+    assert wait_for(lambda: len(server.brokers[1].held) == 3)
+    mark = None if holdfast else True
+    assert sent_bodies(server.brokers[1]) == [("0", mark), ("1", mark), ("2", None)]
+
+
+def test_a_rejection_is_told_and_not_sent_again(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
+    def rejecting() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.accepts = False
+        return broker
+
+    server = servers(rejecting)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    errors: list[JMSException | None] = []
+    made.transport.send(link, message(1), errors.append, WAIT)
+    broker = server.brokers[0]
+    assert wait_for(lambda: len(broker.held) == 1)
+    full = State(0x25, error=AmqpError("amqp:resource-limit-exceeded", "full"))
+    server.run(lambda: broker.settle(*broker.held[0], full))
+    assert wait_for(lambda: len(errors) == 1)
+    assert isinstance(errors[0], ResourceAllocationException)
+
+
+def test_a_send_without_an_answer_in_time_is_not_sent_again(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    def silent() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.accepts = False
+        return broker
+
+    server = servers(silent)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    with pytest.raises(OperationTimedOutException):
+        made.transport.send(link, message(1), None, 0.1)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    made.transport.send(link, message(2), lambda _error: None, WAIT)
+    assert wait_for(lambda: len(server.brokers[1].held) == 1)
+    assert sent_bodies(server.brokers[1]) == [("2", None)]
+
+
+def test_stale_settlements_are_ignored_and_those_without_a_network_refused(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server, options=f"{FAST}&initial_reconnect_delay_seconds=0.3"))
+    made.open()
+    receiver = made.receiver()
+    made.transport.credit(receiver, 1)
+    broker = server.brokers[0]
+    link = broker.of(LinkRemoteOpen)[0].link
+    assert wait_for(lambda: server.run(lambda: broker.peer.remaining_credit(link)) == 1)
+    server.run(lambda: broker.peer.send(link, b"\x00\x53\x77\xa1\x05hello"))
+    assert wait_for(lambda: len(made.deliveries) == 1)
+    settlements = [Settlement(made.deliveries[0].tag, Outcome.ACCEPTED)]
+    server.drop_connections()
+    made.wait_for(Interrupted)
+    with pytest.raises(ConnectionLostException, match="being restored"):
+        made.transport.settle(settlements)
+    with pytest.raises(ConnectionLostException, match="being restored"):
+        made.transport.drain(receiver, WAIT)
+    made.transport.credit(receiver, 1)  # nothing to let
+    made.wait_for(Interrupted, Restored)
+    made.transport.settle(settlements)
+
+
+def test_a_lost_link_of_a_browser_does_not_come_back(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    look = made.receiver(browse=True, presettled=True)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    assert server.brokers[1].of(LinkRemoteOpen) == []
+    with pytest.raises(ConnectionLostException):
+        made.transport.drain(look, WAIT)
+    made.transport.detach(look, WAIT)
+
+
+# Commits.
+
+
+def test_a_commit_in_flight_is_in_doubt_where_the_broker_cannot_tell(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    class Forgetful(ScriptedBroker):
+        def _coordinate(self, link: int, delivery: Any) -> None:
+            if len(delivery.payload) < 12:
+                super()._coordinate(link, delivery)  # a declare; a discharge has no answer
+
+    server = servers(lambda: Forgetful(holdfast=False))
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    results: list[JMSException] = []
+
+    def commit() -> None:
+        try:
+            made.transport.commit(1, 1, [(link, message(1))], [], WAIT)
+        except JMSException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    time.sleep(0.2)
+    server.drop_connections()
+    thread.join(WAIT)
+    assert [type(each) for each in results] == [TransactionInDoubtException]
+
+
+def test_a_commit_through_a_link_that_is_closed_does_nothing(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    made = client(url_of(servers()))
+    made.open()
+    link = made.sender()
+    made.transport.detach(link, WAIT)
+    with pytest.raises(TransactionRolledBackException, match=f"link {link} is closed"):
+        made.transport.commit(1, 1, [(link, message(1))], [], WAIT)
+
+
+# Links that the broker closes.
+
+
+GONE = AmqpError("amqp:link:detach-forced", "idle for too long")
+
+
+def test_a_link_that_the_broker_closes_is_attached_again_and_announced(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    broker = server.brokers[0]
+    first, second = (each.link for each in broker.of(LinkRemoteOpen))
+    for link in (first, second):
+        before = len(made.events)
+        server.run(lambda link=link: broker.peer.close_link(link, GONE))  # type: ignore[misc]
+        assert wait_for(lambda before=before: len(made.events) == before + 2)  # type: ignore[misc]
+    made.wait_for(LinkInterrupted, LinkRestored, LinkInterrupted, LinkRestored)
+    assert [each.link for each in made.events] == [sender, sender, receiver, receiver]  # type: ignore[union-attr]
+    lost = made.events[0]
+    assert isinstance(lost, LinkInterrupted)
+    assert "idle for too long" in lost.error.reason
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.drain(receiver, WAIT)
+
+
+def test_what_had_no_answer_on_a_closed_link_is_sent_again_on_the_new_one(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    broker.accepts = False
+    answers: list[JMSException | None] = []
+    for number in range(3):
+        made.transport.send(link, message(number), answers.append, WAIT)
+    assert wait_for(lambda: len(broker.held) == 3)
+    broker.accepts = True
+    server.run(lambda: broker.peer.close_link(broker.held[0][0], GONE))
+    made.wait_for(LinkInterrupted, LinkRestored)
+    assert wait_for(lambda: answers == [None] * 3)
+
+
+def test_a_session_that_the_broker_ends_has_its_links_attached_again(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    broker = server.brokers[0]
+    session = broker.of(LinkRemoteOpen)[0].session
+    server.run(lambda: broker.peer.end_session(session, AmqpError("amqp:internal-error", "restarted")))
+    assert wait_for(lambda: made.kinds().count("LinkRestored") == 2), made.events
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.drain(receiver, WAIT)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AmqpError("amqp:resource-deleted", "the queue is gone"),
+        AmqpError("amqp:unauthorized-access", "not yours any more"),
+    ],
+)
+def test_a_link_that_is_closed_for_a_lasting_reason_stays_closed(
+    servers: Callable[..., BrokerServer], client: MakeClient, error: AmqpError
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, error))
+    made.wait_for(LinkLost)
+    with pytest.raises(IllegalStateException):
+        made.transport.send(link, message(1), None, WAIT)
+
+
+def test_a_link_that_is_refused_for_a_while_is_attached_in_the_end(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    broker.refusals["q"] = AmqpError("amqp:resource-limit-exceeded", "busy")
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
+    made.wait_for(LinkInterrupted)
+    assert wait_for(lambda: len(broker.of(LinkRemoteOpen)) >= 3)
+    with pytest.raises(OperationTimedOutException):
+        made.transport.send(link, message(1), None, 0.05)
+    broker.refusals.clear()
+    made.wait_for(LinkInterrupted, LinkRestored)
+    made.transport.send(link, message(2), None, WAIT)
+
+
+def test_a_link_that_the_new_broker_refuses_for_good_is_lost_and_the_others_go_on(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.transport.attach(ReceiverSpec(1, queue("other")), [].extend, WAIT)
+
+    def without_q() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.refusals["q"] = AmqpError("amqp:not-found", "no such queue")
+        return broker
+
+    server._make_broker = without_q
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored, LinkLost)
+    lost = made.events[-1]
+    assert isinstance(lost, LinkLost)
+    assert lost.link == sender
+    assert isinstance(lost.error, InvalidDestinationException)
+    made.transport.drain(receiver, WAIT)
+
+
+# The end.
+
+
+def test_sends_without_an_answer_are_told_when_the_attempts_are_exhausted(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server, options=f"{FAST}&max_reconnect_attempts=2"))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    broker.accepts = False
+    answers: list[JMSException | None] = []
+    made.transport.send(link, message(1), answers.append, WAIT)
+    assert wait_for(lambda: len(broker.held) == 1)
+    server._make_broker = refusing(AmqpError("amqp:connection:forced", "go away"))
+    server.drop_connections()
+    made.wait_for(Interrupted, Failed)
+    assert isinstance(answers[0], ConnectionLostException)
+
+
+@pytest.mark.parametrize("ends", ["detach", "end_session", "close"])
+def test_sends_without_an_answer_are_told_when_their_producer_ends_while_the_network_is_away(
+    servers: Callable[..., BrokerServer], client: MakeClient, ends: str
+) -> None:
+    server = servers()
+    made = client(url_of(server, options=f"{FAST}&initial_reconnect_delay_seconds=30"))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    broker.accepts = False
+    answers: list[JMSException | None] = []
+    made.transport.send(link, message(1), answers.append, WAIT)
+    assert wait_for(lambda: len(broker.held) == 1)
+    server.drop_connections()
+    made.wait_for(Interrupted)
+    start = time.monotonic()
+    if ends == "detach":
+        made.transport.detach(link, WAIT)
+    elif ends == "end_session":
+        made.transport.end_session(1, WAIT)
+    else:
+        made.transport.close(WAIT)
+    assert time.monotonic() - start < 0.5
+    assert len(answers) == 1
+    assert isinstance(answers[0], JMSException)
+
+
+def test_a_temporary_destination_may_be_deleted_while_the_network_is_away(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server, options=f"{FAST}&initial_reconnect_delay_seconds=0.2"))
+    made.open()
+    destination = made.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, WAIT)
+    server.drop_connections()
+    made.wait_for(Interrupted)
+    made.transport.delete_temporary(destination, WAIT)
+    made.wait_for(Interrupted, Restored)
+    assert server.brokers[1].of(LinkRemoteOpen) == []
+    with pytest.raises(InvalidDestinationException):
+        made.transport.delete_temporary(destination, WAIT)

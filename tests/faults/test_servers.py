@@ -1,0 +1,110 @@
+"""Several servers: which one a client goes to, and how it hears of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdk import ConnectionFactory, JMSException, Restored
+from tests.faults.conftest import Client
+from tests.faults.scenarios import WAIT, wait_for
+from tests.server_process import ServerProcess
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(60)]
+
+FAST = "reconnect_delay_seconds=0.01&stable_seconds=0&close_timeout_seconds=2"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    with (
+        ServerProcess(tmp_path / "second") as second,
+        ServerProcess(tmp_path / "first", "--failover-servers", f"127.0.0.1:{second.port}") as first,
+    ):
+        yield first, second
+
+
+def connected(url: str) -> Client:
+    client = Client(ConnectionFactory(url).create_connection())
+    client.connection.exception_listener = client.told.append
+    client.connection.event_listener = client.events.append
+    client.connection.start()
+    return client
+
+
+def address_after(client: Client, restores: int) -> str:
+    client.wait_for_restore(restores)
+    restored = [each for each in client.events if isinstance(each, Restored)][-1]
+    return restored.address
+
+
+def announce(server: ServerProcess, servers: str) -> str:
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "announce", "--url", server.url, servers]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_other_server_is_taken_when_one_is_killed(pair: tuple[ServerProcess, ServerProcess]) -> None:
+    first, second = pair
+    client = connected(f"failover:({first.url},{second.url})?{FAST}")
+    with client.connection, client.connection.create_session() as session:
+        queue = session.create_queue("q")
+        producer, consumer = session.create_producer(queue), session.create_consumer(queue)
+        producer.send("to the first")
+        first.kill()
+        assert address_after(client, 1) == second.url
+        producer.send("to the second")
+        message = consumer.receive(WAIT)
+        assert message is not None
+        assert message.body == "to the second"
+        first.start()
+        second.kill()
+        assert address_after(client, 2) == first.url
+        message = consumer.receive(WAIT)
+        assert message is not None
+        assert message.body == "to the first"
+
+
+def test_a_client_that_knows_one_server_goes_to_those_that_it_announced(
+    pair: tuple[ServerProcess, ServerProcess],
+) -> None:
+    first, second = pair
+    client = connected(f"{first.url}?failover=failover_exchange&{FAST}")
+    with client.connection:
+        first.kill()
+        assert address_after(client, 1) == second.url
+
+
+def test_a_client_of_another_method_stays_with_its_own_list(pair: tuple[ServerProcess, ServerProcess]) -> None:
+    first, _ = pair
+    client = connected(f"{first.url}?{FAST}&max_reconnect_attempts=3")
+    with client.connection:
+        first.kill()
+        assert wait_for(lambda: len(client.told) == 2)
+        assert "no connection after 3 attempts" in str(client.told[1])
+
+
+def test_a_change_of_the_list_reaches_a_client_that_is_connected(
+    pair: tuple[ServerProcess, ServerProcess], tmp_path: Path
+) -> None:
+    first, second = pair
+    with ServerProcess(tmp_path / "third") as third:
+        client = connected(f"{first.url}?failover=failover_exchange&{FAST}")
+        with client.connection:
+            second.kill()
+            assert announce(first, f"127.0.0.1:{third.port}") == "announced: 1 servers\n"
+            first.kill()
+            assert address_after(client, 1) == third.url
+
+
+def test_a_list_that_is_none_is_refused(pair: tuple[ServerProcess, ServerProcess]) -> None:
+    first, _ = pair
+    with ConnectionFactory(first.url).create_connection() as connection:
+        for wrong in (["nowhere"], "127.0.0.1:1", ["h:0"], ["ftp://h:1"], [f"h:{port}" for port in range(1, 102)]):
+            with pytest.raises(JMSException):
+                connection.request("announce_servers", {"servers": wrong})
+        assert connection.request("announce_servers", {"servers": ["amqps://h:1", "[::1]:5672"]}) == 2
+        assert connection.request("announce_servers", {"servers": []}) == 0

@@ -1,0 +1,188 @@
+"""What is remembered of acknowledgements, how long, and how they are given again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter import BodyKind, ConnectionLostException, Delivery, Envelope, Identity, queue
+from sdk.acknowledgements import (
+    MAX_GIVEN,
+    Acknowledgements,
+    Given,
+    LostAcknowledgements,
+    Source,
+    given_for,
+)
+
+SOURCE = Source("orders")
+
+
+def given(number: int, source: Source = SOURCE, position: int | None = -1) -> Given:
+    return (source, Identity("producer", 1, number)), number if position == -1 else position
+
+
+def tag(number: int, link: int = 1) -> DeliveryTag:
+    return DeliveryTag(0, link, number)
+
+
+def accept(session: Acknowledgements, *numbers: int, outcome: Outcome = Outcome.ACCEPTED) -> None:
+    for number in numbers:
+        session.delivered(tag(number), given(number))
+        session.settled([Settlement(tag(number), outcome)])
+
+
+def keys(lost: LostAcknowledgements, *numbers: int) -> list[bool]:
+    return [lost.take(given(number)[0]) for number in numbers]
+
+
+# What a message is known by.
+
+
+def delivery(envelope: Envelope, position: int | None = 7) -> Delivery:
+    return Delivery(tag(1), None, lambda _payload: envelope, position=position)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "source", "expected"),
+    [
+        (Envelope(queue("q"), identity=Identity("p", 1, 2), message_id="ID:1"), SOURCE, Identity("p", 1, 2)),
+        (Envelope(queue("q"), message_id="ID:1"), SOURCE, "ID:1"),
+        (Envelope(queue("q"), BodyKind.TEXT, "no name"), SOURCE, None),
+        (Envelope(queue("q"), message_id="ID:1"), None, None),
+    ],
+)
+def test_a_message_is_known_by_its_identity_or_else_its_id(
+    envelope: Envelope, source: Source | None, expected: object
+) -> None:
+    found = given_for(source, envelope, delivery(envelope))
+    assert found == (None if expected is None else ((source, expected), 7))
+
+
+# What is remembered.
+
+
+def test_what_was_accepted_last_is_lost_with_the_connection() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    session.widen(10)
+    accept(session, 1, 2)
+    accept(session, 3, outcome=Outcome.MODIFIED)
+    session.delivered(tag(4), given(4))  # held, and not acknowledged
+    session.interrupted()
+    assert keys(lost, 1, 2, 3, 4) == [True, True, False, False]
+    assert keys(lost, 1) == [False], "once"
+
+
+@pytest.mark.parametrize("windows", [(1,), (10,), (500, 20)])
+def test_an_acknowledgement_is_remembered_for_two_windows_of_deliveries(windows: tuple[int, ...]) -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    for window in windows:
+        session.widen(window)
+    reach = 2 * sum(windows) + 16
+    accept(session, *range(reach + 5))
+    assert len(session) == reach + 1
+    session.interrupted()
+    assert keys(lost, 3, 4) == [False, True]
+
+
+def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    session.widen(5)
+    for number in range(1000):
+        session.delivered(tag(number), given(number))
+    session.settled([Settlement(tag(number), Outcome.ACCEPTED) for number in range(1000)])
+    session.interrupted()
+    assert len(lost) == 1000
+
+
+def test_what_a_commit_settled_is_done_and_not_remembered() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    session.delivered(tag(1), given(1))
+    session.committed([Settlement(tag(1), Outcome.ACCEPTED)])
+    session.settled([Settlement(tag(1), Outcome.ACCEPTED)])
+    session.interrupted()
+    assert len(lost) == 0
+
+
+def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    accept(session, 1)
+    session.delivered(tag(2, link=1), given(2))
+    session.delivered(tag(3, link=2), given(3))
+    session.link_lost(1)
+    session.settled([Settlement(tag(2, 1), Outcome.ACCEPTED), Settlement(tag(3, 2), Outcome.ACCEPTED)])
+    session.interrupted()
+    assert keys(lost, 1, 2, 3) == [True, False, True]
+
+
+def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
+    lost = LostAcknowledgements()
+    lost.add(given(number) for number in range(MAX_GIVEN + 3))
+    assert len(lost) == MAX_GIVEN
+    assert keys(lost, 2, 3) == [False, True]
+
+
+# Giving them again.
+
+
+class Broker:
+    def __init__(self, fails_after: int = 1000) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+        self._fails_after = fails_after
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        assert operation == "settle_positions"
+        if len(self.asked) >= self._fails_after:
+            raise ConnectionLostException("again")
+        self.asked.append(arguments)
+        return len(arguments["given"])
+
+
+def test_they_are_given_again_by_source_with_positions_and_names() -> None:
+    lost = LostAcknowledgements()
+    subscription = Source("news", "topic", "mine", "client")
+    lost.add([given(1), given(2), given(3, subscription), ((SOURCE, "ID:4"), 4)])
+    broker = Broker()
+    lost.give_again(broker.request)
+    assert broker.asked == [
+        {
+            "destination": "orders",
+            "kind": "queue",
+            "given": [(1, ["producer", 1, 1]), (2, ["producer", 1, 2]), (4, "ID:4")],
+        },
+        {
+            "destination": "news",
+            "kind": "topic",
+            "subscription": "mine",
+            "client_id": "client",
+            "given": [(3, ["producer", 1, 3])],
+        },
+    ]
+    assert len(lost) == 0
+
+
+def test_those_without_a_position_wait_for_their_message() -> None:
+    lost = LostAcknowledgements()
+    lost.add([given(1, position=None)])
+    broker = Broker()
+    lost.give_again(broker.request)
+    assert broker.asked == []
+    assert keys(lost, 1) == [True]
+
+
+def test_a_long_list_is_given_in_parts_and_what_was_not_given_is_kept() -> None:
+    lost = LostAcknowledgements()
+    lost.add(given(number) for number in range(12_000))
+    broker = Broker(fails_after=2)
+    with pytest.raises(ConnectionLostException):
+        lost.give_again(broker.request)
+    assert [len(each["given"]) for each in broker.asked] == [5000, 5000]
+    assert len(lost) == 2000
