@@ -13,7 +13,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack, unpack
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -319,3 +319,119 @@ def test_the_messages_of_another_queue_can_be_redriven(broker: Broker) -> None:
     assert ask(broker, "redrive", destination="q", to="q") == {"moved": 0, "left": 0}
     with pytest.raises(InvalidDestinationException):
         ask(broker, "redrive", destination="nowhere")
+
+
+def named(number: int, priority: int = 4) -> c.NewMessage:
+    name = Identity("producer", 1, number)
+    return c.NewMessage(ENVELOPE_FORMAT, envelope(str(number), identity=name), priority, identity=name)
+
+
+def given(*pairs: tuple[int, int]) -> list[tuple[int, list[Any]]]:
+    """(position, number of the message) each."""
+    return [(position, ["producer", 1, number]) for position, number in pairs]
+
+
+def test_what_was_acknowledged_is_settled_by_position_and_name(broker: Broker) -> None:
+    client = connect(broker)
+    # Priorities: positions are not in the order of delivery.
+    broker.call(c.Enqueue(client, queue("q"), [named(1, 1), named(2, 9), named(3, 4), named(4, 4)]), WAIT)
+    settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2), (3, 99), (7, 7)))
+    assert settled == 2, "another name, and no such position"
+    assert [
+        unpack(payload).body for payload in bodies(ask(broker, "read_range", destination="q", first=0, last=9))
+    ] == [
+        "3",
+        "4",
+    ]
+
+
+def test_what_is_settled_by_position_is_not_taken_from_a_consumer(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    got = inbox.wait_for(1)
+    assert ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2))) == 1
+    settle(broker, consumer, got, Outcome.ACCEPTED)
+    assert depth(broker, "q") == 0
+
+
+def test_what_a_lost_connection_held_is_given_back_before_it_is_settled_by_position(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
+    attach(broker, client, "q", credit=2)
+    broker.submit(c.Disconnect(client))  # nobody waits for it
+    assert ask(broker, "settle_positions", destination="q", given=given((1, 1))) == 1
+    assert depth(broker, "q") == 1
+
+
+def test_a_message_without_an_identity_is_settled_by_its_id(broker: Broker) -> None:
+    client = connect(broker)
+    payload = envelope("x", message_id="ID:1")
+    broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, payload)] * 2), WAIT)
+    assert ask(broker, "settle_positions", destination="q", given=[(1, "ID:1"), (2, "ID:2")]) == 1
+
+
+@pytest.mark.parametrize("wrong", [[1], [("1", "ID:1")], [(1, "a", "b")], "text", [(True, "ID:1")]])
+def test_positions_and_names_of_another_form_are_refused(broker: Broker, wrong: Any) -> None:
+    send(broker, connect(broker), "q", "a")
+    with pytest.raises(MessageFormatException):
+        ask(broker, "settle_positions", destination="q", given=wrong)
+
+
+def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.operations._SETTLE_ENTRIES", 3)
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 21)]), WAIT)
+    wanted = [1, 2, 3, 4, 9, 10, 20]
+    settled = ask(broker, "settle_positions", destination="q", given=given(*((each, each) for each in wanted)))
+    assert settled == len(wanted)
+    assert depth(broker, "q") == 13
+
+
+# Whether a commit was done.
+
+
+def test_a_commit_is_resolved_by_its_id(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Commit(client, c.CommitId("s", 3), [(queue("q"), named(1))], []), WAIT)
+    resolved = {number: ask(broker, "resolve_commit", session="s", number=number) for number in (2, 3, 4)}
+    assert resolved == {2: True, 3: True, 4: False}
+    assert ask(broker, "resolve_commit", session="other", number=1) is False
+
+
+def test_a_commit_on_its_way_is_done_before_it_is_resolved(broker: Broker) -> None:
+    client = connect(broker)
+    broker.submit(c.Commit(client, c.CommitId("s", 1), [(queue("q"), named(1))], []))
+    assert ask(broker, "resolve_commit", session="s", number=1) is True
+
+
+def test_a_commit_that_is_held_back_when_its_connection_is_lost_is_not_done(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(max_queue_messages=1, hold_timeout_seconds=60), str(tmp_path))
+    client = connect(broker)
+    send(broker, client, "q", "fills it")
+    broker.submit(c.Commit(client, c.CommitId("s", 1), [(queue("q"), named(1))], []))
+    broker.submit(c.Disconnect(client))
+    assert ask(broker, "resolve_commit", session="s", number=1) is False
+    ask(broker, "purge", destination="q")
+    assert ask(broker, "resolve_commit", session="s", number=1) is False
+    assert depth(broker, "q") == 0
+    broker.close()
+
+
+def test_a_commit_is_resolved_after_a_restart(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    broker.call(c.Commit(connect(broker), c.CommitId("s", 5), [(queue("q"), named(1))], []), WAIT)
+    broker.close()
+    broker = Broker(EngineSettings(), str(tmp_path))
+    assert ask(broker, "resolve_commit", session="s", number=5) is True
+    assert ask(broker, "resolve_commit", session="s", number=6) is False
+    broker.close()
+
+
+def test_an_engine_that_may_have_forgotten_says_so(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(max_producers=3), str(tmp_path))
+    client = connect(broker)
+    for session in "abc":
+        broker.call(c.Commit(client, c.CommitId(session, 1), [(queue("q"), named(ord(session)))], []), WAIT)
+    assert ask(broker, "resolve_commit", session="a", number=1) is not False
+    assert ask(broker, "resolve_commit", session="never seen", number=1) is None
+    broker.close()

@@ -18,7 +18,7 @@ import attrs
 import pytest
 
 from broker_adapter.amqp.codec import decode_received
-from broker_adapter.amqp.peer import ACCEPTED_STATE, Peer, PeerLimits, RemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.peer import ACCEPTED_STATE, Peer, PeerLimits, RemoteClose, RemoteOpen, Terminus, Transfers
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -455,3 +455,83 @@ def test_a_silent_client_is_dropped_after_the_idle_time(
         read_all(sock)  # keep-alives, until the server has heard nothing for too long
     assert "idle" in caplog.text
     assert attrs.asdict(served.listener.settings)["idle_timeout_seconds"] == 0.5
+
+
+# A client that comes again.
+
+
+def opened(
+    served: Served, token: str | None, container: str = "me", *, sole: bool = True
+) -> tuple[socket.socket, Peer]:
+    """A raw connection of our own client, open as far as the server lets it."""
+    peer = Peer(PeerLimits())
+    properties = {"product": "Holdfast"} | ({} if token is None else {"holdfast-connection": token})
+    desired = ["sole-connection-for-container"] if sole else []
+    peer.open(container, desired_capabilities=desired, properties=properties)
+    connected = served.socket()
+    connected.sendall(peer.pending_output())
+    return connected, peer
+
+
+def heard(connected: socket.socket, peer: Peer, kind: type[Any]) -> Any:
+    """The next event of this kind; None where the server hung up first."""
+    while True:
+        for event in peer.events():
+            if isinstance(event, kind):
+                return event
+        try:
+            data = connected.recv(65536)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        peer.receive(data)
+
+
+def test_a_client_that_comes_again_takes_the_place_of_its_old_connection(serve: Callable[..., Served]) -> None:
+    served = serve()
+    first, first_peer = opened(served, "secret")
+    assert heard(first, first_peer, RemoteOpen).properties["holdfast-store"] == served.broker.unique
+    second, second_peer = opened(served, "secret")
+    answer = heard(second, second_peer, RemoteOpen)
+    assert "amqp:connection-establishment-failed" not in answer.properties, "its client id is free"
+    assert heard(first, first_peer, RemoteClose) is None
+    eventually(lambda: len(served.listener.connections) == 1)
+    for each in (first, second):
+        each.close()
+
+
+@pytest.mark.parametrize("token", [None, "", "another", "x" * 101])
+def test_a_client_with_another_word_or_none_takes_nobodys_place(
+    serve: Callable[..., Served], token: str | None
+) -> None:
+    served = serve()
+    first, first_peer = opened(served, "x" * 101 if token == "x" * 101 else "secret")
+    heard(first, first_peer, RemoteOpen)
+    second, second_peer = opened(served, token)
+    answer = heard(second, second_peer, RemoteOpen)
+    assert answer.properties["amqp:connection-establishment-failed"] is True, "the client id is in use"
+    assert len(served.listener._named) <= 2
+    for each in (first, second):
+        each.close()
+    eventually(lambda: not served.listener._named)
+
+
+def test_what_the_old_connection_had_is_there_for_the_new_one(serve: Callable[..., Served]) -> None:
+    served = serve()
+    with ConnectionFactory(served.url).create_connection() as connection, connection.create_session() as session:
+        session.create_producer(session.create_queue("q")).send("x")
+    first, first_peer = opened(served, "secret")
+    heard(first, first_peer, RemoteOpen)
+    link = first_peer.attach_receiver(first_peer.begin_session(), "r", Terminus("q"), Terminus())
+    first_peer.credit(link, 10)
+    first.sendall(first_peer.pending_output())
+    assert heard(first, first_peer, Transfers) is not None
+    second, second_peer = opened(served, "secret")
+    heard(second, second_peer, RemoteOpen)
+    link = second_peer.attach_receiver(second_peer.begin_session(), "r", Terminus("q"), Terminus())
+    second_peer.credit(link, 10)
+    second.sendall(second_peer.pending_output())
+    assert heard(second, second_peer, Transfers) is not None
+    for each in (first, second):
+        each.close()
