@@ -33,6 +33,7 @@ class Cut:
     frames: int | None = None
     bytes: int | None = None
     into_next: int = 0  #: bytes of the next frame that still go through
+    half_open: bool = False  #: whether the server is to hear nothing of it
 
 
 @attrs.define
@@ -77,6 +78,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._half_open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
@@ -131,7 +133,7 @@ class Proxy:
         """Cut off the clients, while the server keeps its ends and hears nothing; returns how many."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
-            self._half_open = [server for _, server in pairs]
+            self._half_open += [server for _, server in pairs]
             self.cuts += len(pairs)
             self.cut_at = time.monotonic()
         for client, _ in pairs:
@@ -143,8 +145,7 @@ class Proxy:
         self._listener.close()
         self.hold()
         self.cut()
-        for server in getattr(self, "_half_open", ()):
-            _end(server)
+        _end(*self._half_open)
 
     # The work.
 
@@ -213,7 +214,7 @@ class Proxy:
                         time.sleep(self._delay)
                     if hit and plan is not None:
                         sink.sendall(piece[: plan.into_next])
-                        self._cut_pair(pair)
+                        self._cut_pair(pair, half_open=plan.half_open)
                         return
                     sink.sendall(piece)
                     sent += len(piece)
@@ -223,14 +224,18 @@ class Proxy:
         if known:
             self._cut_pair(pair, counts=False)
 
-    def _cut_pair(self, pair: tuple[socket.socket, socket.socket], *, counts: bool = True) -> None:
+    def _cut_pair(
+        self, pair: tuple[socket.socket, socket.socket], *, counts: bool = True, half_open: bool = False
+    ) -> None:
         with self._lock:
             if pair in self._pairs:
                 self._pairs.remove(pair)
             if counts:
                 self.cuts += 1
                 self.cut_at = time.monotonic()
-        _end(*pair)
+            if half_open:
+                self._half_open.append(pair[1])
+        _end(*(pair[:1] if half_open else pair))
 
 
 def _is_due(plan: Cut, frames: int, sent: int) -> bool:
