@@ -131,6 +131,9 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+_SERVING: Final = Phase.SERVING
+
+
 @attrs.define(eq=False)
 class _Link:
     """A producer's or consumer's link."""
@@ -643,9 +646,9 @@ class FailoverTransport:
 
     def _usable(self) -> Inner:
         """The inner transport; raises ConnectionLostException where the network is away."""
-        if self._phase is Phase.SERVING:
-            assert self._inner is not None
-            return self._inner
+        inner = self._inner
+        if self._phase is _SERVING and inner is not None:
+            return inner
         if self._phase is Phase.INTERRUPTED:
             raise ConnectionLostException("the connection is lost, and is being restored")
         raise copied(self._error or IllegalStateException("the connection is not open yet"))
@@ -811,6 +814,16 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.send`.  It is sent again where the connection is lost."""
         limit = self._url.client.send_timeout_seconds if timeout is None else timeout
         if on_settled is not None:
+            # The way of nearly every message, without what is only needed in an outage.
+            record, inner = self._links.get(link), self._inner
+            if self._phase is _SERVING and record is not None and record.interrupted is None and inner is not None:
+                send = _Send(self, record, envelope, on_settled, next(self._serials), inner)
+                try:
+                    inner.send(send.sent_on, envelope, send, timeout)
+                    return
+                except JMSException:
+                    if not inner.is_lost and record.inner == send.sent_on:
+                        raise
             self._send(link, envelope, on_settled, time.monotonic() + limit)
             return
         self._require_usable()

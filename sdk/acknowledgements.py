@@ -45,10 +45,10 @@ class Source:
     client_id: str | None = None
 
 
-#: What a message is known again by.
+#: What a message is known again by: its source, and its identity or id.
 Key = tuple[Source, Identity | str]
-#: An acknowledgement: what it was of, and at which position of its source that was, where the broker says so.
-Given = tuple[Key, int | None]
+#: An acknowledgement: the same, and at which position of its source the message was, where the broker says so.
+Given = tuple[Source, Identity | str, int | None]
 
 
 def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> Given | None:
@@ -62,7 +62,7 @@ def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> 
     if source is None:
         return None
     name = envelope.identity or envelope.message_id
-    return None if name is None else ((source, name), delivery.position)
+    return None if name is None else (source, name, delivery.position)
 
 
 class LostAcknowledgements:
@@ -76,14 +76,14 @@ class LostAcknowledgements:
 
     def add(self, given: Iterable[Given]) -> None:
         """These were under way when the connection was lost."""
-        for key, position in given:
-            self._lost[key] = position
+        for source, name, position in given:
+            self._lost[source, name] = position
         while len(self._lost) > MAX_GIVEN:
             self._lost.pop(next(iter(self._lost)), None)
 
-    def take(self, key: Key) -> bool:
+    def take(self, given: Given) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
-        return self._lost.pop(key, _NOT_THERE) is not _NOT_THERE
+        return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
     def give_again(self, request: Callable[[str, Mapping[str, Any], float | None], Any]) -> None:
         """Say all of it again to our own broker, before it hands anything out.
@@ -116,7 +116,7 @@ class Acknowledgements:
 
     def __init__(self, lost: LostAcknowledgements) -> None:
         self.lost = lost
-        self._window = 0
+        self._reach = _MARGIN  #: deliveries that an acknowledgement is remembered for
         self._delivered = 0
         self._held: dict[DeliveryTag, Given] = {}
         self._recent: deque[tuple[int, Given]] = deque()
@@ -126,13 +126,22 @@ class Acknowledgements:
 
     def widen(self, prefetch: int) -> None:
         """A consumer with this prefetch has joined."""
-        self._window += max(1, prefetch)
+        self._reach += 2 * max(1, prefetch)
 
     def delivered(self, tag: DeliveryTag, given: Given | None) -> None:
         """The application is about to see a message."""
         self._delivered += 1
         if given is not None:
             self._held[tag] = given
+
+    def accepted(self, given: Given | None) -> None:
+        """A message was delivered, and its acknowledgement is on its way: both in one step."""
+        self._delivered = now = self._delivered + 1
+        if given is not None:
+            recent = self._recent
+            recent.append((now, given))
+            if recent[0][0] < now - self._reach:
+                recent.popleft()
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
         """These are on their way to the broker."""
@@ -141,8 +150,7 @@ class Acknowledgements:
             given = held.pop(tag, None)
             if given is not None and outcome is _ACCEPTED:
                 recent.append((now, given))
-        arrived = now - 2 * self._window - _MARGIN
-        while recent and recent[0][0] < arrived:
+        while recent and recent[0][0] < now - self._reach:
             recent.popleft()
 
     def committed(self, settlements: Iterable[Settlement]) -> None:

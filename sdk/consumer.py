@@ -290,12 +290,18 @@ class MessageConsumer:
                 state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return None
             policy.delivered(tag)
-            if state.acknowledgements is not None:
-                state.acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
             settlements = policy.consumed(tag, time.monotonic())
+            acknowledgements = state.acknowledgements
+            at_once = len(settlements) == 1
+            if acknowledgements is not None and not at_once:
+                acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
             if settlements:
                 try:
-                    state.settle(settlements)
+                    if at_once and acknowledgements is not None:
+                        state.transport.settle(settlements)
+                        acknowledgements.accepted(given_for(self._source, envelope, delivery))
+                    else:
+                        state.settle(settlements)
                 except ConnectionLostException as error:
                     if policy.tells_lost_acknowledgements:
                         raise ConnectionLostException(
@@ -342,7 +348,7 @@ class MessageConsumer:
         state = self._state
         acknowledgements = state.acknowledgements
         given = given_for(self._source, envelope, delivery)
-        if acknowledgements is None or given is None or not acknowledgements.lost.take(given[0]):
+        if acknowledgements is None or given is None or not acknowledgements.lost.take(given):
             return False
         tag = delivery.tag
         with state.settling:

@@ -22,7 +22,7 @@ SOURCE = Source("orders")
 
 
 def given(number: int, source: Source = SOURCE, position: int | None = -1) -> Given:
-    return (source, Identity("producer", 1, number)), number if position == -1 else position
+    return source, Identity("producer", 1, number), number if position == -1 else position
 
 
 def tag(number: int, link: int = 1) -> DeliveryTag:
@@ -36,7 +36,7 @@ def accept(session: Acknowledgements, *numbers: int, outcome: Outcome = Outcome.
 
 
 def keys(lost: LostAcknowledgements, *numbers: int) -> list[bool]:
-    return [lost.take(given(number)[0]) for number in numbers]
+    return [lost.take(given(number)) for number in numbers]
 
 
 # What a message is known by.
@@ -59,7 +59,7 @@ def test_a_message_is_known_by_its_identity_or_else_its_id(
     envelope: Envelope, source: Source | None, expected: object
 ) -> None:
     found = given_for(source, envelope, delivery(envelope))
-    assert found == (None if expected is None else ((source, expected), 7))
+    assert found == (None if expected is None else (source, expected, 7))
 
 
 # What is remembered.
@@ -88,6 +88,17 @@ def test_an_acknowledgement_is_remembered_for_two_windows_of_deliveries(windows:
     assert len(session) == reach + 1
     session.interrupted()
     assert keys(lost, 3, 4) == [False, True]
+
+
+def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    session.widen(10)
+    for number in range(50):
+        session.accepted(given(number))
+    session.accepted(None)
+    session.interrupted()
+    assert keys(lost, 12, 13, 49) == [False, True, True]
 
 
 def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
@@ -149,7 +160,7 @@ class Broker:
 def test_they_are_given_again_by_source_with_positions_and_names() -> None:
     lost = LostAcknowledgements()
     subscription = Source("news", "topic", "mine", "client")
-    lost.add([given(1), given(2), given(3, subscription), ((SOURCE, "ID:4"), 4)])
+    lost.add([given(1), given(2), given(3, subscription), (SOURCE, "ID:4", 4)])
     broker = Broker()
     lost.give_again(broker.request)
     assert broker.asked == [
