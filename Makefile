@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
 
-.PHONY: setup demo test check format docs bench interop clean preflight
+.PHONY: setup demo test check format docs bench interop soak clean preflight
 
 setup: $(READY)
 
@@ -57,6 +57,9 @@ interop: $(READY)
 	@echo "fetching what the interop tests need, into .interop (once; a minute or two) ..."
 	@$(BIN)/python -m tests.interop.install || true
 	@$(BIN)/python -m pytest -m 'interop or not interop' $(or $(INTEROP),tests/interop)
+
+soak: $(READY)
+	@$(BIN)/python -m tests.faults.soak --seconds $(or $(SECONDS),600)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import codec, engine, modes, selectors, spark
+from benchmarks import codec, engine, failover, modes, selectors, spark
 from benchmarks.report import Figure, show
 
 
@@ -43,6 +43,7 @@ def main() -> int:
         "search": lambda directory: iter([selectors.searched(directory, 1_000_000 // share)]),
         "embedded": embedded,
         "amqp": amqp,
+        "failover": lambda directory: failover.time_to_restore(directory, failover.ROUNDS // (3 if share > 1 else 1)),
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }

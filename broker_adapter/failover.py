@@ -486,7 +486,7 @@ class FailoverTransport:
         send.inner, send.sent_on = inner, link.inner
         envelope = send.envelope
         peer = self._peer
-        if peer is None or not peer.is_holdfast:
+        if peer is None or not peer.rejects_duplicates:
             properties = {**(envelope.properties or {}), RESENT_PROPERTY: True}
             envelope = envelope._replace(properties=properties)
         try:

@@ -56,8 +56,9 @@ class Peer:
     product: str  #: ``Holdfast`` for our engine, else what the broker calls itself
     version: str
     client_id: str  #: the one in use, given or invented
-    is_holdfast: bool  #: whether ``request`` works and a re-sent message is never a second one
+    is_holdfast: bool  #: whether ``request`` works
     capabilities: frozenset[str] = frozenset()  #: AMQP capabilities that the broker offered
+    rejects_duplicates: bool = False  #: whether a message that is sent again is never a second one
     store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
 

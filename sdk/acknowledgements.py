@@ -9,6 +9,9 @@ Theory of operation
     credit that was granted after an acknowledgement, it has that acknowledgement.  So what was acknowledged more than
     two windows of deliveries ago has arrived (two, since a credit may overtake what is written together with it).
 
+    What the application has seen and not acknowledged comes again as well.  Not every broker says of such a message
+    that it was delivered before, so that is remembered too.
+
     A message is known again by its source and the identity that its producer gave it, or else by its message id.  One
     that has neither comes again as any other.
 """
@@ -66,10 +69,19 @@ def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> 
 
 
 class LostAcknowledgements:
-    """The acknowledgements of a connection that were lost with the network; for all its sessions, from any thread."""
+    """The acknowledgements of a connection that were lost with the network; for all its sessions, from any thread.
+
+    Also what was seen and not acknowledged.
+    """
 
     def __init__(self) -> None:
         self._lost: dict[Key, int | None] = {}
+        self._seen: dict[Key, None] = {}
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether anything that comes may be known."""
+        return bool(self._lost or self._seen)
 
     def __len__(self) -> int:
         return len(self._lost)
@@ -80,6 +92,17 @@ class LostAcknowledgements:
             self._lost[source, name] = position
         while len(self._lost) > MAX_GIVEN:
             self._lost.pop(next(iter(self._lost)), None)
+
+    def add_seen(self, given: Iterable[Given]) -> None:
+        """The application had these when the connection was lost, and had not acknowledged them."""
+        for source, name, _ in given:
+            self._seen[source, name] = None
+        while len(self._seen) > MAX_GIVEN:
+            self._seen.pop(next(iter(self._seen)), None)
+
+    def was_seen(self, given: Given) -> bool:
+        """A message has come: returns whether the application had it before."""
+        return self._seen.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
     def take(self, given: Given) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
@@ -161,13 +184,14 @@ class Acknowledgements:
     def interrupted(self) -> None:
         """The connection was lost."""
         self.lost.add(given for _, given in self._recent)
+        self.lost.add_seen(self._held.values())
         self._recent.clear()
         self._held.clear()
 
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link."""
-        for tag in [tag for tag in self._held if tag.link == link]:
-            del self._held[tag]
+        tags = [tag for tag in self._held if tag.link == link]
+        self.lost.add_seen([self._held.pop(tag) for tag in tags])
 
 
 _ACCEPTED = Outcome.ACCEPTED

@@ -15,6 +15,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -287,7 +288,8 @@ class MessageConsumer:
             if tag.epoch != state.epoch or tag.link == self._stale_link:
                 return None
             if self._closing:  # by another thread, between the look at the buffer and here
-                state.settle(policy.passed_over((tag,), Outcome.RELEASED))
+                with contextlib.suppress(ConnectionLostException):
+                    state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return None
             policy.delivered(tag)
             settlements = policy.consumed(tag, time.monotonic())
@@ -298,8 +300,7 @@ class MessageConsumer:
             if settlements:
                 try:
                     if at_once and acknowledgements is not None:
-                        state.transport.settle(settlements)
-                        acknowledgements.accepted(given_for(self._source, envelope, delivery))
+                        state.settle_at_once(settlements, given_for(self._source, envelope, delivery))
                     else:
                         state.settle(settlements)
                 except ConnectionLostException as error:
@@ -323,7 +324,11 @@ class MessageConsumer:
             self._state.report(error)
             return None
         acknowledgements = self._state.acknowledgements
-        if acknowledgements is not None and len(acknowledgements.lost) and self._was_acknowledged(delivery, envelope):
+        if (
+            acknowledgements is not None
+            and acknowledgements.lost.knows_any
+            and self._was_acknowledged(delivery, envelope)
+        ):
             return None
         settings = self._state.settings
         if settings.max_redeliveries is not None and delivery.delivery_count > settings.max_redeliveries:
@@ -348,7 +353,11 @@ class MessageConsumer:
         state = self._state
         acknowledgements = state.acknowledgements
         given = given_for(self._source, envelope, delivery)
-        if acknowledgements is None or given is None or not acknowledgements.lost.take(given):
+        if acknowledgements is None or given is None:
+            return False
+        if not acknowledgements.lost.take(given):
+            if acknowledgements.lost.was_seen(given):
+                delivery.delivery_count = max(1, delivery.delivery_count)
             return False
         tag = delivery.tag
         with state.settling:
@@ -431,7 +440,8 @@ class MessageConsumer:
             if tag.epoch != state.epoch or tag.link == self._stale_link:
                 return
             if self._closing:
-                state.settle(policy.passed_over((tag,), Outcome.RELEASED))
+                with contextlib.suppress(ConnectionLostException):
+                    state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return
             policy.delivered(tag)
             if state.acknowledgements is not None:

@@ -35,7 +35,7 @@ from broker_adapter import (
     Transport,
     pack,
 )
-from sdk.acknowledgements import Acknowledgements, LostAcknowledgements
+from sdk.acknowledgements import Acknowledgements, Given, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
@@ -197,9 +197,23 @@ class SessionState:
             ConnectionLostException: the network is away.
         """
         if settlements:
-            self.transport.settle(settlements)
+            self._hand_over(settlements)
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
+
+    def settle_at_once(self, settlements: Sequence[Settlement], given: Given | None) -> None:
+        """``settle`` for one message that was delivered just now; under ``settling``."""
+        self._hand_over(settlements)
+        if self.acknowledgements is not None:
+            self.acknowledgements.accepted(given)
+
+    def _hand_over(self, settlements: Sequence[Settlement]) -> None:
+        try:
+            self.transport.settle(settlements)
+        except ConnectionLostException:
+            # The news of it is on its way; until it is here nothing more of that connection may be given out.
+            self._lose(self.epoch + 1)
+            raise
 
     def pass_over(self, tags: Sequence[DeliveryTag], outcome: Outcome) -> None:
         """End deliveries that the application never saw; where the network is away, they come again by themselves."""
@@ -212,12 +226,15 @@ class SessionState:
     def lose(self, epoch: int) -> None:
         """The connection was lost; deliveries will carry at least this epoch."""
         with self.settling:
-            self.interrupted = True  # before the epoch: who sees that one sees this as well
-            self.epoch = epoch
-            self.policy.interrupted(epoch)
-            if self.acknowledgements is not None:
-                self.acknowledgements.interrupted()
+            self._lose(epoch)
         self.wake()
+
+    def _lose(self, epoch: int) -> None:
+        self.interrupted = True  # before the epoch: who sees that one sees this as well
+        self.epoch = epoch
+        self.policy.interrupted(epoch)
+        if self.acknowledgements is not None:
+            self.acknowledgements.interrupted()
 
     def lose_link(self, link: int) -> None:
         """The broker took back what came on one link of the connection, by the link's number in tags."""

@@ -60,6 +60,11 @@ class ServerProcess:
         assert found, f"the server said {line!r}"
         self.port = int(found[1])
 
+    def signal(self, number: int) -> None:
+        """Send it a signal, and do not wait for what becomes of it."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL; legal twice."""
         self._end(signal.SIGKILL)

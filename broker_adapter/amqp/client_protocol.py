@@ -78,8 +78,9 @@ from broker_adapter.transport import (
 )
 from broker_adapter.transport import Peer as PeerInfo
 
-#: What a broker calls itself in ``open`` where it is ours.
+#: What a broker calls itself in ``open`` where it is ours, or ActiveMQ Artemis.
 PRODUCT: Final = "Holdfast"
+ARTEMIS: Final = "apache-activemq-artemis"
 SELECTOR_CODE: Final = 0x0000_468C_0000_0004
 NO_LOCAL_CODE: Final = 0x0000_468C_0000_0003
 DELETE_ON_CLOSE_CODE: Final = 0x2B
@@ -272,6 +273,12 @@ class ClientProtocol:
         return info is not None and info.is_holdfast
 
     @property
+    def is_artemis(self) -> bool:
+        """Whether the broker is ActiveMQ Artemis, which knows a message again by a property; meaningful once open."""
+        info = self._info
+        return info is not None and info.product == ARTEMIS
+
+    @property
     def uses_envelope(self) -> bool:
         """Whether sends are in our own format; meaningful once open."""
         info = self._info
@@ -386,6 +393,7 @@ class ClientProtocol:
             client_id=self._options.container_id,
             is_holdfast=product == PRODUCT,
             capabilities=event.offered_capabilities,
+            rejects_duplicates=product in (PRODUCT, ARTEMIS),
             store=_text(event.properties.get(STORE)) if product == PRODUCT else None,
             servers=servers_of(event.properties.get(SERVER_LIST)),
         )

@@ -53,6 +53,8 @@ REPLY_TO_TYPE: Final = Symbol("x-opt-jms-reply-to")
 DELIVERY_TIME: Final = Symbol("x-opt-delivery-time")
 DELIVERY_DELAY: Final = Symbol("x-opt-delivery-delay")
 IDENTITY: Final = Symbol("x-opt-holdfast-identity")
+#: Property by which ActiveMQ Artemis knows a message that it has already.
+DUPLICATE_ID: Final = "_AMQ_DUPL_ID"
 _LEGACY_DESTINATION_TYPE: Final = Symbol("x-opt-to-type")
 _LEGACY_REPLY_TO_TYPE: Final = Symbol("x-opt-reply-type")
 
@@ -369,6 +371,18 @@ def encode_amqp(envelope: Envelope) -> bytes:
         raise MessageFormatException(f"the message cannot be encoded: {error}") from error
 
 
+def with_duplicate_id(envelope: Envelope) -> Envelope:
+    """A message with its identity in the form that ActiveMQ Artemis knows; one that the application gave is kept."""
+    properties = envelope.properties or {}
+    if envelope.identity is None or DUPLICATE_ID in properties:
+        return envelope
+    return envelope._replace(properties={**properties, DUPLICATE_ID: _duplicate_id(envelope.identity)})
+
+
+def _duplicate_id(identity: Identity) -> str:
+    return ":".join(map(str, identity))
+
+
 def _encoded_sections(envelope: Envelope) -> Iterator[bytes]:
     ttl = None
     if envelope.expires_at_ms is not None and envelope.sent_at_ms is not None:
@@ -522,6 +536,9 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
     if expires_at_ms is None and ttl and sent_at_ms is not None:
         expires_at_ms = sent_at_ms + ttl
     user_id = _field(properties, 1)
+    identity = _identity(annotations)
+    if application and identity is not None and application.get(DUPLICATE_ID) == _duplicate_id(identity):
+        del application[DUPLICATE_ID]  # ours, and not the application's
     group_sequence = _integer(_field(properties, 11), "group-sequence")
     if group_sequence is not None and group_sequence > 0x7FFFFFFF:
         group_sequence -= 1 << 32
@@ -529,7 +546,7 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
         destination=destination,
         body_kind=kind,
         body=body,
-        properties=application,
+        properties=application or None,
         message_id=_message_id(_field(properties, 0)),
         correlation_id=_correlation_id(_field(properties, 5)),
         reply_to=None if reply_to is None else Destination(reply_to, _kind(annotations, _REPLY_TO_KEYS, default_kind)),
@@ -542,7 +559,7 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
         group_id=_string(_field(properties, 10)),
         group_sequence=group_sequence,
         user_id=user_id.decode(errors="replace") if isinstance(user_id, bytes) else _string(user_id),
-        identity=_identity(annotations),
+        identity=identity,
     )
 
 

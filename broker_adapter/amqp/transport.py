@@ -23,7 +23,7 @@ from uuid import uuid4
 from ack_modes import Settlement
 from broker_adapter.amqp.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase, servers_of
-from broker_adapter.amqp.codec import encode_amqp
+from broker_adapter.amqp.codec import encode_amqp, with_duplicate_id
 from broker_adapter.amqp.io_loop import SocketConnection, Work
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin
@@ -215,6 +215,8 @@ class AmqpTransport:
     @staticmethod
     def _encoder(protocol: ClientProtocol) -> Callable[[Envelope], bytes]:
         addresses = protocol.addresses
+        if protocol.is_artemis:
+            return lambda envelope: encode_amqp(addresses.outward(with_duplicate_id(envelope)))
         if addresses:
             return lambda envelope: encode_amqp(addresses.outward(envelope))
         return pack if protocol.uses_envelope else encode_amqp

@@ -65,6 +65,7 @@ class SmallBroker:
         self.credits: list[int] = []
         self.commits: list[tuple[int, int]] = []
         self.hold_drains = False
+        self.cut_untold = False  #: whether the network is away, and the news of it on its way
         self.hold_answers = False
         self.answers: list[OnSettled] = []
         self.refuse_commit: JMSException | None = None
@@ -91,6 +92,7 @@ class SmallBroker:
 
     def interrupt(self) -> None:
         """The connection is lost and being restored: everything delivered goes back."""
+        self.cut_untold = False
         self.epoch += 1
         self._listener(Interrupted(ConnectionLostException("the cable was cut")))
         for destination, stored in self.held.values():
@@ -175,6 +177,8 @@ class SmallBroker:
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         self._check()
+        if self.cut_untold:
+            raise ConnectionLostException("the cable is cut, and nobody was told yet")
         for tag, outcome in settlements:
             if tag.epoch != self.epoch:
                 continue

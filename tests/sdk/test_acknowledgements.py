@@ -101,6 +101,19 @@ def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> N
     assert keys(lost, 12, 13, 49) == [False, True, True]
 
 
+def test_what_was_seen_and_not_acknowledged_is_known_again_once() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost)
+    accept(session, 1)
+    session.delivered(tag(2, link=1), given(2))
+    session.delivered(tag(3, link=2), given(3))
+    assert not lost.knows_any
+    session.link_lost(2)
+    session.interrupted()
+    assert lost.knows_any
+    assert [lost.was_seen(given(number)) for number in (1, 2, 3, 2)] == [False, True, True, False]
+
+
 def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost)
@@ -136,6 +149,8 @@ def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -
 
 def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
     lost = LostAcknowledgements()
+    lost.add_seen(given(number) for number in range(MAX_GIVEN + 3))
+    assert [lost.was_seen(given(number)) for number in (2, 3)] == [False, True]
     lost.add(given(number) for number in range(MAX_GIVEN + 3))
     assert len(lost) == MAX_GIVEN
     assert keys(lost, 2, 3) == [False, True]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter import OperationTimedOutException
+from broker_adapter import ClientSettings, OperationTimedOutException
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -181,6 +181,73 @@ def test_receive_waits_across_an_outage(broker: SmallBroker, connection: Connect
 
 
 # Lost for good.
+
+
+# Between the loss and the news of it.
+
+
+def _all_again(broker: SmallBroker, consumer: MessageConsumer) -> list[tuple[str, bool]]:
+    broker.interrupt()
+    broker.restore()
+    messages = [_received(consumer) for _ in range(4)]
+    messages[-1].acknowledge()
+    return [(message.body, message.redelivered) for message in messages]
+
+
+def test_auto_raises_once_before_the_news_of_a_loss_and_gives_out_nothing_more(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 4)
+    broker.cut_untold = True
+    with pytest.raises(ConnectionLostException, match="could not be acknowledged, and will come again"):
+        consumer.receive(5)
+    assert consumer.receive(0.05) is None, "the rest came on the connection that is lost"
+    assert _all_again(broker, consumer) == [(str(number), True) for number in range(4)]
+    session.close()
+
+
+def test_dups_ok_says_nothing_before_the_news_of_a_loss(
+    broker: SmallBroker, told: queue.SimpleQueue[JMSException]
+) -> None:
+    broker.settings = ClientSettings(prefetch_messages=10, dups_ok_batch_messages=2)
+    with broker.connect() as connection:
+        connection.start()
+        session, consumer = _with_messages(connection, AcknowledgeMode.DUPS_OK, 4)
+        broker.cut_untold = True
+        assert [_received(consumer).body for _ in range(2)] == ["0", "1"]
+        assert consumer.receive(0.05) is None
+        assert _all_again(broker, consumer) == [(str(number), True) for number in range(4)]
+        session.close()
+
+
+def test_client_is_stale_once_before_the_news_of_a_loss_and_after_it(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 4)
+    messages = [_received(consumer) for _ in range(2)]
+    broker.cut_untold = True
+    with pytest.raises(StaleAcknowledgementException) as raised:
+        messages[1].acknowledge()
+    assert raised.value.stale_count == 2
+    assert consumer.receive(0.05) is None
+    assert _all_again(broker, consumer) == [(str(number), True) for number in range(4)]
+    session.close()
+
+
+def test_an_auto_listener_before_the_news_of_a_loss_is_called_once_and_that_is_told(
+    broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 4)
+    broker.cut_untold = True
+    heard: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+    consumer.listener = lambda message: heard.put((message.body, message.redelivered))
+    assert heard.get(timeout=5) == ("0", False)
+    assert "could not be acknowledged" in told.get(timeout=5).reason
+    broker.interrupt()
+    broker.restore()
+    assert [heard.get(timeout=5) for _ in range(4)] == [(str(number), True) for number in range(4)]
+    assert heard.empty()
+    session.close()
 
 
 def test_receive_that_waits_raises_when_the_connection_fails(broker: SmallBroker, connection: Connection) -> None:

@@ -67,6 +67,7 @@ class Process:
             RuntimeError: it ended, or said nothing of the kind within 120 seconds; with what it said.
         """
         self.output: list[str] = []
+        self._arguments = (command, environment, ready)
         self._is_ready = False
         self._ready_or_over = threading.Event()
         self._process = subprocess.Popen(
@@ -93,6 +94,10 @@ class Process:
                 self._is_ready = True
                 self._ready_or_over.set()
         self._ready_or_over.set()
+
+    def started_again(self) -> Process:
+        """The same, started anew after ``stop``."""
+        return Process(*self._arguments)
 
     def stop(self) -> None:
         """Kill it and what it started; blocks until they have ended, 10 seconds at most for what they said last."""
