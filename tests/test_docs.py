@@ -22,10 +22,10 @@ def test_the_table_of_brokers_is_what_the_interop_tests_expect() -> None:
     assert table() in (ROOT / "docs" / "brokers.md").read_text(encoding="utf-8")
 
 
-def test_the_tests_that_the_table_of_jms_names_exist() -> None:
-    page = (ROOT / "docs" / "jms.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", page)
-    assert len(named) > 60
+def test_the_tests_that_the_tables_name_exist() -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("jms.md", "failover.md")]
+    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", "".join(pages))
+    assert len(named) > 70
     for path, name in named:
         assert (ROOT / path).exists(), path
         if name:

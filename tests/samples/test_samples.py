@@ -58,6 +58,15 @@ hello
 {'order': 17}
 committed
 """,
+    "s11_failover": """\
+the connection: Interrupted Restored; ConnectionLostException told 1 times
+each session received 1 to 3, then the server was killed and started again (* redelivered):
+  AUTO        1 2 3 | killed | 4* 5*
+  CLIENT      1 2 3 | killed | StaleAcknowledgementException | 1* 2* 3* 4* 5*
+  DUPS_OK     1 2 3 | killed | 4* 5*
+  TRANSACTED  1 2 3 | killed | TransactionRolledBackException | 1* 2* 3* 4* 5*
+  INDIVIDUAL  1 2 3 | killed | StaleAcknowledgementException | 1* 2* 3* 4* 5*
+""",
     "s10_selectors": """\
 abroad: sofa lamp
 lorry: desk
