@@ -20,13 +20,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter import Delivery, Envelope, Identity
+from broker_adapter import (
+    ConnectionLostException,
+    Delivery,
+    Envelope,
+    Identity,
+    JMSException,
+    OperationTimedOutException,
+)
 
 _log = logging.getLogger("sdk")
 
@@ -52,6 +59,10 @@ class Source:
 Key = tuple[Source, Identity | str]
 #: An acknowledgement: the same, and at which position of its source the message was, where the broker says so.
 Given = tuple[Source, Identity | str, int | None]
+
+
+#: Asks the broker something beyond messaging.
+Request = Callable[[str, Mapping[str, Any], float | None], Any]
 
 
 def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> Given | None:
@@ -108,7 +119,7 @@ class LostAcknowledgements:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
         return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
-    def give_again(self, request: Callable[[str, Mapping[str, Any], float | None], Any]) -> None:
+    def give_again(self, request: Request) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
         What is not there any more had arrived.  What another consumer has in hand by now is lost: it comes twice.
@@ -119,19 +130,48 @@ class LostAcknowledgements:
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
         """
-        by_source: dict[Source, list[tuple[Key, int]]] = {}
-        for key, position in list(self._lost.items()):
-            if position is not None:
-                by_source.setdefault(key[0], []).append((key, position))
-        for source, lost in by_source.items():
-            for first in range(0, len(lost), _REQUEST_POSITIONS):
-                part = lost[first : first + _REQUEST_POSITIONS]
-                named = [(position, list(name) if isinstance(name, tuple) else name) for (_, name), position in part]
-                arguments = {key: value for key, value in attrs.asdict(source).items() if value is not None}
-                dropped = request("settle_positions", {**arguments, "given": named}, None)
-                _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), dropped)
-                for key, _ in part:
-                    self._lost.pop(key, None)
+        for part, done in _asked(request, "settle_positions", [(*key, at) for key, at in list(self._lost.items())]):
+            _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), done)
+            for source, name, _ in part:
+                self._lost.pop((source, name), None)
+
+
+def forgive(request: Request, unseen: Iterable[Given]) -> None:
+    """Say to our own broker that these, lost with the connection, were never seen: their delivery has not failed.
+
+    Else a message that waits behind others in a client would become a dead letter by the losses of a bad network alone.
+
+    Args:
+        request: asks the broker, as ``Transport.request``.
+        unseen: what had come.
+
+    Raises:
+        JMSException: the connection is lost again.
+    """
+    for part, done in _asked(request, "forgive", unseen):
+        _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done)
+
+
+def _asked(request: Request, operation: str, given: Iterable[Given]) -> Iterator[tuple[list[Given], int]]:
+    """Ask something of the messages that have a position, source by source, in parts; with the answer."""
+    by_source: dict[Source, list[Given]] = {}
+    for each in given:
+        if each[2] is not None:
+            by_source.setdefault(each[0], []).append(each)
+    for source, all_of_it in by_source.items():
+        arguments = {key: value for key, value in attrs.asdict(source).items() if value is not None}
+        for first in range(0, len(all_of_it), _REQUEST_POSITIONS):
+            part = all_of_it[first : first + _REQUEST_POSITIONS]
+            named = [(position, list(name) if isinstance(name, tuple) else name) for _, name, position in part]
+            done = 0
+            try:
+                done = request(operation, {**arguments, "given": named}, None)
+            except (ConnectionLostException, OperationTimedOutException):
+                raise
+            except JMSException as error:
+                # The queue or subscription went with the connection, say: nothing of it comes again.
+                _log.debug("= %s of %s was not possible: %s", operation, source, error)
+            yield part, done
 
 
 class Acknowledgements:

@@ -34,7 +34,7 @@ from broker_adapter import (
     own_version,
     statistics_from,
 )
-from sdk.acknowledgements import LostAcknowledgements
+from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -297,6 +297,7 @@ class Connection:
             # In the order of what happens: what was lost is given again before the broker hands anything out.
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
+                forgive(event.request, [given for session in sessions for given in session.unseen()])
             return
         elif isinstance(event, Restored):
             if event.peer is not None:

@@ -31,7 +31,7 @@ from broker_adapter import (
     MessageFormatException,
     OperationTimedOutException,
 )
-from sdk.acknowledgements import Source, given_for
+from sdk.acknowledgements import Given, Source, given_for
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -601,6 +601,16 @@ class MessageConsumer:
             if delivery.tag.epoch == epoch and delivery.tag.link != self._stale_link:
                 taken.append(delivery)
         return taken
+
+    def unseen(self) -> list[Given]:
+        """What was prefetched on a connection that is lost, where it can be named; for the session, from any thread."""
+        found = []
+        epoch = self._state.epoch
+        for delivery in self._buffer.copy():
+            if delivery.tag.epoch != epoch and self._source is not None:
+                with contextlib.suppress(MessageFormatException):
+                    found.append(given_for(self._source, delivery.envelope, delivery))
+        return [given for given in found if given is not None]
 
     def link_interrupted(self, tag_link: int) -> None:
         """The broker closed the link, which is being attached again; for the session."""

@@ -39,7 +39,7 @@ from broker_adapter import (
     queue,
     topic,
 )
-from sdk.acknowledgements import LostAcknowledgements, Source
+from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
@@ -654,6 +654,10 @@ class Session:
         for browser in list(self._browsers):
             browser.interrupted()
         self._state.lose(epoch)
+
+    def unseen(self) -> list[Given]:
+        """What its consumers had prefetched on a connection that is lost; for the connection."""
+        return [given for consumer in list(self._consumers.values()) for given in consumer.unseen()]
 
     def restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""

@@ -1252,6 +1252,14 @@ class BrokerState:
             self._awake[queue.id] = queue
         self._reply(command, dropped, effects)
 
+    def _forgive(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
+        queue = self.queues.get(command.queue)
+        forgiven = 0
+        if queue is not None:
+            forgiven = sum([queue.forgive(position, effects) for position in command.positions])
+            self._awake[queue.id] = queue
+        self._reply(command, forgiven, effects)
+
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         effects.touches_unloaded = True
         for kind, raw, key in command.items:
@@ -1369,6 +1377,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Commit: BrokerState._commit,
     c.ResolveCommit: BrokerState._resolve_commit,
     c.Trim: BrokerState._trim,
+    c.Forgive: BrokerState._forgive,
     c.Drop: BrokerState._drop,
     c.Due: BrokerState._due,
     c.Quarantined: BrokerState._quarantined,

@@ -226,6 +226,17 @@ class Trim(NamedTuple):
     reply: Reply | None = None
 
 
+class Forgive(NamedTuple):
+    """The last delivery of what waits at these positions of a queue does not count: nobody saw it.
+
+    Replies with the number of messages.
+    """
+
+    queue: int
+    positions: Sequence[int]
+    reply: Reply | None = None
+
+
 class Drop(NamedTuple):
     """Forget a queue that has been trimmed.  Replies None."""
 
@@ -339,6 +350,7 @@ Command = (
     | Commit
     | ResolveCommit
     | Trim
+    | Forgive
     | Drop
     | Due
     | Quarantined

@@ -28,6 +28,8 @@ transaction) and ``messages`` (packed envelopes)
 ``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
 list) or else its message id
     The number of messages dropped: those that wait at such a position under that name, and nobody has in hand.
+``forgive`` of a queue, with ``given`` as before
+    The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.
 ``resolve_commit`` with ``session`` (the name in the commit's id) and ``number``
     True where that commit was done, False where it was not; None where so many producers were remembered since that
     this one may have been forgotten.  Nothing of a connection that is gone is done after this answer.
@@ -39,7 +41,7 @@ tells a queue from one of the same name that was made after it was deleted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -320,6 +322,20 @@ def _settle(engine: Engine, queue: int, last: int, deadline: float | None) -> in
 
 
 def _settle_positions(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
+    found = _given(engine, arguments, deadline)
+    return sum(engine.call(c.Trim(queue, entries), _left(deadline)) for queue, entries in found)
+
+
+def _forgive(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
+    found = _given(engine, arguments, deadline)
+    return sum(
+        engine.call(c.Forgive(queue, [entry.position for entry in entries]), _left(deadline))
+        for queue, entries in found
+    )
+
+
+def _given(engine: Engine, arguments: _Arguments, deadline: float | None) -> Iterator[tuple[int, list[RawEntry]]]:
+    """The queue and what is there under the positions and names given, in parts."""
     given = {}
     for pair in arguments.get("given", list):
         if not isinstance(pair, list | tuple) or len(pair) != 2 or type(pair[0]) is not int:
@@ -327,7 +343,6 @@ def _settle_positions(engine: Engine, arguments: _Arguments, deadline: float | N
         given[pair[0]] = tuple(pair[1]) if isinstance(pair[1], list | tuple) else pair[1]
     # What came before this request is done: what a lost connection had is given back.
     engine.call(c.ResolveCommit(c.CommitId("", 0)), _left(deadline))
-    dropped = 0
     positions = sorted(given)
     while positions:
         run = [position for position in positions[:_SETTLE_ENTRIES] if position - positions[0] < _SETTLE_ENTRIES]
@@ -347,8 +362,7 @@ def _settle_positions(engine: Engine, arguments: _Arguments, deadline: float | N
             if message is not None and _name(formats, *message) == given[entry.position]
         ]
         if matching:
-            dropped += engine.call(c.Trim(queue.id, matching), _left(deadline))
-    return dropped
+            yield queue.id, matching
 
 
 def _name(formats: Formats, form: int, payload: bytes) -> Any:
@@ -427,6 +441,7 @@ _OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
     "read_range": _read_range,
     "settle_through": _settle_through,
     "settle_positions": _settle_positions,
+    "forgive": _forgive,
     "stage": _stage,
     "publish": _publish,
     "discard": _discard,

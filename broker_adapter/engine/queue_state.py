@@ -696,6 +696,20 @@ class QueueState:
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
         batch.entries[entry.key] = entry
 
+    def forgive(self, position: int, effects: Effects) -> bool:
+        """Take back the last failed delivery of what waits in memory; returns whether there is such a message."""
+        entry = self.ready.get(position)
+        if entry is None:
+            entry = self.resting.take(position)
+            if entry is not None:
+                self.give_back(entry, effects)
+        if entry is None or not entry.delivery_count:
+            return False
+        entry.delivery_count -= 1
+        batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
+        batch.entries[entry.key] = entry
+        return True
+
     def forget(self, entry: Entry, effects: Effects, *, keep_message: bool = False) -> None:
         """Remove an entry; with ``keep_message`` another place takes the message over."""
         flags = entry.flags

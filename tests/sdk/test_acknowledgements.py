@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter import BodyKind, ConnectionLostException, Delivery, Envelope, Identity, queue
+from broker_adapter import (
+    BodyKind,
+    ConnectionLostException,
+    Delivery,
+    Envelope,
+    Identity,
+    InvalidDestinationException,
+    queue,
+)
 from sdk.acknowledgements import (
     MAX_GIVEN,
     Acknowledgements,
     Given,
     LostAcknowledgements,
     Source,
+    forgive,
     given_for,
 )
 
@@ -193,6 +202,35 @@ def test_they_are_given_again_by_source_with_positions_and_names() -> None:
         },
     ]
     assert len(lost) == 0
+
+
+def test_a_source_that_is_gone_is_passed_over_and_a_loss_is_not() -> None:
+    lost = LostAcknowledgements()
+    lost.add([given(1, Source("gone")), given(2)])
+    asked: list[str] = []
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        asked.append(arguments["destination"])
+        if arguments["destination"] == "gone":
+            raise InvalidDestinationException("no such queue")
+        return 1
+
+    lost.give_again(request)
+    assert asked == ["gone", "orders"]
+    assert len(lost) == 0
+
+
+def test_what_nobody_saw_is_forgiven_where_it_has_a_position() -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        asked.append((operation, arguments["given"]))
+        return 1
+
+    forgive(request, [given(1), given(2, position=None)])
+    assert asked == [("forgive", [(1, ["producer", 1, 1])])]
+    forgive(request, [])
+    assert len(asked) == 1
 
 
 def test_those_without_a_position_wait_for_their_message() -> None:

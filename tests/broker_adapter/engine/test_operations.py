@@ -387,6 +387,54 @@ def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monk
     assert depth(broker, "q") == 13
 
 
+# What nobody saw.
+
+
+def counts(broker: Broker) -> dict[int, int]:
+    """Position → delivery count, as a new consumer is told; it gives everything back."""
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, "q", credit=100)
+    broker.call(c.Drain(consumer), WAIT)
+    found = {each.position: each.delivery_count for each in inbox.wait_for(0)}
+    broker.call(c.Disconnect(client, failed=False), WAIT)
+    return found
+
+
+def lose(broker: Broker, messages: int) -> None:
+    """A client takes these, and vanishes."""
+    client = connect(broker)
+    _, inbox = attach(broker, client, "q", credit=messages)
+    inbox.wait_for(messages)
+    broker.call(c.Disconnect(client), WAIT)
+
+
+def test_a_delivery_that_nobody_saw_does_not_count(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2), named(3)]), WAIT)
+    lose(broker, 3)
+    assert ask(broker, "forgive", destination="q", given=given((2, 2), (3, 99), (9, 9))) == 1
+    assert counts(broker) == {1: 1, 2: 0, 3: 1}
+
+
+def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    for _ in range(2):
+        lose(broker, 2)
+    assert counts(broker) == {}, "both rest"
+    assert ask(broker, "forgive", destination="q", given=given((2, 2))) == 1
+    assert counts(broker) == {2: 1}
+    broker.close()
+
+
+def test_what_was_never_delivered_or_is_in_hand_cannot_be_forgiven(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
+    lose(broker, 1)
+    _, inbox = attach(broker, client, "q", credit=1)
+    inbox.wait_for(1)
+    assert ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) == 0
+
+
 # Whether a commit was done.
 
 
