@@ -279,7 +279,12 @@ class FailoverTransport:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         peer = inner.open(self._credentials, partial(self._on_event, inner), left)
         if self._rules.method == "failover_exchange":
-            peer = attrs.evolve(peer, servers=inner.watch_servers(left) or peer.servers)
+            try:
+                peer = attrs.evolve(peer, servers=inner.watch_servers(left) or peer.servers)
+            except JMSException as error:
+                if inner.is_lost:
+                    raise
+                _log.warning("! %s does not tell of changes of its list of servers: %s", action.address, error)
         return inner, peer
 
     @staticmethod
@@ -394,13 +399,14 @@ class FailoverTransport:
                 inner, peer = self._attempt(action, None)
                 self._peer = peer
                 self._listener(Restoring(peer, inner.request))
-                refused = self._restore_links(inner)
+                self._restore_links(inner)
                 away = time.monotonic() - self._lost_at
                 news = Restored(self._epoch, peer, str(action.address), self._rules.attempts, away)
                 if self._serve(inner, peer, news):
                     _log.info("= the connection is restored: %s, after %.3f s", news.address, away)
-                    for link, refusal in refused:
-                        self._mend(inner, link, refusal)
+                    for link in list(self._links.values()):
+                        if link.interrupted is not None:
+                            self._mend(inner, link, link.interrupted)
                     return
                 raise self._broken or ConnectionLostException("the connection was lost again at once")
             except JMSException as failure:
@@ -427,8 +433,8 @@ class FailoverTransport:
                 _log.warning("! the connection is still away after %d attempts: %s", self._rules.attempts, error)
             action = following
 
-    def _restore_links(self, inner: Inner) -> list[tuple[_Link, JMSException]]:
-        """Make everything again on a new inner transport; returns the links that the broker refuses for now.
+    def _restore_links(self, inner: Inner) -> None:
+        """Make everything again on a new inner transport; links that the broker refuses are left interrupted.
 
         Raises:
             JMSException: the connection was lost again.
@@ -438,7 +444,6 @@ class FailoverTransport:
             self._by_inner.clear()
         for destination in temporaries:
             inner.restore_temporary(destination, None)
-        refused = []
         for link in links:
             link.interrupted = None
             link.inner = _NO_LINK
@@ -450,9 +455,7 @@ class FailoverTransport:
                 if inner.is_lost or isinstance(error, OperationTimedOutException):
                     raise
                 link.interrupted = error
-                refused.append((link, error))
         self._send_again(inner)
-        return refused
 
     def _attach_again(self, inner: Inner, link: _Link) -> None:
         number = inner.attach(link.spec, link.sink, None)
@@ -464,24 +467,32 @@ class FailoverTransport:
         if not known:
             inner.detach(number, None)  # closed meanwhile
 
-    def _send_again(self, inner: Inner, only: _Link | None = None) -> None:
-        """Send what had no answer, in the order in which it was sent at first."""
-        while True:
-            with self._lock:
-                sends = [send for send in self._unsent if self._can_go(send, only)]
-                self._unsent = [send for send in self._unsent if not self._can_go(send, only)]
-            if not sends:
-                return
-            for send in sorted(sends, key=lambda each: each.serial):
-                self._resend(inner, send)
+    def _send_again(self, inner: Inner) -> None:
+        """Send what had no answer, in the order in which it was sent at first.
 
-    @staticmethod
-    def _can_go(send: _Send, only: _Link | None) -> bool:
-        return send.abandoned or (send.link.interrupted is None and (only is None or send.link is only))
+        Raises:
+            ConnectionLostException: the connection was lost again.
+        """
+        while sends := self._taken(lambda send: send.link.interrupted is None and send.link.inner != _NO_LINK):
+            for send in sends:
+                self._resend(inner, send)
+            if inner.is_lost:
+                raise ConnectionLostException("the connection was lost again")
+
+    def _taken(self, wanted: Callable[[_Send], bool]) -> list[_Send]:
+        """Take these out of what is not sent yet, in the order in which they were sent at first."""
+        with self._lock:
+            taken = [send for send in self._unsent if wanted(send)]
+            self._unsent = [send for send in self._unsent if not wanted(send)]
+        return sorted(taken, key=lambda send: send.serial)
 
     def _resend(self, inner: Inner, send: _Send) -> None:
         link = send.link
         if send.abandoned:
+            return
+        if link.inner == _NO_LINK and self._links.get(link.number) is link:
+            with self._lock:
+                self._unsent.append(send)  # lost again meanwhile
             return
         send.inner, send.sent_on = inner, link.inner
         envelope = send.envelope
@@ -566,21 +577,19 @@ class FailoverTransport:
 
     def _link_restored(self, inner: Inner, link: _Link) -> None:
         # What is sent meanwhile waits: the link counts as interrupted until everything older has gone.
-        while True:
-            with self._lock:
-                unsent = sorted([each for each in self._unsent if each.link is link], key=lambda each: each.serial)
-                self._unsent = [each for each in self._unsent if each.link is not link]
-                if not unsent:
-                    if inner is not self._inner or self._phase is not Phase.SERVING:
-                        return
-                    closed_again = self._closed_early.pop(link.inner, None)
-                    if closed_again is None:
-                        link.interrupted = None
-                    self._changed.notify_all()
-                    break
-            for send in unsent:
+        while sends := self._taken(lambda send: send.link is link):
+            for send in sends:
                 self._resend(inner, send)
+            if inner.is_lost or link.inner == _NO_LINK:
+                return  # it is restored together with the connection, or was closed again
         with self._telling:
+            with self._lock:
+                if inner is not self._inner or self._phase is not Phase.SERVING or link.inner == _NO_LINK:
+                    return
+                closed_again = self._closed_early.pop(link.inner, None)
+                if closed_again is None:
+                    link.interrupted = None
+                self._changed.notify_all()
             if closed_again is None:
                 self._listener(LinkRestored(link.number))
                 return

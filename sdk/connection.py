@@ -266,6 +266,8 @@ class Connection:
                 return
             sessions = list(self._sessions.values())
         try:
+            if self._standing[1]:
+                self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
                 session.close()
         finally:

@@ -670,3 +670,52 @@ def test_a_temporary_destination_may_be_deleted_while_the_network_is_away(
     assert server.brokers[1].of(LinkRemoteOpen) == []
     with pytest.raises(InvalidDestinationException):
         made.transport.delete_temporary(destination, WAIT)
+
+
+def test_a_connection_that_is_lost_again_while_it_sends_again_starts_over(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    """Brokers that hang up at the first message, three times; none of what had no answer is lost or doubled."""
+
+    class HangingUp(ScriptedBroker):
+        def _transfers(self, event: Any) -> None:
+            self.peer.close(AmqpError("amqp:connection:forced", "no"))
+
+    server = servers(HangingUp)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    answers: list[JMSException | None] = []
+    server_brokers = server.brokers
+
+    def make() -> ScriptedBroker:
+        return HangingUp() if len(server_brokers) < 3 else ScriptedBroker()
+
+    server._make_broker = make
+    for number in range(20):
+        made.transport.send(link, message(number), answers.append, WAIT)
+    assert wait_for(lambda: len(answers) == 20)
+    assert answers == [None] * 20
+    assert len(server_brokers) == 4
+
+
+def test_a_link_that_is_closed_again_while_things_are_restored_is_mended(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    class Closing(ScriptedBroker):
+        """Closes the first link as soon as the second one is attached."""
+
+        def _attach(self, event: Any) -> None:
+            super()._attach(event)
+            if len(self.links) == 2:
+                self.peer.close_link(min(self.links.values()), GONE)
+
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    server._make_broker = Closing
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored, LinkInterrupted, LinkRestored)
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.drain(receiver, WAIT)

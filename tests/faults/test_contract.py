@@ -219,7 +219,7 @@ def test_what_waits_is_told_when_the_connection_is_closed(connect: Connect, prox
     sending = in_background(lambda: producer.send("x"))
     receiving = in_background(other.receive)
     time.sleep(0.05)
-    assert seconds(client.connection.close) < 3
+    assert seconds(client.connection.close) < SOON
     sending[0].join(WAIT)
     receiving[0].join(WAIT)
     assert isinstance(sending[1][0], JMSException)
