@@ -539,6 +539,8 @@ class MessageConsumer:
         # Looked at in this order, a loss that comes meanwhile is seen here or the next time.
         if state.interrupted or self._away or not (self._relinked or self._epoch != epoch):
             return
+        if self._epoch != epoch:
+            self._stale_link = None  # numbers of links begin anew with a connection
         self._relinked, self._epoch = False, epoch
         # There was no credit since, so all that is there came before.
         self._buffer.clear()
@@ -616,6 +618,10 @@ class MessageConsumer:
         """The broker closed the link, which is being attached again; for the session."""
         self._stale_link = tag_link
         self._away = True
+
+    def restored(self) -> None:
+        """The connection works again, and with it the link; for the session, before its state says so."""
+        self._away = False
 
     def link_restored(self) -> None:
         """The link is there again, without credit; for the session."""

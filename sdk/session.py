@@ -661,6 +661,8 @@ class Session:
 
     def restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""
+        for consumer in list(self._consumers.values()):
+            consumer.restored()
         self._state.restore(epoch)
 
     def link_interrupted(self, link: int, tag_link: int) -> bool:

@@ -25,7 +25,9 @@ from broker_adapter import (
     Failed,
     Interrupted,
     JMSException,
+    LinkInterrupted,
     LinkLost,
+    LinkRestored,
     MessageFormatException,
     OperationTimedOutException,
     Peer,
@@ -59,6 +61,7 @@ class SmallBroker:
     def __init__(self, **settings: Any) -> None:
         self.settings = ClientSettings(**settings)
         self.waiting: dict[Destination, list[Stored]] = {}
+        self.tag_links: dict[int, int] = {}  #: link → its number in tags, where that is another one
         self.held: dict[DeliveryTag, tuple[Destination, Stored]] = {}
         self.settled: list[Settlement] = []
         self.drains = 0
@@ -108,6 +111,20 @@ class SmallBroker:
     def fail(self) -> None:
         self.error = ConnectionLostException("the cable is gone")
         self._listener(Failed(self.error))
+
+    def interrupt_link(self, link: int) -> None:
+        """The broker closes a link, and takes back what came on it."""
+        self._listener(LinkInterrupted(link, ConnectionLostException("link closed by the broker"), link))
+        for tag in [tag for tag in self.held if tag.link == link]:
+            destination, stored = self.held.pop(tag)
+            stored.failures += 1
+            self._put_back(destination, stored)
+        self._receivers[link].credit = 0
+
+    def restore_link(self, link: int, number: int) -> None:
+        """It is attached again, and has another number in the tags of its deliveries."""
+        self.tag_links[link] = number
+        self._listener(LinkRestored(link))
 
     def lose_link(self, link: int) -> None:
         self._listener(LinkLost(link, ConnectionLostException("link closed by the broker")))
@@ -247,7 +264,7 @@ class SmallBroker:
                 receiver.sink(deliveries)
 
     def _delivery(self, link: int, stored: Stored) -> Delivery:
-        tag = DeliveryTag(self.epoch, link, next(self._numbers))
+        tag = DeliveryTag(self.epoch, self.tag_links.get(link, link), next(self._numbers))
         return Delivery(tag, stored, self._decode, stored.failures, stored.position)
 
     def _decode(self, stored: Stored) -> Envelope:

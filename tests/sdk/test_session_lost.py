@@ -411,3 +411,62 @@ def test_producer_closed_in_a_transaction_leaves_its_messages_in_it(
     assert sum(len(waiting) for waiting in broker.waiting.values()) == 1
     with pytest.raises(IllegalStateException, match="CLOSED"):
         producer.send("y")
+
+
+# A link that the broker closes, and that is attached again.
+
+
+def test_client_what_came_on_a_closed_link_is_stale_once_and_comes_again(
+    broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 4)
+    messages = [_received(consumer) for _ in range(2)]
+    broker.interrupt_link(consumer.link)
+    assert "link closed by the broker" in told.get(timeout=5).reason
+    assert consumer.receive(0.05) is None, "what was prefetched is stale as well"
+    broker.restore_link(consumer.link, 77)
+    with pytest.raises(StaleAcknowledgementException) as raised:
+        messages[1].acknowledge()
+    assert raised.value.stale_count == 2
+    again = [_received(consumer) for _ in range(4)]
+    assert [message.body for message in again] == ["0", "1", "2", "3"]
+    messages[0].acknowledge()  # of the old link: acknowledges nothing
+    assert not broker.settled
+    again[3].acknowledge()
+    assert [outcome for _, outcome in broker.settled] == [Outcome.ACCEPTED] * 4
+    session.close()
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_link_that_comes_back_with_the_whole_connection_delivers_again(
+    broker: SmallBroker, connection: Connection, listens: bool
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 3)
+    assert _received(consumer).body == "0"
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    if listens:
+        broker.interrupt_link(consumer.link)
+        consumer.listener = lambda message: heard.put(message.body)
+    else:
+        broker.interrupt_link(consumer.link)
+    broker.interrupt()
+    broker.restore()  # under the number in tags that it had
+    if listens:
+        assert [heard.get(timeout=5) for _ in range(2)] == ["1", "2"]
+    else:
+        assert [_received(consumer).body for _ in range(2)] == ["1", "2"]
+    session.close()
+
+
+def test_a_transaction_that_received_on_a_closed_link_is_rolled_back(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    _received(consumer)
+    broker.interrupt_link(consumer.link)
+    broker.restore_link(consumer.link, 78)
+    with pytest.raises(TransactionRolledBackException):
+        session.commit()
+    assert [_received(consumer).body for _ in range(2)] == ["0", "1"]
+    session.commit()
+    session.close()
