@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sdk import ConnectionFactory, JMSException, Restored
+from broker_adapter.server.users import UsersFile
+from sdk import ConnectionFactory, Failed, JMSException, JMSSecurityException, Restored
 from tests.faults.conftest import Client
 from tests.faults.scenarios import WAIT, wait_for
 from tests.server_process import ServerProcess
@@ -108,3 +109,53 @@ def test_a_list_that_is_none_is_refused(pair: tuple[ServerProcess, ServerProcess
                 connection.request("announce_servers", {"servers": wrong})
         assert connection.request("announce_servers", {"servers": ["amqps://h:1", "[::1]:5672"]}) == 2
         assert connection.request("announce_servers", {"servers": []}) == 0
+
+
+# Who connects.
+
+
+def add_user(users: Path, name: str, password: str) -> None:
+    UsersFile.open_or_make(users).add(name, password)
+
+
+def test_a_password_that_changes_while_the_network_is_away_is_asked_for_once(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "old")
+    passwords = iter(["new", "newer"])
+    asked: list[str] = []
+
+    def refresh() -> tuple[str, str]:
+        asked.append(next(passwords))
+        return "alice", asked[-1]
+
+    with ServerProcess(tmp_path / "data", "--users", str(users)) as server:
+        factory = ConnectionFactory(f"{server.url}?{FAST}", "alice", "old", refresh_credentials=refresh)
+        client = Client(factory.create_connection())
+        client.connection.exception_listener = client.told.append
+        client.connection.event_listener = client.events.append
+        with client.connection:
+            server.kill()
+            add_user(users, "alice", "new")
+            server.start()
+            client.wait_for_restore()
+            assert asked == ["new"]
+            server.kill()
+            add_user(users, "alice", "newest")
+            server.start()
+            assert wait_for(lambda: client.count(Failed) == 1)
+            assert asked == ["new", "newer"], "once for each loss"
+        with pytest.raises(JMSSecurityException):
+            ConnectionFactory(server.url, "alice", "old").create_connection()
+
+
+def test_the_url_of_qpid_connects_and_names_the_client(pair: tuple[ServerProcess, ServerProcess]) -> None:
+    first, second = pair
+    brokers = f"tcp://127.0.0.1:{first.port}?retries='1'&connectdelay='10';tcp://127.0.0.1:{second.port}"
+    url = f"amqp://guest:guest@me/?brokerlist='{brokers}'&failover='roundrobin?cyclecount='3''"
+    client = Client(ConnectionFactory(url).create_connection())
+    client.connection.event_listener = client.events.append
+    client.connection.exception_listener = client.told.append
+    with client.connection:
+        assert client.connection.client_id == "me"
+        first.kill()
+        assert address_after(client, 1) == second.url
