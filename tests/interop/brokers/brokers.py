@@ -135,12 +135,43 @@ def start_holdfast(place: Path) -> Broker:
 
 def start_artemis(place: Path) -> Broker:
     """One node with queues and topics that are made when they are used."""
-    home, instance, port = install.artemis(), place / "artemis", free_port()
+    port = free_port()
+    process = _artemis(place / "artemis", port, "AMQ221007")
+    return Broker("ActiveMQ Artemis", f"amqp://127.0.0.1:{port}", "ada", "secret", CANNOT["ActiveMQ Artemis"], process)
+
+
+def start_artemis_pair(place: Path) -> tuple[Broker, Broker]:
+    """A primary, and a backup that replicates it and takes its place when it dies."""
+    ports = free_port(), free_port()
+    nodes = ",".join(f"tcp://127.0.0.1:{port}" for port in ports)
+    cluster = [
+        "--clustered",
+        "--replicated",
+        "--cluster-user",
+        "c",
+        "--cluster-password",
+        "c",
+        "--staticCluster",
+        nodes,
+    ]
+    # "is now active", and "is synchronized with primary server".
+    kinds = (("primary", [], "AMQ221007"), ("backup", ["--backup"], "AMQ221024"))
+    found = []
+    for (name, backup, ready), port in zip(kinds, ports, strict=True):
+        process = _artemis(place / name, port, ready, *cluster, *backup, "--name", name)
+        found.append(Broker(name, f"amqp://127.0.0.1:{port}", "ada", "secret", {}, process))
+    return found[0], found[1]
+
+
+def _artemis(instance: Path, port: int, ready: str, *more: str) -> Process:
+    """A node of Artemis, created and started."""
+    home = install.artemis()
     create = [
         *(str(home / "bin" / "artemis"), "create", str(instance), "--silent", "--user", "ada", "--password", "secret"),
         *("--require-login", "--no-web", "--no-autotune", "--nio", "--host", "127.0.0.1"),
         *("--default-port", str(port), "--java-options", "-Xmx512m"),
         *("--no-amqp-acceptor", "--no-hornetq-acceptor", "--no-mqtt-acceptor", "--no-stomp-acceptor"),
+        *more,
     ]
     subprocess.run(create, check=True, capture_output=True, stdin=subprocess.DEVNULL)
     settings = instance / "etc" / "broker.xml"
@@ -148,8 +179,7 @@ def start_artemis(place: Path) -> Broker:
     # Delivery counts and the order of redelivery as JMS has them; a message larger than the default is no exception.
     text = text.replace("<max-disk-usage>90<", "<max-disk-usage>-1<")
     settings.write_text(text)
-    process = Process([str(instance / "bin" / "artemis"), "run"], {}, "AMQ221007")
-    return Broker("ActiveMQ Artemis", f"amqp://127.0.0.1:{port}", "ada", "secret", CANNOT["ActiveMQ Artemis"], process)
+    return Process([str(instance / "bin" / "artemis"), "run"], {}, ready)
 
 
 # Apache Qpid Broker-J.

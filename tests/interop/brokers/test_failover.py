@@ -12,7 +12,7 @@ import pytest
 from sdk import AcknowledgeMode, ConnectionFactory, TransactionInDoubtException
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.faults.scenarios import PROMISED, Seen, check, play
-from tests.interop.brokers.brokers import Broker, start_artemis
+from tests.interop.brokers.brokers import Broker, start_artemis, start_artemis_pair
 from tests.interop.conftest import installed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -126,3 +126,42 @@ def test_the_contract_holds_over_a_kill_of_artemis(artemis: list[Broker], mode: 
             assert not {body for body, _ in seen.received} - {f"message {number}" for number in range(count)}
         else:
             check(mode, seen, count, cuts=2)
+
+
+def test_the_backup_of_a_replicated_pair_takes_the_place_of_a_primary_that_is_killed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """All modes at once; what was confirmed by the primary is at the backup."""
+    primary, backup = installed(lambda: start_artemis_pair(tmp_path_factory.mktemp("pair")))
+    count = 300
+    results: dict[AcknowledgeMode, Seen | BaseException] = {}
+    addresses = ",".join(
+        f"amqp://ada:secret@127.0.0.1:{urlsplit(each.url).port}?sasl_mechanisms=PLAIN" for each in (primary, backup)
+    )
+    url = f"failover:({addresses})?max_reconnect_delay_seconds=0.2"
+
+    def run(mode: AcknowledgeMode) -> None:
+        try:
+            results[mode] = play(mode, url, f"pair {mode.name}", count, wait=60)
+        except BaseException as error:
+            results[mode] = error
+
+    try:
+        threads = [threading.Thread(target=run, args=(mode,)) for mode in MODES]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        primary.process.stop()
+        for thread in threads:
+            thread.join(200)
+        assert set(results) == set(MODES)
+        for mode, seen in results.items():
+            assert isinstance(seen, Seen), f"{mode.name}: {seen!r}"
+            assert seen.told, f"{mode.name} was over before the primary was killed"
+            if any(isinstance(error, TransactionInDoubtException) for error in seen.raised):
+                assert {body for body, _ in seen.received} <= {f"message {number}" for number in range(count)}
+            else:
+                check(mode, seen, count, cuts=len(seen.told))
+    finally:
+        for broker in (primary, backup):
+            broker.process.stop()
