@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ack_modes import AcknowledgeMode
 from broker_adapter import Destination, IllegalStateException, MessageFormatException
 from sdk.browser import QueueBrowser
-from sdk.connection import Connection, ConnectionMetaData, ExceptionListener
+from sdk.connection import Connection, ConnectionMetaData, EventListener, ExceptionListener
 from sdk.consumer import Listener, MessageConsumer
 from sdk.message import (
     BytesMessage,
@@ -116,6 +116,15 @@ class JMSContext:
     @exception_listener.setter
     def exception_listener(self, listener: ExceptionListener | None) -> None:
         self._shared.connection.exception_listener = listener
+
+    @property
+    def event_listener(self) -> EventListener | None:
+        """The connection's; see ``Connection.event_listener``."""
+        return self._shared.connection.event_listener
+
+    @event_listener.setter
+    def event_listener(self, listener: EventListener | None) -> None:
+        self._shared.connection.event_listener = listener
 
     def start(self) -> None:
         """Let messages through to the consumers of all contexts of the connection; legal twice."""

@@ -20,14 +20,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT
-from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException, StoreException
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    JMSException,
+    JMSSecurityException,
+    StoreException,
+)
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
@@ -197,10 +205,15 @@ class Listener:
         for connection in list(self.connections):
             connection.announce()
 
-    def request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+    def request(
+        self, connection: ClientConnection, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]
+    ) -> None:
         """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread."""
         if operation == ANNOUNCE:
             try:
+                if not connection.is_local:
+                    # Who announces servers has all clients come there, with their passwords.
+                    raise JMSSecurityException("servers are announced from the server's own machine only")
                 self.announce(servers_from(arguments.get("servers")))
             except JMSException as error:
                 done(error)
@@ -233,7 +246,9 @@ class Listener:
             self._take_over(connection, (login.username, token))
 
         return ServerProtocol(
-            *(self._broker, self.settings, login, lambda: self.wake(connection), self.request, take_over),
+            *(self._broker, self.settings, login, lambda: self.wake(connection)),
+            partial(self.request, connection),
+            take_over,
             servers=lambda: self.servers,
         )
 
@@ -259,6 +274,7 @@ class ClientConnection(asyncio.Protocol):
         self._next_tick_ms = 0
         self._closing_since: float | None = None
         self.name = "?"
+        self._host = ""
         self.token: tuple[str | None, str] | None = None
 
     def __repr__(self) -> str:
@@ -271,6 +287,7 @@ class ClientConnection(asyncio.Protocol):
         self._protocol = self._listener.protocol(self, _certified_user(transport.get_extra_info("peercert")))
         peer = transport.get_extra_info("peername")
         self.name = ":".join(map(str, peer[:2])) if peer else "?"
+        self._host = str(peer[0]) if peer else ""
         connections, limits = self._listener.connections, self._listener.settings
         if len(connections) >= limits.max_connections:
             _log.warning(
@@ -368,6 +385,11 @@ class ClientConnection(asyncio.Protocol):
         self.write()
         if not self._protocol.is_open:
             self.abort()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the client is on this machine."""
+        return is_loopback(self._host)
 
     def announce(self) -> None:
         """The list of servers has changed."""

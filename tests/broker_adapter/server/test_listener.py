@@ -535,3 +535,15 @@ def test_what_the_old_connection_had_is_there_for_the_new_one(serve: Callable[..
     assert heard(second, second_peer, Transfers) is not None
     for each in (first, second):
         each.close()
+
+
+def test_servers_are_announced_from_the_own_machine_only(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    with ConnectionFactory(served.url).create_connection() as connection:
+        assert connection.request("announce_servers", {"servers": ["h:1"]}) == 1
+        monkeypatch.setattr(ClientConnection, "is_local", False)
+        with pytest.raises(JMSSecurityException, match="from the server's own machine only"):
+            connection.request("announce_servers", {"servers": ["elsewhere:1"]})
+    assert [each.host for each in served.listener.servers] == ["h"]
