@@ -47,6 +47,7 @@ from broker_adapter.transport import (
 from broker_adapter.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+from tests.faults.scenarios import wait_for
 
 WAIT = 5.0
 QUEUE = queue("q")
@@ -55,15 +56,6 @@ FAST = "reconnect_delay_seconds=0.01&stable_seconds=0"
 
 def message(number: int) -> Envelope:
     return Envelope(QUEUE, BodyKind.TEXT, str(number), identity=Identity("producer", 1, number))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = WAIT) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 @attrs.define
@@ -144,6 +136,13 @@ def client() -> Iterator[MakeClient]:
 def url_of(*servers: BrokerServer, options: str = FAST) -> str:
     inner = ",".join(f"amqp://127.0.0.1:{server.port}" for server in servers)
     return f"failover:({inner})?{options}"
+
+
+def silent(*, holdfast: bool = True) -> ScriptedBroker:
+    """A broker that answers no message."""
+    broker = ScriptedBroker(holdfast=holdfast)
+    broker.accepts = False
+    return broker
 
 
 def refusing(error: AmqpError) -> Callable[[], ScriptedBroker]:
@@ -307,11 +306,6 @@ def test_the_next_address_is_taken_where_the_first_one_is_gone(
 def test_what_had_no_answer_is_sent_again_in_order_before_anything_new(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
-    def silent() -> ScriptedBroker:
-        broker = ScriptedBroker()
-        broker.accepts = False
-        return broker
-
     server = servers(silent)
     made = client(url_of(server))
     made.open()
@@ -342,12 +336,7 @@ def sent_bodies(broker: ScriptedBroker) -> list[tuple[Any, Any]]:
 def test_what_is_sent_again_is_marked_for_a_broker_that_cannot_tell(
     servers: Callable[..., BrokerServer], client: MakeClient, holdfast: bool
 ) -> None:
-    def silent() -> ScriptedBroker:
-        broker = ScriptedBroker(holdfast=holdfast)
-        broker.accepts = False
-        return broker
-
-    server = servers(silent)
+    server = servers(lambda: silent(holdfast=holdfast))
     made = client(url_of(server))
     made.open()
     link = made.sender()
@@ -363,12 +352,7 @@ def test_what_is_sent_again_is_marked_for_a_broker_that_cannot_tell(
 
 
 def test_a_rejection_is_told_and_not_sent_again(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
-    def rejecting() -> ScriptedBroker:
-        broker = ScriptedBroker()
-        broker.accepts = False
-        return broker
-
-    server = servers(rejecting)
+    server = servers(silent)
     made = client(url_of(server))
     made.open()
     link = made.sender()
@@ -385,11 +369,6 @@ def test_a_rejection_is_told_and_not_sent_again(servers: Callable[..., BrokerSer
 def test_a_send_without_an_answer_in_time_is_not_sent_again(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
-    def silent() -> ScriptedBroker:
-        broker = ScriptedBroker()
-        broker.accepts = False
-        return broker
-
     server = servers(silent)
     made = client(url_of(server))
     made.open()
