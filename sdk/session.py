@@ -377,7 +377,8 @@ class Session:
 
         def make() -> MessageConsumer:
             number = self._next_number()
-            source = _source_of(destination, subscription, self._client_id)
+            # What is settled as it is sent does not come again.
+            source = None if state.policy.presettled else _source_of(destination, subscription, self._client_id)
             consumer = MessageConsumer(
                 *(state, number, destination, wanted, no_local, prefetch, self._forget_consumer), source
             )
@@ -531,7 +532,7 @@ class Session:
                 state.number, self._commits, state.sends, ending.settlements, self._settings.request_timeout_seconds
             )
         except (TransactionInDoubtException, OperationTimedOutException) as error:
-            self._committed(error)
+            self._committed(ending.settlements, error)
             if isinstance(error, TransactionInDoubtException):
                 raise
             raise TransactionInDoubtException(f"nobody can tell whether the commit was done: {error.reason}") from error
@@ -540,13 +541,15 @@ class Session:
             if isinstance(error, TransactionRolledBackException):
                 raise
             raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
-        if state.acknowledgements is not None:
-            state.acknowledgements.committed(ending.settlements)
-        self._committed(None)
+        self._committed(ending.settlements, None)
 
-    def _committed(self, error: JMSException | None) -> None:
-        with self._state.settling:
-            self._state.policy.committed()
+    def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
+        """The broker has done it, or nobody can tell: what it settled is not ours any more."""
+        state = self._state
+        with state.settling:
+            state.policy.committed()
+            if state.acknowledgements is not None:
+                state.acknowledgements.committed(settlements)
         self._end_sends(error)
 
     def _rollback(self, error: JMSException | None = None) -> None:

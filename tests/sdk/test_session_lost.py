@@ -470,3 +470,21 @@ def test_a_transaction_that_received_on_a_closed_link_is_rolled_back(
     assert [_received(consumer).body for _ in range(2)] == ["0", "1"]
     session.commit()
     session.close()
+
+
+@pytest.mark.parametrize("mode", AcknowledgeMode, ids=lambda mode: mode.name)
+def test_what_is_remembered_of_deliveries_stays_bounded_in_every_mode(mode: AcknowledgeMode) -> None:
+    broker = SmallBroker(prefetch_messages=1)
+    count = 200
+    with broker.connect() as connection:
+        connection.start()
+        session, consumer = _with_messages(connection, mode, count)
+        for _ in range(count):
+            _received(consumer).acknowledge()
+            if session.transacted:
+                session.commit()
+        acknowledgements = session._state.acknowledgements
+        assert acknowledgements is not None
+        batch = 100 if mode is AcknowledgeMode.DUPS_OK else 0  # acknowledged together, or not yet
+        assert len(acknowledgements) <= 2 + 16 + 1 + batch
+        assert len(acknowledgements._held) <= batch
