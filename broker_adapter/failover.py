@@ -85,6 +85,8 @@ _T = TypeVar("_T")
 RESENT_PROPERTY: Final = "JMS_HOLDFAST_RESENT"
 #: Attempts after which the log says again that the connection is away.
 _WARN_EACH: Final = 10
+#: Most links that are remembered as closed by the broker before they were known here.
+_MAX_CLOSED_EARLY: Final = 1000
 
 
 class Inner(Transport, Protocol):
@@ -516,7 +518,8 @@ class FailoverTransport:
                     return
                 link = self._by_inner.get(event.link)
                 if link is None:
-                    self._closed_early[event.link] = event.error
+                    if len(self._closed_early) < _MAX_CLOSED_EARLY:
+                        self._closed_early[event.link] = event.error
                     return
                 if self._phase is not Phase.SERVING:
                     link.interrupted = event.error

@@ -191,6 +191,10 @@ class Acknowledgements:
         """A consumer with this prefetch has joined."""
         self._reach += 2 * max(1, prefetch)
 
+    def narrow(self, prefetch: int) -> None:
+        """A consumer with this prefetch has left, and the broker knows that it has."""
+        self._reach -= 2 * max(1, prefetch)
+
     def delivered(self, tag: DeliveryTag, given: Given | None) -> None:
         """The application is about to see a message."""
         self._delivered += 1

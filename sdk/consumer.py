@@ -85,8 +85,8 @@ class MessageConsumer:
         self._closing = False
         self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
-        self._prefetch = prefetch
-        self._half = max(1, self._prefetch // 2)
+        self.prefetch = prefetch
+        self._half = max(1, self.prefetch // 2)
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
@@ -208,7 +208,7 @@ class MessageConsumer:
                 message = self._take_any()
                 if message is not None or self._ended():
                     return message
-            if not self._prefetch and not self._is_away:
+            if not self.prefetch and not self._is_away:
                 # No credit is left, and none is given: what came after the return would be held and not looked at.
                 self._state.wait_until(self._something, deadline)
                 return self._take_any()
@@ -500,14 +500,14 @@ class MessageConsumer:
         if self._is_away:
             return
         self._used = 0
-        missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
+        missing = self.prefetch - (self._granted - self._arrived) - len(self._buffer)
         if missing > 0 and not self._closing:
             self._granted += missing
             self._state.transport.credit(self.link, missing)
 
     def _count_used(self) -> None:
         self._used = used = self._used + 1
-        if used >= self._half and self._prefetch and not self._closing and not self._is_away:
+        if used >= self._half and self.prefetch and not self._closing and not self._is_away:
             self._used = 0
             self._granted += used
             self._state.transport.credit(self.link, used)
@@ -516,7 +516,7 @@ class MessageConsumer:
         """Ask for one message, without prefetch and where none is asked for yet."""
         if self._is_away or self._needs_reset:
             return
-        if not self._prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
+        if not self.prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
             self._granted = self._arrived + 1
             self._state.transport.credit(self.link, 1)
 
@@ -546,7 +546,7 @@ class MessageConsumer:
         self._buffer.clear()
         self._granted = self._arrived
         self._undrained = False
-        if grants and self._prefetch:
+        if grants and self.prefetch:
             self.open_credit()
 
     def _drain_if_there(self, seconds: float) -> bool:
@@ -562,7 +562,7 @@ class MessageConsumer:
 
     def _drain(self, seconds: float) -> None:
         """Have the broker send what it can, then open the credit again."""
-        if self._prefetch:
+        if self.prefetch:
             if self._granted <= self._arrived and not self._buffer:
                 self.open_credit()
         else:

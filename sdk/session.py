@@ -443,7 +443,8 @@ class Session:
             self._detach(producer.link)
 
     def _forget_consumer(self, consumer: MessageConsumer) -> None:
-        self._consumers.pop(consumer.link, None)
+        if self._consumers.pop(consumer.link, None) is not None and self._state.acknowledgements is not None:
+            self._state.acknowledgements.narrow(consumer.prefetch)
 
     def _forget_browser(self, browser: QueueBrowser) -> None:
         self._browsers.remove(browser)

@@ -488,3 +488,18 @@ def test_what_is_remembered_of_deliveries_stays_bounded_in_every_mode(mode: Ackn
         batch = 100 if mode is AcknowledgeMode.DUPS_OK else 0  # acknowledged together, or not yet
         assert len(acknowledgements) <= 2 + 16 + 1 + batch
         assert len(acknowledgements._held) <= batch
+
+
+def test_what_is_remembered_does_not_grow_with_consumers_that_come_and_go() -> None:
+    broker = SmallBroker(prefetch_messages=10)
+    with broker.connect() as connection, connection.create_session() as session:
+        connection.start()
+        queue_ = session.create_queue("q")
+        producer = session.create_producer(queue_)
+        for number in range(300):
+            producer.send(str(number))
+            with session.create_consumer(queue_) as consumer:
+                _received(consumer)
+        acknowledgements = session._state.acknowledgements
+        assert acknowledgements is not None
+        assert len(acknowledgements) <= 2 * 10 + 16 + 1
