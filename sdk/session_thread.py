@@ -110,8 +110,11 @@ class SessionThread:
     def _wait(self, owned: bool) -> bool:
         """Wait for work; returns False when it is time to stop."""
         state = self._state
+        due_at = state.policy.due_at
 
         def something() -> bool:
+            if state.policy.due_at != due_at:
+                return True  # there is another instant to wait for
             if self._stopping or (state.completions and state.completions[0].done):
                 return True
             serving = state.running and state.listeners > 0
@@ -119,7 +122,7 @@ class SessionThread:
                 return True
             return owned and any(consumer.has_work for consumer in self._consumers())
 
-        instants = [state.policy.due_at]
+        instants = [due_at]
         if owned:
             instants += [consumer.resumes_at for consumer in self._consumers()]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))

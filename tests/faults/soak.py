@@ -220,7 +220,10 @@ class Soak:
             if thread.name.startswith("_produce"):
                 thread.join(SETTLING)
         deadline = time.monotonic() + SETTLING
-        while time.monotonic() < deadline and any(each.messages for each in self.queues().values()):
+        while left := sum(each.messages for each in self.queues().values()):
+            if time.monotonic() > deadline:
+                self.lanes[0].broken.append(f"{left} messages of all lanes were not settled within {SETTLING:.0f} s")
+                break
             time.sleep(0.2)
         time.sleep(1)
         self._receiving = False

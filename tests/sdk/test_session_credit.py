@@ -247,3 +247,18 @@ def test_dups_ok_accepts_late_without_a_further_call() -> None:
         while len(broker.settled) < 2 and time.monotonic() < deadline:
             threading.Event().wait(0.005)
         assert broker.outcomes() == [Outcome.ACCEPTED] * 2
+
+
+def test_each_batch_that_is_not_full_is_acknowledged_when_its_time_has_come() -> None:
+    broker = SmallBroker(dups_ok_batch_messages=100, dups_ok_delay_seconds=0.03)
+    with broker.connect() as connection, connection.create_session(AcknowledgeMode.DUPS_OK) as session:
+        connection.start()
+        producer = session.create_producer(session.create_queue("q"))
+        consumer = session.create_consumer(session.create_queue("q"))
+        for number in range(1, 4):  # one batch after the other, with nothing that follows it
+            producer.send(str(number))
+            assert consumer.receive(5) is not None
+            deadline = time.monotonic() + 5
+            while len(broker.settled) < number:
+                assert time.monotonic() < deadline, f"batch {number} was never acknowledged"
+                time.sleep(0.005)
