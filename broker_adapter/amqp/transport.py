@@ -6,8 +6,8 @@ Theory of operation
     a lock of its own, for as long as its deadline allows.  What is answered after the deadline is undone: a link that
     nobody waits for any more is detached.
 
-    The connection is not restored here: once it is lost, every waiting and every later call raises, the callbacks of
-    the sends under way get the error, and the listener gets ``Failed``.
+    The connection is not restored here, but by :mod:`broker_adapter.failover`: once it is lost, every waiting and every
+    later call raises, the callbacks of the sends under way get the error, and the listener gets ``Failed``.
 """
 
 from __future__ import annotations
