@@ -167,6 +167,10 @@ class Soak:
                     lane.confirmed.add(lane.sent)
                 lane.sent += 1
                 time.sleep(1 / RATE)
+            # A session that closes while the network is away does not wait for what has no answer.
+            deadline = time.monotonic() + SETTLING
+            while len(lane.confirmed) < lane.sent and time.monotonic() < deadline:
+                time.sleep(0.01)
 
     # Consumers.
 
