@@ -78,7 +78,13 @@ def pack(envelope: Envelope) -> bytes:
         MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep.
     """
     try:
-        data: bytes = _packb(envelope)
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(buf_size=_PACKER_BYTES)
+    try:
+        data: bytes = packer.pack(envelope)
+        if len(data) <= _PACKER_BYTES:
+            _packers.append(packer)
         return data
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
         raise MessageFormatException(f"the message cannot be encoded: {error}") from error
@@ -110,7 +116,11 @@ def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
 
 _REPLY_TO = Envelope._fields.index("reply_to")
 _IDENTITY = Envelope._fields.index("identity")
-_packb = msgpack.Packer(autoreset=True).pack
+#: Packers that nobody uses now: making one costs more than packing with it, and each serves one message at a time.
+#: One is taken even where only one thread packs, since the garbage collector may run anything in the middle of it.
+_packers: list[msgpack.Packer] = []
+#: The buffer of a packer.  One that had to grow beyond it keeps what it has for ever, so it is not used again.
+_PACKER_BYTES = 256 * 1024
 _BODY_KINDS = {int(kind): kind for kind in BodyKind}
 _KINDS = {int(kind): kind for kind in DestinationKind}
 

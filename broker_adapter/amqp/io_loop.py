@@ -15,6 +15,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -35,6 +36,8 @@ WORK_PER_TURN: Final = 2_000
 TICK_SECONDS: Final = 1.0
 #: Bytes waiting in the socket's buffer above which the protocol is not asked for more.
 HIGH_WATER_BYTES: Final = 1024 * 1024
+#: Longest time that cancelled tasks have to end when a loop stops, in seconds.
+_DROP_SECONDS: Final = 1.0
 
 #: One send (link, payload, callback), or anything else to do.
 Work = tuple[int, bytes, Any] | Callable[[], None]
@@ -79,9 +82,19 @@ class LoopThread:
         self._thread_id = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.run_until_complete(self._drop_tasks())
+
+    async def _drop_tasks(self) -> None:
+        """A socket that is being accepted or connected belongs to a task of asyncio, and to no protocol yet."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_DROP_SECONDS)
+        await asyncio.sleep(0)  # what was aborted is closed in the loop's next turn
 
     def stop(self) -> None:
-        """End the thread and free the loop; what is still under way is dropped."""
+        """End the thread and free the loop; what is still under way is dropped, within a second."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -89,6 +102,16 @@ class LoopThread:
     def owns_current_thread(self) -> bool:
         """Whether the caller runs in the loop's thread, which must not wait."""
         return threading.get_ident() == self._thread_id
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Accept no more.  What was accepted before has a transport by then, which asyncio 3.11 would otherwise forget to
+    make, and leave the socket open."""
+    with contextlib.suppress(NotImplementedError):  # a loop without readers, as that of Windows
+        for listening in server.sockets:
+            server.get_loop().remove_reader(listening.fileno())
+        await asyncio.sleep(0)
+    server.close()
 
 
 _lock = threading.Lock()

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from broker_adapter.amqp.codec import decode_ahead
-from broker_adapter.amqp.io_loop import LoopThread
+from broker_adapter.amqp.io_loop import LoopThread, stop_listening
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.engine.broker import Broker
@@ -102,9 +102,10 @@ class Listener:
 
         Raises:
             ConnectionLostException: the address cannot be listened on, because another process has it, say.
+            IllegalStateException: it was started before.
         """
-        if self._thread is not None:
-            raise IllegalStateException("the listener is started already")
+        if self._thread is not None or self.is_stopping:
+            raise IllegalStateException("the listener was started before; make a new one")
         self._thread = LoopThread("holdfast-server")
         try:
             self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._thread.loop).result()
@@ -144,8 +145,8 @@ class Listener:
 
     async def _close_all(self, seconds: float) -> None:
         assert self._server is not None
-        self._server.close()
         self._all_gone = asyncio.Event()
+        await stop_listening(self._server)
         stopping = ConnectionLostException("the server is stopping", error_code="amqp:connection:forced")
         for connection in list(self.connections):
             connection.close(stopping)
@@ -154,6 +155,11 @@ class Listener:
                 await asyncio.wait_for(self._all_gone.wait(), seconds)
         for connection in list(self.connections):
             connection.abort()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether those who connect now come too late: asyncio hands over what it accepted before the end."""
+        return self._all_gone is not None
 
     def _engine_failed(self, error: JMSException) -> None:
         thread = self._thread
@@ -289,6 +295,9 @@ class ClientConnection(asyncio.Protocol):
         self.name = ":".join(map(str, peer[:2])) if peer else "?"
         self._host = str(peer[0]) if peer else ""
         connections, limits = self._listener.connections, self._listener.settings
+        if self._listener.is_stopping:
+            transport.abort()
+            return
         if len(connections) >= limits.max_connections:
             _log.warning(
                 "refusing %s: %d connections are the limit (option max_connections)", self.name, len(connections)

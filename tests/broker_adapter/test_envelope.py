@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import _PACKER_BYTES, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import MessageFormatException
 
 _scalars = st.one_of(
@@ -77,3 +78,42 @@ def test_a_cut_off_envelope_is_refused() -> None:
     for end in range(len(data)):
         with pytest.raises(MessageFormatException):
             unpack(data[:end])
+
+
+def test_packing_one_message_in_the_middle_of_another_harms_neither() -> None:
+    """The garbage collector runs where memory is asked for, and whatever Python code it runs lets other threads go on:
+    a collector's callback stands for them."""
+    one = Envelope(Destination("one"), BodyKind.STREAM, [[number] for number in range(1000)])
+    other = Envelope(Destination("other"), BodyKind.TEXT, "other")
+    expected = pack(one), pack(other)
+    between = []
+
+    def interrupt(phase: str, _: object) -> None:
+        if phase == "stop":
+            between.append(pack(other))
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(interrupt)
+    gc.set_threshold(1)
+    try:
+        packed = [pack(one) for _ in range(20)]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(interrupt)
+    assert len(between) > 20
+    assert set(packed) == {expected[0]}
+    assert set(between) == {expected[1]}
+
+
+@pytest.mark.parametrize(("excess", "used_again"), [(0, True), (1, False), (1_000_000, False)])
+def test_a_large_message_leaves_no_large_buffer_behind(
+    monkeypatch: pytest.MonkeyPatch, excess: int, used_again: bool
+) -> None:
+    def packed(size: int) -> bytes:
+        return pack(Envelope(Destination("q"), BodyKind.TEXT, "x" * size))
+
+    around = len(packed(100_000)) - 100_000
+    monkeypatch.setattr("broker_adapter.envelope._packers", kept := [])
+    size = _PACKER_BYTES - around + excess
+    assert unpack(packed(size)).body == "x" * size
+    assert bool(kept) is used_again

@@ -141,7 +141,10 @@ class Proxy:
         return len(pairs)
 
     def close(self) -> None:
-        self._closed = True
+        with self._lock:
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone does not wake the thread that accepts
         self._listener.close()
         self.hold()
         self.cut()
@@ -160,7 +163,10 @@ class Proxy:
                 continue
             if self._mute:
                 with self._lock:
-                    self._pairs.append((client, client))
+                    if self._closed:
+                        _end(client)
+                    else:
+                        self._pairs.append((client, client))
                 continue
             try:
                 server = socket.create_connection(("127.0.0.1", self.target), 5)
@@ -171,6 +177,9 @@ class Proxy:
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 each.settimeout(None)
             with self._lock:
+                if self._closed:
+                    _end(client, server)
+                    return
                 self.connections += 1
                 self._pairs.append((client, server))
                 self.frames = {Direction.TO_SERVER: 0, Direction.TO_CLIENT: 0}

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from broker_adapter.amqp.io_loop import LoopThread
+from broker_adapter.amqp.io_loop import LoopThread, stop_listening
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
 
 T = TypeVar("T")
@@ -19,6 +19,7 @@ class BrokerServer:
 
     Attributes:
         brokers: the broker of each connection so far.
+        is_closed: whether it was closed.
         port: where it listens.
     """
 
@@ -29,7 +30,7 @@ class BrokerServer:
         self.connections: list[_ServerConnection] = []
         self._make_broker = make_broker
         self._context = context
-        self._closed = False
+        self.is_closed = False
         self._thread = LoopThread("test-broker")
         self._connected = threading.Condition()
         self._server = self.run_async(self._listen)
@@ -40,7 +41,7 @@ class BrokerServer:
 
     def _accept(self) -> _ServerConnection:
         broker = self._make_broker()
-        connection = _ServerConnection(broker)
+        connection = _ServerConnection(broker, self)
         with self._connected:
             self.brokers.append(broker)
             self.connections.append(connection)
@@ -74,27 +75,26 @@ class BrokerServer:
 
     def close(self) -> None:
         """Stop listening, cut everything.  Legal twice."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
+        # First, or a client that connects again at once has a new connection.
+        self.run_async(lambda: stop_listening(self._server))
         self.drop_connections()
-
-        async def stop() -> None:
-            self._server.close()
-            await self._server.wait_closed()
-
-        self.run_async(stop)
         self._thread.stop()
 
 
 class _ServerConnection(asyncio.Protocol):
-    def __init__(self, broker: ScriptedBroker) -> None:
+    def __init__(self, broker: ScriptedBroker, server: BrokerServer) -> None:
         self._broker = broker
+        self._server = server
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._server.is_closed:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._broker.peer.receive(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import socket
@@ -372,6 +373,39 @@ def test_stopping_does_not_wait_for_those_who_do_not_listen(serve: Callable[...,
         served.listener.stop(0.3)
         assert time.monotonic() - started < WAIT / 2
         assert read_all(silent) == b""
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_connects_while_the_server_stops_is_dropped(
+    serve: Callable[..., Served], tmp_path: Path, tls: bool
+) -> None:
+    served = serve(tls=server_context(tmp_path) if tls else None)
+    go_on = threading.Event()
+    assert served.listener._thread is not None
+    served.listener._thread.loop.call_soon_threadsafe(go_on.wait, WAIT)  # the loop sees both at once
+    stopping = threading.Thread(target=served.listener.stop)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(served.socket()) for _ in range(10)]
+        stopping.start()
+        time.sleep(0.05)
+        go_on.set()
+        stopping.join(WAIT)
+        for sock in sockets:
+            assert read_all(sock) == b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"])
+def test_who_is_within_the_tls_handshake_is_dropped_when_the_server_stops(
+    serve: Callable[..., Served], tmp_path: Path, begun: bytes
+) -> None:
+    served = serve(tls=server_context(tmp_path))
+    with served.socket() as sock:
+        sock.sendall(begun)
+        time.sleep(0.1)
+        started = time.monotonic()
+        served.listener.stop()
+        assert time.monotonic() - started < WAIT / 2
+        assert read_all(sock) == b""
 
 
 def test_clients_that_send_and_vanish_do_no_harm(serve: Callable[..., Served]) -> None:
