@@ -4,7 +4,8 @@ Theory of operation
     The inner transport is one network connection, and ends with it.  When it is lost, the world stops: calls that need
     the network wait for the restore, as long as their deadlines allow.  A thread of its own, alive only meanwhile, asks
     the rules (:mod:`broker_adapter.reconnect`) for the next attempt; it opens a new inner transport, makes temporary
-    destinations again, attaches all links, and sends again what had no answer.  Then the world goes on.
+    destinations again, attaches all links (a hundred at a time cost one round trip), and sends again what had no
+    answer.  Then the world goes on.
 
     Links have a number here that stays, and one in the inner transport that does not.  Deliveries carry the epoch of
     their connection, so what is settled late is ignored below.
@@ -33,7 +34,7 @@ import logging
 import random as chance
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -85,6 +86,8 @@ _T = TypeVar("_T")
 RESENT_PROPERTY: Final = "JMS_HOLDFAST_RESENT"
 #: Attempts after which the log says again that the connection is away.
 _WARN_EACH: Final = 10
+#: Links, or temporary destinations, that are asked for at once when a connection is restored.
+_AT_ONCE: Final = 100
 #: Most links that are remembered as closed by the broker before they were known here.
 _MAX_CLOSED_EARLY: Final = 1000
 
@@ -99,8 +102,15 @@ class Inner(Transport, Protocol):
     def in_callback(self) -> bool:
         """Whether the caller is a callback of the transport, which must not wait."""
 
-    def restore_temporary(self, destination: Destination, timeout: float | None) -> None:
-        """Make a temporary destination again that a lost connection had."""
+    def attach_all(
+        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
+    ) -> list[int | JMSException]:
+        """Attach links in this order, all in one round trip; the number of each, or why there is none."""
+
+    def restore_temporaries(
+        self, destinations: Sequence[Destination], timeout: float | None
+    ) -> list[JMSException | None]:
+        """Make temporary destinations again that a lost connection had; for each None, or why it cannot be."""
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``."""
@@ -444,30 +454,50 @@ class FailoverTransport:
         with self._lock:
             temporaries, links = list(self._temporaries), list(self._links.values())
             self._by_inner.clear()
-        for destination in temporaries:
-            inner.restore_temporary(destination, None)
+        for destinations in _batches(temporaries):
+            for failed in inner.restore_temporaries(destinations, None):
+                if failed is not None:
+                    raise failed
         for link in links:
             link.interrupted = None
             link.inner = _NO_LINK
-            if isinstance(link.spec, ReceiverSpec) and link.spec.browse:
-                continue
-            try:
-                self._attach_again(inner, link)
-            except JMSException as error:
-                if inner.is_lost or isinstance(error, OperationTimedOutException):
-                    raise
-                link.interrupted = error
+        for batch in _batches([each for each in links if not _browses(each)]):
+            self._attach_all_again(inner, batch)
         self._send_again(inner)
+
+    def _attach_all_again(self, inner: Inner, links: Sequence[_Link]) -> None:
+        """Attach these; those that the broker refuses are left interrupted.
+
+        Raises:
+            JMSException: the connection was lost again, or the broker does not answer.
+        """
+        outcomes = inner.attach_all([(each.spec, each.sink) for each in links], None)
+        for link, outcome in zip(links, outcomes, strict=True):
+            if isinstance(outcome, JMSException):
+                if inner.is_lost or isinstance(outcome, OperationTimedOutException):
+                    raise outcome
+                link.interrupted = outcome
+                continue
+            with self._lock:
+                known = self._know_again(link, outcome)
+                link.interrupted = self._closed_early.pop(outcome, None)
+            if not known:
+                inner.detach(outcome, None)  # closed meanwhile
 
     def _attach_again(self, inner: Inner, link: _Link) -> None:
         number = inner.attach(link.spec, link.sink, None)
         with self._lock:
-            known = self._links.get(link.number) is link
-            if known:
-                link.inner = number
-                self._by_inner[number] = link
+            known = self._know_again(link, number)
         if not known:
             inner.detach(number, None)  # closed meanwhile
+
+    def _know_again(self, link: _Link, number: int) -> bool:
+        """Under the lock: a link is attached again; returns False where it was closed meanwhile."""
+        if self._links.get(link.number) is not link:
+            return False
+        link.inner = number
+        self._by_inner[number] = link
+        return True
 
     def _send_again(self, inner: Inner) -> None:
         """Send what had no answer, in the order in which it was sent at first.
@@ -535,8 +565,7 @@ class FailoverTransport:
                 tag_link, link.inner = link.inner, _NO_LINK
                 self._by_inner.pop(tag_link, None)
                 link.interrupted = error
-            browses = isinstance(link.spec, ReceiverSpec) and link.spec.browse
-            if browses or self._rules.method == "nofailover" or isinstance(error, _LASTING):
+            if _browses(link) or self._rules.method == "nofailover" or isinstance(error, _LASTING):
                 self._lose(link, error)
                 return
             self._listener(LinkInterrupted(link.number, error, tag_link))
@@ -998,6 +1027,15 @@ class _Answer:
 _NO_LINK: Final = -(1 << 62)
 #: Refusals that another attempt would not change.
 _LASTING: Final = (InvalidDestinationException, InvalidSelectorException, JMSSecurityException)
+
+
+def _browses(link: _Link) -> bool:
+    return isinstance(link.spec, ReceiverSpec) and link.spec.browse
+
+
+def _batches(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """As many at a time as are asked for without waiting for answers."""
+    return (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE))
 
 
 def _tell_closed(sends: Sequence[_Send]) -> None:

@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -71,6 +72,10 @@ class Io(Protocol):
 
     def in_loop_thread(self) -> bool:
         """Whether the caller is that thread, which must not wait."""
+
+
+#: Waits for an answer, at most so many seconds (None: as long as requests may take); returns it, or raises.
+_Wait = Callable[[float | None], Any]
 
 
 class _Call:
@@ -277,8 +282,10 @@ class AmqpTransport:
     # What waits for an answer.
 
     def _ask(self, what: str, start: Callable[[ClientProtocol, Done], None], timeout: float | None) -> Any:
-        own = self._url.client.request_timeout_seconds
-        limit = own if timeout is None else timeout
+        return self._begin(what, start)(timeout)
+
+    def _begin(self, what: str, start: Callable[[ClientProtocol, Done], None]) -> _Wait:
+        """Ask the broker for something; returns what waits for the answer."""
         if self._error is not None:
             raise copied(self._error)
         io, protocol = self._io, self._protocol
@@ -297,8 +304,14 @@ class AmqpTransport:
             except JMSException as error:
                 call(None, error)
 
+        def wait(timeout: float | None) -> Any:
+            return call.wait(self._limit(timeout), what)
+
         io.submit(run)
-        return call.wait(limit, what)
+        return wait
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._url.client.request_timeout_seconds if timeout is None else timeout
 
     def end_session(self, session: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
@@ -308,32 +321,50 @@ class AmqpTransport:
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
+        link: int = self._begin_attach(spec, sink)(timeout)
+        return link
+
+    def attach_all(
+        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
+    ) -> list[int | JMSException]:
+        """Attach several links, in this order, without waiting for one before the next is asked for.
+
+        Returns:
+            The number of each link, or why there is none.
+        """
+        return _outcomes([partial(self._begin_attach, spec, sink) for spec, sink in links], self._limit(timeout))
+
+    def _begin_attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None) -> _Wait:
         if isinstance(spec, SenderSpec):
             if spec.destination is None and self._relay is not None:
-                return self._relay.add(spec.session)
-            return self._attach_sender(spec, timeout)
+                relayed = self._relay.add(spec.session)
+                return lambda _timeout: relayed
+            return self._begin_attach_sender(spec)
         if sink is None:
             raise IllegalStateException("a receiver's link needs a sink")
-        link: int = self._ask(
+        return self._begin(
             f"attaching a consumer to {_named(spec.destination)}",
             lambda protocol, done: protocol.attach_receiver(spec, sink, done),
-            timeout,
         )
-        return link
 
-    def _attach_sender(self, spec: SenderSpec, timeout: float | None) -> int:
-        link: int
-        link, limit = self._ask(
+    def _begin_attach_sender(self, spec: SenderSpec) -> _Wait:
+        attached = self._begin(
             f"attaching a producer to {_named(spec.destination)}",
             lambda protocol, done: protocol.attach_sender(spec, done),
-            timeout,
         )
-        if limit is not None:
-            self._max_message_bytes[link] = limit
-        return link
+
+        def wait(timeout: float | None) -> int:
+            link: int
+            link, limit = attached(timeout)
+            if limit is not None:
+                self._max_message_bytes[link] = limit
+            return link
+
+        return wait
 
     def _attach_relayed(self, session: int, destination: Destination) -> int:
-        return self._attach_sender(SenderSpec(session, destination), None)
+        link: int = self._begin_attach_sender(SenderSpec(session, destination))(None)
+        return link
 
     def _detach_relayed(self, link: int) -> None:
         try:
@@ -360,19 +391,25 @@ class AmqpTransport:
         )
         return destination
 
-    def restore_temporary(self, destination: Destination, timeout: float | None) -> None:
-        """Make a temporary destination again that a lost connection had.
+    def restore_temporaries(
+        self, destinations: Sequence[Destination], timeout: float | None
+    ) -> list[JMSException | None]:
+        """Make temporary destinations again that a lost connection had.
 
-        Raises:
-            InvalidDestinationException: the broker would give it another name.
+        Returns:
+            For each None, or why it could not be made: InvalidDestinationException where its name is taken.
         """
         if not self._protocol_in_use().is_holdfast:
-            return  # its consumer's link makes it again, where the broker allows that
-        self._ask(
-            f"restoring {destination.name!r}",
-            lambda protocol, done: protocol.declare_temporary(destination.kind, done, destination.name),
-            timeout,
-        )
+            return [None] * len(destinations)  # a consumer's link makes it again, where the broker allows that
+
+        def begin(destination: Destination) -> _Wait:
+            return self._begin(
+                f"restoring {destination.name!r}",
+                lambda protocol, done: protocol.declare_temporary(destination.kind, done, destination.name),
+            )
+
+        outcomes = _outcomes([partial(begin, each) for each in destinations], self._limit(timeout))
+        return [each if isinstance(each, JMSException) else None for each in outcomes]
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
@@ -491,6 +528,24 @@ class AmqpTransport:
         assert io is not None
         assert protocol is not None
         return io, protocol
+
+
+def _outcomes(begin: Sequence[Callable[[], _Wait]], seconds: float) -> list[Any]:
+    """Ask for all these, then wait for all, so many seconds altogether; the result of each, or its error."""
+    deadline = time.monotonic() + seconds
+    begun: list[_Wait | JMSException] = []
+    for each in begin:
+        try:
+            begun.append(each())
+        except JMSException as error:
+            begun.append(error)
+    outcomes: list[Any] = []
+    for wait in begun:
+        try:
+            outcomes.append(wait if isinstance(wait, JMSException) else wait(max(0.0, deadline - time.monotonic())))
+        except JMSException as error:
+            outcomes.append(error)
+    return outcomes
 
 
 def _named(destination: Destination | None) -> str:

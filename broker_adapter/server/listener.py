@@ -34,6 +34,7 @@ from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
     JMSSecurityException,
+    ResourceAllocationException,
     StoreException,
 )
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
@@ -47,6 +48,9 @@ _log = logging.getLogger(__name__)
 _HIGH_WATER_BYTES = 256 * 1024
 #: Connections that the system may keep for us until we accept them.
 _BACKLOG = 1024
+#: Connections above the limit that may be here at once, to log in and be told that they are too many; or to take the
+#: place of their old one.  Who comes then is dropped without a word.
+_TOLD_AT_ONCE = 100
 #: Time between two looks at the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
 #: Threads that carry out operations beyond messaging.
@@ -255,8 +259,20 @@ class Listener:
             *(self._broker, self.settings, login, lambda: self.wake(connection)),
             partial(self.request, connection),
             take_over,
+            admit=self._admit,
             servers=lambda: self.servers,
         )
+
+    def _admit(self) -> None:
+        """Whether a connection that wants to be opened may be.
+
+        Raises:
+            ResourceAllocationException: there are too many.
+        """
+        limit = self.settings.max_connections
+        if len(self.connections) > limit:
+            _log.warning("! refusing a client: %d connections are the limit (option max_connections)", limit)
+            raise ResourceAllocationException(f"{limit} connections are the limit (option max_connections)")
 
     def _take_over(self, connection: ClientConnection, token: tuple[str | None, str]) -> None:
         """A client has come again, having lost the connection; we may not have noticed yet."""
@@ -298,10 +314,8 @@ class ClientConnection(asyncio.Protocol):
         if self._listener.is_stopping:
             transport.abort()
             return
-        if len(connections) >= limits.max_connections:
-            _log.warning(
-                "refusing %s: %d connections are the limit (option max_connections)", self.name, len(connections)
-            )
+        if len(connections) >= limits.max_connections + _TOLD_AT_ONCE:
+            _log.warning("! dropping %s: %d connections are here already", self.name, len(connections))
             transport.abort()
             return
         connections.add(self)
@@ -408,6 +422,7 @@ class ClientConnection(asyncio.Protocol):
     def end(self) -> None:
         """Give back what the client had, at once, and drop the connection: nobody is at its other end."""
         self._protocol.receive_end()
+        self._listener.gone(self)
         self.abort()
 
     def abort(self) -> None:

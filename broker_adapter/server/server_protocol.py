@@ -199,6 +199,7 @@ class ServerProtocol:
         wake: Callable[[], None],
         run_request: RunRequest,
         take_over: Callable[[str], None] = lambda _token: None,
+        admit: Callable[[], None] = lambda: None,
         servers: Callable[[], Sequence[Server]] = lambda: (),
     ) -> None:
         """A connection on which nothing has been said yet.
@@ -210,8 +211,10 @@ class ServerProtocol:
             wake: called from any thread when ``pending_output()`` is to be asked.
             run_request: carries out operations beyond messaging.
             take_over: ends the connection of this token, whose client has come again on this one.
+            admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
             servers: where else clients are told to connect.
         """
+        self._admit = admit
         self._servers = servers
         self._watcher: int | None = None  #: the link on which the client asked to be told of changes of that
         self._take_over = take_over
@@ -392,6 +395,11 @@ class ServerProtocol:
         if isinstance(token, str) and 0 < len(token) <= _MAX_TOKEN:
             # What the client had is given back, and what it was about to do is not done any more, before it goes on.
             self._take_over(str(token))
+        try:
+            self._admit()
+        except JMSException as error:
+            self._on_connected(error)
+            return
         sole = "sole-connection-for-container" in event.desired_capabilities
         # Our own client invents a container id where the application gave no client id; that of another client names
         # its subscriptions in any case.

@@ -698,3 +698,73 @@ def test_a_link_that_is_closed_again_while_things_are_restored_is_mended(
     made.wait_for(Interrupted, Restored, LinkInterrupted, LinkRestored)
     made.transport.send(sender, message(1), None, WAIT)
     made.transport.drain(receiver, WAIT)
+
+
+class Waiting(ScriptedBroker):
+    """Answers links when as many as are expected have been asked for; then as many of the rest."""
+
+    def __init__(self, *batches: int) -> None:
+        super().__init__()
+        self._batches = list(batches)
+        self._asked: list[Any] = []
+
+    def _attach(self, event: Any) -> None:
+        self._asked.append(event)
+        if self._batches and len(self._asked) == self._batches[0]:
+            asked, self._asked = self._asked, []
+            del self._batches[0]
+            for each in asked:
+                super()._attach(each)
+
+
+def test_links_are_attached_again_in_order_and_a_hundred_in_one_round_trip(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    links = [made.transport.attach(SenderSpec(1, queue(f"q{number}")), None, WAIT) for number in range(150)]
+    server._make_broker = lambda: Waiting(100, 50)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    attached = [event.target.address for event in server.brokers[1].of(LinkRemoteOpen)]
+    assert attached == [f"q{number}" for number in range(150)]
+    made.transport.send(links[-1], message(1), None, WAIT)
+
+
+def test_temporary_destinations_are_made_again_in_one_round_trip(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    for _ in range(3):
+        made.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, WAIT)
+    server._make_broker = lambda: Waiting(3)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    assert len(server.brokers[1].of(LinkRemoteOpen)) == 3
+
+
+def test_a_link_that_is_refused_in_the_middle_of_many_is_the_only_one_that_is_lost(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    links = [made.transport.attach(SenderSpec(1, queue(f"q{number}")), None, WAIT) for number in range(5)]
+
+    def without_q2() -> ScriptedBroker:
+        broker = Waiting(5)
+        broker.refusals["q2"] = AmqpError("amqp:not-found", "gone")
+        return broker
+
+    server._make_broker = without_q2
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored, LinkLost)
+    for number, link in enumerate(links):
+        if number == 2:
+            with pytest.raises(IllegalStateException):
+                made.transport.send(link, message(number), None, WAIT)
+        else:
+            made.transport.send(link, message(number), None, WAIT)

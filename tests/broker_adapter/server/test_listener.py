@@ -29,7 +29,13 @@ from broker_adapter.server.listener import ClientConnection, Listener
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import ConnectionFactory, JMSSecurityException, MessageFormatException, StoreException
+from sdk import (
+    ConnectionFactory,
+    JMSSecurityException,
+    MessageFormatException,
+    ResourceAllocationException,
+    StoreException,
+)
 from tests.contracts.transports import eventually
 
 WAIT = 10.0
@@ -285,15 +291,37 @@ def test_a_message_above_the_limit_is_the_senders_error(serve: Callable[..., Ser
     assert served.works()
 
 
-def test_too_many_connections_are_refused(serve: Callable[..., Served]) -> None:
+def test_a_client_that_is_one_too_many_is_told_so(serve: Callable[..., Served]) -> None:
     served = serve(max_connections=3)
-    sockets = [open_raw(served)[0] for _ in range(3)]
-    with pytest.raises(ConnectionLostException):
-        ConnectionFactory(served.url).create_connection()
-    for sock in sockets:
-        sock.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(open_raw(served)[0])
+        with pytest.raises(
+            ResourceAllocationException, match=r"3 connections are the limit \(option max_connections\)"
+        ):
+            ConnectionFactory(served.url).create_connection()
     eventually(lambda: not served.listener.connections)
     assert served.works()
+
+
+def test_those_above_the_limit_who_are_still_to_be_told_so_are_limited_too(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_TOLD_AT_ONCE", 2)
+    served = serve(max_connections=1)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(served.socket()) for _ in range(3)]
+        eventually(lambda: len(served.listener.connections) == 3)
+        assert read_all(stack.enter_context(served.socket())) == b""
+        silent[0].close()
+        eventually(lambda: len(served.listener.connections) == 2)
+        told, peer = opened(served, None)
+        stack.enter_context(told)
+        assert "max_connections" in heard(told, peer, RemoteClose).error.description
+        for sock in silent:
+            sock.close()
+        eventually(lambda: not served.listener.connections)
+        assert served.works()
 
 
 def test_two_thousand_idle_connections_are_no_burden(serve: Callable[..., Served]) -> None:
@@ -532,6 +560,18 @@ def test_a_client_that_comes_again_takes_the_place_of_its_old_connection(serve: 
     assert heard(first, first_peer, RemoteClose) is None
     eventually(lambda: len(served.listener.connections) == 1)
     for each in (first, second):
+        each.close()
+
+
+def test_a_client_that_comes_again_needs_no_second_place(serve: Callable[..., Served]) -> None:
+    served = serve(max_connections=1)
+    first, first_peer = opened(served, "secret")
+    heard(first, first_peer, RemoteOpen)
+    second, second_peer = opened(served, "secret")
+    assert "amqp:connection-establishment-failed" not in heard(second, second_peer, RemoteOpen).properties
+    third, third_peer = opened(served, "another", "other")
+    assert heard(third, third_peer, RemoteClose).error.condition == "amqp:resource-limit-exceeded"
+    for each in (first, second, third):
         each.close()
 
 
