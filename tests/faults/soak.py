@@ -17,74 +17,23 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sdk import (
-    AcknowledgeMode,
-    Connection,
-    ConnectionFactory,
-    ConnectionLostException,
-    JMSException,
-    Message,
-    QueueStatistics,
-    Restored,
-    StaleAcknowledgementException,
-    TransactionRolledBackException,
-)
+from sdk import Connection, ConnectionFactory, JMSException, QueueStatistics, Restored
+from tests.faults.lanes import SETTLING, Course, Lane, lanes
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.server_process import ServerProcess
 
-#: Messages that each producer sends in a second.
-RATE = 150
 #: Mean time between two faults, in seconds.
 PAUSE = 2.0
-#: Longest wait for everything to arrive once the faults have ended, in seconds.
-SETTLING = 60.0
 OPTIONS = (
     "?reconnect_delay_seconds=0.02&max_reconnect_delay_seconds=0.5&stable_seconds=0.2&idle_timeout_seconds=1"
     "&connect_timeout_seconds=2"
 )
 
 console = Console()
-
-
-@attrs.define
-class Lane:
-    """A queue with its producer and its consumer, and what they saw."""
-
-    name: str
-    mode: AcknowledgeMode
-    listens: bool = False
-    sends_later: bool = False  #: with completions, instead of waiting for each answer
-    sent: int = 0
-    confirmed: set[int] = attrs.field(factory=set)
-    received: Counter[int] = attrs.field(factory=Counter)
-    ended: Counter[int] = attrs.field(factory=Counter)  #: acknowledged or committed
-    raised: Counter[str] = attrs.field(factory=Counter)
-    unmarked: int = 0  #: came again without a mark
-    broken: list[str] = attrs.field(factory=list)
-
-    def saw(self, message: Message) -> int:
-        number = int(message.body)
-        if self.received[number] and not message.redelivered:
-            self.unmarked += 1
-        self.received[number] += 1
-        return number
-
-
-def lanes() -> list[Lane]:
-    """One for each mode, two for AUTO."""
-    return [
-        Lane("auto receive", AcknowledgeMode.AUTO),
-        Lane("auto listener", AcknowledgeMode.AUTO, listens=True, sends_later=True),
-        Lane("dups_ok", AcknowledgeMode.DUPS_OK, sends_later=True),
-        Lane("client", AcknowledgeMode.CLIENT),
-        Lane("individual", AcknowledgeMode.INDIVIDUAL, sends_later=True),
-        Lane("transacted", AcknowledgeMode.TRANSACTED),
-    ]
 
 
 class Soak:
@@ -96,23 +45,21 @@ class Soak:
         self.losses = 0
         self._url = url + OPTIONS
         self._direct = direct
-        self._sending = True
-        self._receiving = True
-        self._threads: list[threading.Thread] = []
+        self._course = Course()
+        self._producers: list[threading.Thread] = []
+        self._consumers: list[threading.Thread] = []
         self._connections: list[Connection] = []
 
     def start(self) -> None:
-        producing, consuming = self._connect(), self._connect()
+        """Set all lanes to work."""
+        producing, consuming = self._connect("producing"), self._connect("consuming")
         for lane in self.lanes:
-            for connection, work in ((producing, self._produce), (consuming, self._consume)):
-                thread = threading.Thread(
-                    target=self._run, args=(lane, work, connection), name=f"{work.__name__} {lane.name}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+            lane.prepare(consuming)
+            self._consumers.append(self._working(lane, lane.consume, consuming))
+            self._producers.append(self._working(lane, lane.produce, producing))
 
-    def _connect(self) -> Connection:
-        connection = ConnectionFactory(self._url).create_connection()
+    def _connect(self, client_id: str) -> Connection:
+        connection = ConnectionFactory(self._url).create_connection(client_id=client_id)
         connection.exception_listener = self._told
         connection.event_listener = self._happened
         connection.start()
@@ -126,103 +73,25 @@ class Soak:
         if isinstance(event, Restored):
             self.restores.append(event.seconds)
 
-    @staticmethod
-    def _run(lane: Lane, work: Callable[[Lane, Connection], None], connection: Connection) -> None:
-        try:
-            work(lane, connection)
-        except Exception as error:
-            lane.broken.append(f"{threading.current_thread().name}: {error!r}")
+    def _working(
+        self, lane: Lane, work: Callable[[Connection, Course], None], connection: Connection
+    ) -> threading.Thread:
+        def run() -> None:
+            try:
+                work(connection, self._course)
+            except Exception as error:
+                lane.broken.append(f"{work.__name__} ended: {error!r}")
 
-    # Producers.
-
-    def _produce(self, lane: Lane, connection: Connection) -> None:
-        transacted = lane.mode is AcknowledgeMode.TRANSACTED
-        with connection.create_session(lane.mode if transacted else AcknowledgeMode.AUTO) as session:
-            producer = session.create_producer(session.create_queue(lane.name))
-
-            def completed(message: Message, error: JMSException | None) -> None:
-                if error is None:
-                    lane.confirmed.add(int(message.body))
-                else:
-                    lane.broken.append(f"a send failed: {error!r}")
-
-            while self._sending:
-                if transacted:
-                    batch = range(lane.sent, lane.sent + 5)
-                    for number in batch:
-                        producer.send(str(number))
-                    try:
-                        session.commit()
-                    except TransactionRolledBackException as error:
-                        lane.raised[type(error).__name__] += 1
-                        continue
-                    lane.confirmed.update(batch)
-                    lane.sent += 5
-                    time.sleep(5 / RATE)
-                    continue
-                if lane.sends_later:
-                    producer.send(str(lane.sent), on_completion=completed)
-                else:
-                    producer.send(str(lane.sent))
-                    lane.confirmed.add(lane.sent)
-                lane.sent += 1
-                time.sleep(1 / RATE)
-            # A session that closes while the network is away does not wait for what has no answer.
-            deadline = time.monotonic() + SETTLING
-            while len(lane.confirmed) < lane.sent and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-    # Consumers.
-
-    def _consume(self, lane: Lane, connection: Connection) -> None:
-        with connection.create_session(lane.mode) as session:
-            consumer = session.create_consumer(session.create_queue(lane.name))
-            if lane.listens:
-                consumer.listener = lane.saw
-                while self._receiving:
-                    time.sleep(0.05)
-                return
-            held: list[tuple[Message, int]] = []
-            while self._receiving:
-                try:
-                    message = consumer.receive(0.2)
-                except ConnectionLostException as error:
-                    lane.raised[type(error).__name__] += 1
-                    continue
-                if message is not None:
-                    held.append((message, lane.saw(message)))
-                if held and (message is None or len(held) >= 5):
-                    self._end(lane, held, session.commit if session.transacted else None)
-                    held = []
-
-    @staticmethod
-    def _end(lane: Lane, held: list[tuple[Message, int]], commit: Callable[[], None] | None) -> None:
-        """Acknowledge or commit what is held."""
-        try:
-            if lane.mode is AcknowledgeMode.INDIVIDUAL:
-                for message, number in held:
-                    try:
-                        message.acknowledge()
-                        lane.ended[number] += 1
-                    except StaleAcknowledgementException as error:
-                        lane.raised[type(error).__name__] += 1
-                return
-            if commit is not None:
-                commit()
-            elif lane.mode is AcknowledgeMode.CLIENT:
-                held[-1][0].acknowledge()
-            lane.ended.update(number for _, number in held)
-        except (StaleAcknowledgementException, TransactionRolledBackException) as error:
-            lane.raised[type(error).__name__] += 1
+        thread = threading.Thread(target=run, name=f"{work.__name__} {lane.name}", daemon=True)
+        thread.start()
+        return thread
 
     # The end.
 
     def finish(self) -> None:
         """Stop sending, wait until all has arrived, and end."""
-        self._sending = False
-        for thread in self._threads:
-            if thread.name.startswith("_produce"):
-                thread.join(SETTLING)
+        self._course.sending = False
+        self._join(self._producers)
         deadline = time.monotonic() + SETTLING
         while left := sum(each.messages for each in self.queues().values()):
             if time.monotonic() > deadline:
@@ -230,13 +99,17 @@ class Soak:
                 break
             time.sleep(0.2)
         time.sleep(1)
-        self._receiving = False
-        for thread in self._threads:
-            thread.join(SETTLING)
-            if thread.is_alive():
-                self.lanes[0].broken.append(f"{thread.name} hangs")
+        self._course.receiving = False
+        self._join(self._consumers)
         for connection in self._connections:
             connection.close()
+
+    def _join(self, threads: list[threading.Thread]) -> None:
+        deadline = time.monotonic() + SETTLING
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self.lanes[0].broken.append(f"{thread.name} hangs")
 
     def queues(self) -> dict[str, QueueStatistics]:
         """What the engine has on record."""
@@ -245,36 +118,11 @@ class Soak:
 
     def problems(self) -> list[str]:
         """Promises that were broken."""
-        found = []
-        record = self.queues()
-        if "DLQ" in record and record["DLQ"].messages:
-            found.append(f"{record['DLQ'].messages} messages were set aside")
-        for lane in self.lanes:
-            found += [f"{lane.name}: {each}" for each in lane.broken]
-            sent = set(range(lane.sent))
-            queue = record[lane.name]
-            if lane.confirmed != sent:
-                found.append(f"{lane.name}: {len(sent - lane.confirmed)} sends were never confirmed")
-            if queue.next_position - 1 != lane.sent:
-                found.append(f"{lane.name}: {lane.sent} sent, {queue.next_position - 1} stored")
-            if queue.messages:
-                found.append(f"{lane.name}: {queue.messages} left in the queue")
-            if set(lane.received) != sent:
-                found.append(f"{lane.name}: {len(sent - set(lane.received))} lost")
-            if lane.unmarked:
-                found.append(f"{lane.name}: {lane.unmarked} came again without a mark")
-            if lane.mode is AcknowledgeMode.AUTO and duplicates(lane) > self.losses:
-                found.append(f"{lane.name}: {duplicates(lane)} duplicates in {self.losses} losses")
-            if lane.mode not in (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK):
-                twice = sum(count > 1 for count in lane.ended.values())
-                if twice or set(lane.ended) != sent:
-                    found.append(f"{lane.name}: {twice} ended twice, {len(sent - set(lane.ended))} never")
+        queues = self.queues()
+        found = [f"{lane.name}: {each}" for lane in self.lanes for each in lane.problems(queues, self.losses)]
+        if "DLQ" in queues and queues["DLQ"].messages:
+            found.append(f"{queues['DLQ'].messages} messages were set aside")
         return found
-
-
-def duplicates(lane: Lane) -> int:
-    """Messages that came again."""
-    return sum(count - 1 for count in lane.received.values())
 
 
 class Faults:
@@ -370,7 +218,7 @@ def show(soak: Soak, faults: Faults, seconds: float) -> None:
         table.add_column(column, justify="left" if column in ("lane", "told by") else "right")
     for lane in soak.lanes:
         told = ", ".join(f"{name} {count}" for name, count in lane.raised.items())
-        table.add_row(lane.name, f"{lane.sent:,}", f"{duplicates(lane):,}", told)
+        table.add_row(lane.name, f"{lane.sent:,}", f"{lane.duplicates:,}", told)
     console.print(table)
     console.print("faults: " + ", ".join(f"{name} {count}" for name, count in faults.counts.most_common()))
     if len(soak.restores) > 1:

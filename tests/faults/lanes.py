@@ -1,0 +1,323 @@
+"""What the soak does with messages, one lane for each way, and what each of them promises."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionLostException,
+    InvalidDestinationException,
+    JMSException,
+    Message,
+    MessageConsumer,
+    MessageProducer,
+    QueueStatistics,
+    Session,
+    StaleAcknowledgementException,
+    TransactionRolledBackException,
+)
+
+#: Messages that each producer sends in a second.
+RATE = 150
+#: Longest wait for everything to arrive once the faults have ended, in seconds.
+SETTLING = 60.0
+#: Longest wait for the reply to a request before it is asked again, in seconds: longer than any fault lasts.
+REPLY_SECONDS = 5.0
+#: Messages that are acknowledged or committed together.
+_BATCH = 5
+
+
+@attrs.define
+class Course:
+    """How far a soak has come."""
+
+    sending: bool = True
+    receiving: bool = True
+
+
+@attrs.define
+class Lane:
+    """A destination with its producer and its consumer, and what they saw."""
+
+    name: str
+    sent: int = 0
+    confirmed: set[int] = attrs.field(factory=set)
+    received: Counter[int] = attrs.field(factory=Counter)
+    raised: Counter[str] = attrs.field(factory=Counter)
+    unmarked: int = 0  #: came again without a mark
+    broken: list[str] = attrs.field(factory=list)
+
+    @property
+    def duplicates(self) -> int:
+        """Messages that came again."""
+        return sum(count - 1 for count in self.received.values())
+
+    def saw(self, message: Message) -> int:
+        """A message came; returns its number."""
+        number = int(message.body)
+        if self.received[number] and not message.redelivered:
+            self.unmarked += 1
+        self.received[number] += 1
+        return number
+
+    def prepare(self, consuming: Connection) -> None:
+        """What has to be there before the first message."""
+
+    def produce(self, connection: Connection, course: Course) -> None:
+        """Send until the course says that it is enough, and wait until all is confirmed."""
+        raise NotImplementedError
+
+    def consume(self, connection: Connection, course: Course) -> None:
+        """Receive until the course says that it is enough."""
+        raise NotImplementedError
+
+    def record(self, queues: Mapping[str, QueueStatistics]) -> QueueStatistics:
+        """What the engine has on record of this lane."""
+        return queues[self.name]
+
+    def problems(self, queues: Mapping[str, QueueStatistics], losses: int) -> Iterable[str]:
+        """Promises that were broken, over so many lost connections."""
+        yield from self.broken
+        sent, record = set(range(self.sent)), self.record(queues)
+        if self.confirmed != sent:
+            yield f"{len(sent - self.confirmed)} sends were never confirmed"
+        if record.next_position - 1 != self.sent:
+            yield f"{self.sent} sent, {record.next_position - 1} stored"
+        if record.messages:
+            yield f"{record.messages} left in the queue"
+        if set(self.received) != sent:
+            yield f"{len(sent - set(self.received))} lost"
+        if self.unmarked:
+            yield f"{self.unmarked} came again without a mark"
+
+
+@attrs.define
+class QueueLane(Lane):
+    """A queue in one of the modes."""
+
+    mode: AcknowledgeMode = attrs.field(kw_only=True)
+    listens: bool = attrs.field(kw_only=True, default=False)
+    sends_later: bool = attrs.field(kw_only=True, default=False)  #: with completions, not waiting for each answer
+    ended: Counter[int] = attrs.field(factory=Counter, kw_only=True)  #: acknowledged or committed
+
+    def producer(self, session: Session) -> MessageProducer:
+        """Where messages go."""
+        return session.create_producer(session.create_queue(self.name))
+
+    def consumer(self, session: Session) -> MessageConsumer:
+        """Where they come from."""
+        return session.create_consumer(session.create_queue(self.name))
+
+    def produce(self, connection: Connection, course: Course) -> None:
+        """See :meth:`Lane.produce`."""
+        transacted = self.mode is AcknowledgeMode.TRANSACTED
+        with connection.create_session(self.mode if transacted else AcknowledgeMode.AUTO) as session:
+            producer = self.producer(session)
+            while course.sending:
+                if transacted:
+                    self._commit_some(session, producer)
+                    time.sleep(_BATCH / RATE)
+                    continue
+                if self.sends_later:
+                    producer.send(str(self.sent), on_completion=self._completed)
+                else:
+                    producer.send(str(self.sent))
+                    self.confirmed.add(self.sent)
+                self.sent += 1
+                time.sleep(1 / RATE)
+            # A session that closes while the network is away does not wait for what has no answer.
+            deadline = time.monotonic() + SETTLING
+            while len(self.confirmed) < self.sent and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    def _completed(self, message: Message, error: JMSException | None) -> None:
+        if error is None:
+            self.confirmed.add(int(message.body))
+        else:
+            self.broken.append(f"a send failed: {error!r}")
+
+    def _commit_some(self, session: Session, producer: MessageProducer) -> None:
+        batch = range(self.sent, self.sent + _BATCH)
+        for number in batch:
+            producer.send(str(number))
+        try:
+            session.commit()
+        except TransactionRolledBackException as error:
+            self.raised[type(error).__name__] += 1
+            return
+        self.confirmed.update(batch)
+        self.sent += _BATCH
+
+    def consume(self, connection: Connection, course: Course) -> None:
+        """See :meth:`Lane.consume`."""
+        with connection.create_session(self.mode) as session:
+            consumer = self.consumer(session)
+            if self.listens:
+                consumer.listener = self.saw
+                while course.receiving:
+                    time.sleep(0.05)
+                return
+            held: list[tuple[Message, int]] = []
+            while course.receiving:
+                try:
+                    message = consumer.receive(0.2)
+                except ConnectionLostException as error:
+                    self.raised[type(error).__name__] += 1
+                    continue
+                if message is not None:
+                    held.append((message, self.saw(message)))
+                if held and (message is None or len(held) >= _BATCH):
+                    self._end(held, session.commit if session.transacted else None)
+                    held = []
+
+    def _end(self, held: list[tuple[Message, int]], commit: Callable[[], None] | None) -> None:
+        """Acknowledge or commit what is held."""
+        try:
+            if self.mode is AcknowledgeMode.INDIVIDUAL:
+                for message, number in held:
+                    try:
+                        message.acknowledge()
+                        self.ended[number] += 1
+                    except StaleAcknowledgementException as error:
+                        self.raised[type(error).__name__] += 1
+                return
+            if commit is not None:
+                commit()
+            elif self.mode is AcknowledgeMode.CLIENT:
+                held[-1][0].acknowledge()
+            self.ended.update(number for _, number in held)
+        except (StaleAcknowledgementException, TransactionRolledBackException) as error:
+            self.raised[type(error).__name__] += 1
+
+    def problems(self, queues: Mapping[str, QueueStatistics], losses: int) -> Iterable[str]:
+        """See :meth:`Lane.problems`."""
+        yield from Lane.problems(self, queues, losses)
+        if self.mode is AcknowledgeMode.AUTO and self.duplicates > losses:
+            yield f"{self.duplicates} duplicates in {losses} losses"
+        if self.mode not in (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK):
+            twice = sum(count > 1 for count in self.ended.values())
+            missing = set(range(self.sent)) - set(self.ended)
+            if twice or missing:
+                yield f"{twice} ended twice, {len(missing)} never"
+
+
+@attrs.define
+class DurableLane(QueueLane):
+    """A topic with a durable subscription, which belongs to the client id of the consuming connection."""
+
+    def prepare(self, consuming: Connection) -> None:
+        """See :meth:`Lane.prepare`: a topic keeps nothing for those who come later."""
+        with consuming.create_session() as session:
+            self.consumer(session).close()
+
+    def producer(self, session: Session) -> MessageProducer:
+        """See :meth:`QueueLane.producer`."""
+        return session.create_producer(session.create_topic(self.name))
+
+    def consumer(self, session: Session) -> MessageConsumer:
+        """See :meth:`QueueLane.consumer`."""
+        return session.create_durable_consumer(session.create_topic(self.name), "soak")
+
+    def record(self, queues: Mapping[str, QueueStatistics]) -> QueueStatistics:
+        """See :meth:`Lane.record`."""
+        (subscription,) = [each for each in queues.values() if each.kind == "subscription"]
+        return subscription
+
+
+@attrs.define
+class ReplyLane(Lane):
+    """Requests, with replies to a temporary queue whose name must stay what it is.
+
+    A reply is asked for again where none comes: what is in a temporary queue is gone with a server that is killed.
+    """
+
+    asked: int = attrs.field(kw_only=True, default=0)  #: requests sent, with those that were sent again
+    addresses: set[str] = attrs.field(kw_only=True, factory=set)  #: that the requests named for the reply
+
+    def produce(self, connection: Connection, course: Course) -> None:
+        """See :meth:`Lane.produce`."""
+        with connection.create_session() as session:
+            producer = session.create_producer(session.create_queue(self.name))
+            answers = session.create_temporary_queue()
+            consumer = session.create_consumer(answers)
+            while course.sending or len(self.confirmed) < self.sent:
+                if len(self.confirmed) == self.sent:
+                    self.sent += 1
+                number = self.sent - 1
+                request = session.create_text_message(str(number))
+                request.reply_to = answers
+                producer.send(request)
+                self.asked += 1
+                if self._answered(consumer, number):
+                    self.confirmed.add(number)
+                    time.sleep(1 / RATE)
+                else:
+                    self.raised[f"no reply in {REPLY_SECONDS:g} s"] += 1
+
+    def _answered(self, consumer: MessageConsumer, number: int) -> bool:
+        deadline = time.monotonic() + REPLY_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                reply = consumer.receive(left)
+            except ConnectionLostException as error:
+                self.raised[type(error).__name__] += 1
+                continue
+            if reply is not None and int(reply.body) == number:
+                return True
+            if reply is not None and int(reply.body) not in self.confirmed:
+                self.broken.append(f"a reply to {reply.body}, and {number} was asked")
+        return False
+
+    def consume(self, connection: Connection, course: Course) -> None:
+        """See :meth:`Lane.consume`."""
+        with connection.create_session() as session:
+            consumer = session.create_consumer(session.create_queue(self.name))
+            anywhere = session.create_producer(None)
+            while course.receiving:
+                try:
+                    request = consumer.receive(0.2)
+                except ConnectionLostException as error:
+                    self.raised[type(error).__name__] += 1
+                    continue
+                if request is None:
+                    continue
+                self.saw(request)
+                assert request.reply_to is not None
+                self.addresses.add(request.reply_to.name)
+                try:
+                    anywhere.send(request.body, destination=request.reply_to)
+                except InvalidDestinationException as error:
+                    # The requester's connection is not restored yet, and its temporary queue with it.
+                    self.raised[type(error).__name__] += 1
+
+    def problems(self, queues: Mapping[str, QueueStatistics], losses: int) -> Iterable[str]:
+        """See :meth:`Lane.problems`."""
+        yield from self.broken
+        if len(self.confirmed) != self.sent:
+            yield f"{self.sent - len(self.confirmed)} requests were never answered"
+        if len(self.addresses) > 1:
+            yield f"the temporary queue had {len(self.addresses)} names"
+        if self.asked - self.sent > losses:
+            yield f"{self.asked - self.sent} replies were lost in {losses} losses"
+        if self.record(queues).messages:
+            yield f"{self.record(queues).messages} left in the queue"
+
+
+def lanes() -> list[Lane]:
+    """One for each mode, two for AUTO; a durable subscription; requests with replies."""
+    return [
+        QueueLane("auto receive", mode=AcknowledgeMode.AUTO),
+        QueueLane("auto listener", mode=AcknowledgeMode.AUTO, listens=True, sends_later=True),
+        QueueLane("dups_ok", mode=AcknowledgeMode.DUPS_OK, sends_later=True),
+        QueueLane("client", mode=AcknowledgeMode.CLIENT),
+        QueueLane("individual", mode=AcknowledgeMode.INDIVIDUAL, sends_later=True),
+        QueueLane("transacted", mode=AcknowledgeMode.TRANSACTED),
+        DurableLane("durable subscription, auto", mode=AcknowledgeMode.AUTO, sends_later=True),
+        ReplyLane("request and reply, auto"),
+    ]
