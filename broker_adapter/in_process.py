@@ -225,7 +225,7 @@ class InProcessTransport:
     def _leave(self, lease: EngineLease, was_open: bool, limit: float) -> None:
         try:
             if was_open:
-                lease.broker.call(c.Disconnect(self._client), limit)
+                lease.broker.call(c.Disconnect(self._client), limit, self._gather)
         except JMSException:
             pass  # an engine that is gone takes nothing from a close
         finally:
@@ -235,11 +235,11 @@ class InProcessTransport:
 
     def end_session(self, session: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
-        broker = self._usable_to_wait()
+        self._usable_to_wait()
         for link in [link for link, of_session in list(self._sessions.items()) if of_session == session]:
             consumer = self._consumers.get(link)
             if consumer is not None:
-                broker.call(c.Detach(consumer, give_back=True), self._request_limit(timeout))
+                self._call(c.Detach(consumer, give_back=True), self._request_limit(timeout))
             self._forget(link)
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
@@ -293,13 +293,13 @@ class InProcessTransport:
 
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`."""
-        broker = self._usable_to_wait()
+        self._usable_to_wait()
         consumer = self._consumers.get(link)
         if consumer is None:
             self._forget(link)
         elif link not in self._detached:
             self._detached.add(link)
-            if not broker.call(c.Detach(consumer), self._request_limit(timeout)):
+            if not self._call(c.Detach(consumer), self._request_limit(timeout)):
                 self._forget(link)  # it holds nothing that could be settled
 
     def _forget(self, link: int) -> None:
@@ -310,7 +310,8 @@ class InProcessTransport:
 
     def unsubscribe(self, name: str, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
-        self._usable_to_wait().call(c.Unsubscribe(self._client, name), self._request_limit(timeout))
+        self._usable_to_wait()
+        self._call(c.Unsubscribe(self._client, name), self._request_limit(timeout))
 
     def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
         """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
@@ -320,7 +321,8 @@ class InProcessTransport:
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.delete_temporary`."""
-        self._usable_to_wait().call(c.DeleteTemporary(self._client, destination), self._request_limit(timeout))
+        self._usable_to_wait()
+        self._call(c.DeleteTemporary(self._client, destination), self._request_limit(timeout))
 
     # Receiving.
 
@@ -333,11 +335,11 @@ class InProcessTransport:
 
     def drain(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
-        broker = self._usable_to_wait()
+        self._usable_to_wait()
         consumer = self._consumers.get(link)
         if consumer is None or link in self._detached:
             raise IllegalStateException(f"link {link} is closed")
-        broker.call(c.Drain(consumer), self._request_limit(timeout))
+        self._call(c.Drain(consumer), self._request_limit(timeout))
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
@@ -353,7 +355,7 @@ class InProcessTransport:
         destination, message = self._message(link, envelope)
         limit = self._url.client.send_timeout_seconds if timeout is None else timeout
         if on_settled is None:
-            errors = broker.call(c.Enqueue(self._client, destination, (message,)), limit)
+            errors = self._call(c.Enqueue(self._client, destination, (message,)), limit)
             if errors is not None:
                 raise errors[0]
             return
@@ -370,7 +372,7 @@ class InProcessTransport:
         timeout: float | None,
     ) -> None:
         """See :meth:`broker_adapter.transport.Transport.commit`."""
-        broker = self._usable_to_wait()
+        self._usable_to_wait()
         refusal: str | None = None
         if any(settlement.tag.epoch != self._epoch for settlement in settlements):
             refusal = "deliveries of an earlier connection are stale"
@@ -387,11 +389,14 @@ class InProcessTransport:
             [self._message(link, envelope) for link, envelope in sends],
             settled,
         )
-        broker.call(command, self._request_limit(timeout))
+        self._call(command, self._request_limit(timeout))
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""
-        return self._usable_to_wait().request(operation, arguments, self._request_limit(timeout))
+        broker = self._usable_to_wait()
+        if self._outbox:
+            broker.submit(self._gather)
+        return broker.request(operation, arguments, self._request_limit(timeout))
 
     def _message(self, link: int, envelope: Envelope) -> tuple[Destination, c.NewMessage]:
         try:
@@ -416,6 +421,14 @@ class InProcessTransport:
         )
 
     # The outbox.
+
+    def _call(self, command: c.Command, limit: float) -> Any:
+        """Carry out a command after all that this thread has handed over before.
+
+        That may still lie in the outbox although another thread has said that it is to be taken: it may not have come
+        to tell the engine yet.
+        """
+        return self._broker.call(command, limit, self._gather if self._outbox else None)
 
     def _flush(self) -> None:
         if not self._gathering:

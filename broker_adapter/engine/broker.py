@@ -159,12 +159,13 @@ class Broker:
         self._inbox.extend(commands)
         self._signal()
 
-    def call(self, command: c.Command, timeout: float | None) -> Any:
+    def call(self, command: c.Command, timeout: float | None, ahead: c.Gather | None = None) -> Any:
         """Carry out a command and wait for its answer.
 
         Args:
             command: its ``reply`` is not used.
             timeout: longest wait in seconds; None: no limit.  Past it the command is still carried out.
+            ahead: what has to be carried out before it.
 
         Returns:
             The answer.
@@ -176,6 +177,8 @@ class Broker:
         """
         self.check_may_wait()
         waiter = _Waiter()
+        if ahead is not None:
+            self._inbox.append(ahead)
         self._inbox.append(command._replace(reply=waiter.answer))
         if self._runner.acquire(blocking=False):
             try:

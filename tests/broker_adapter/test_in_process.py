@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.codec import decode_payload, encode_amqp
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity
 from broker_adapter.errors import IllegalStateException, JMSException, StoreException, StoreLockedException
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.settings import EngineSettings
-from broker_adapter.transport import Credentials, Failed, ReceiverSpec, SenderSpec, TransportEvent
+from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, TransportEvent
 from broker_adapter.url import EmbeddedURL, parse_url
 from sdk import ConnectionFactory
 
@@ -135,3 +137,84 @@ def test_a_forked_child_does_not_touch_its_parents_engine(tmp_path: Path) -> Non
         child.join(WAIT)
         with connection.create_session() as session:
             session.create_producer(session.create_queue("q")).send("the parent goes on")
+
+
+class _Paused:
+    """A connection of which one thread stands still in the middle of handing its work over to the engine."""
+
+    def __init__(self, transport: InProcessTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._transport = transport
+        self._reached, self._go_on = threading.Event(), threading.Event()
+        broker = transport._broker
+        submit = broker.submit
+
+        def slow(command: Any) -> None:
+            if threading.current_thread() is self._thread:
+                self._reached.set()
+                self._go_on.wait(WAIT)
+            submit(command)
+
+        monkeypatch.setattr(broker, "submit", slow)
+        other = transport.attach(SenderSpec(2, queue("other")), None, WAIT)
+        self._thread = threading.Thread(
+            target=lambda: transport.send(other, Envelope(queue("other")), lambda _error: None, WAIT)
+        )
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._reached.wait(WAIT)
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on.set()
+        self._thread.join(WAIT)
+
+
+def test_sends_of_a_thread_stay_in_order_whatever_other_threads_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the second one ahead, the engine would take the first for one that it has already, and drop it."""
+    transport = InProcessTransport(url(tmp_path), decode_payload)
+    transport.open(Credentials(), lambda _event: None, WAIT)
+    try:
+        link = transport.attach(SenderSpec(1, queue("q")), None, WAIT)
+        with _Paused(transport, monkeypatch):
+            for number, on_settled in ((1, lambda _error: None), (2, None)):
+                envelope = Envelope(queue("q"), BodyKind.TEXT, str(number), identity=Identity("producer", 1, number))
+                transport.send(link, envelope, on_settled, WAIT)
+        statistics = transport.request("statistics", {}, WAIT)
+        assert statistics["duplicates_rejected"] == 0
+        assert statistics["enqueued"] == 3
+        arrived: list[Delivery] = []
+        receiver = transport.attach(ReceiverSpec(1, queue("q")), arrived.extend, WAIT)
+        transport.credit(receiver, 10)
+        transport.drain(receiver, WAIT)
+        assert [each.envelope.body for each in arrived] == ["1", "2"]
+    finally:
+        transport.close(WAIT)
+
+
+@pytest.mark.parametrize("last", ["end_session", "detach", "commit", "request"])
+def test_what_was_settled_is_settled_before_anything_that_a_thread_asks_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    transport = InProcessTransport(url(tmp_path), decode_payload)
+    transport.open(Credentials(), lambda _event: None, WAIT)
+    try:
+        sender = transport.attach(SenderSpec(1, queue("q")), None, WAIT)
+        transport.send(sender, Envelope(queue("q"), BodyKind.TEXT, "x"), None, WAIT)
+        arrived: list[Delivery] = []
+        receiver = transport.attach(ReceiverSpec(3, queue("q")), arrived.extend, WAIT)
+        transport.credit(receiver, 1)
+        transport.drain(receiver, WAIT)
+        with _Paused(transport, monkeypatch):
+            transport.settle([Settlement(arrived[0].tag, Outcome.ACCEPTED)])
+            if last == "end_session":
+                transport.end_session(3, WAIT)
+            elif last == "detach":
+                transport.detach(receiver, WAIT)
+            elif last == "commit":
+                transport.commit(1, 1, [], [], WAIT)
+            (found,) = [each for each in transport.request("statistics", {}, WAIT)["queues"] if each["name"] == "q"]
+            assert found["messages"] == 0
+    finally:
+        transport.close(WAIT)
