@@ -9,7 +9,8 @@ Theory of operation
     its subscriptions, each a queue.  Destinations come into being when they are first used.
 
     A send at a limit is *held*: it waits in the order of arrival until there is room, and is refused when its time is
-    over.  Its identity is noted only when it is taken, so that a repetition of a refused send is not rejected.
+    over (:mod:`broker_adapter.engine.holding`).  Its identity is noted only when it is taken, so that a repetition of a
+    refused send is not rejected.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load, Scan
+from broker_adapter.engine.holding import Held, Holding
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
@@ -84,20 +86,6 @@ class Client:
         self.temporaries: dict[Destination, None] = {}
 
 
-class Held:
-    """A send or commit that waits for room."""
-
-    __slots__ = ("command", "deadline_ms", "errors", "index", "reason", "since_ms")
-
-    def __init__(self, command: c.Enqueue | c.Commit, now_ms: int, deadline_ms: int) -> None:
-        self.command = command
-        self.since_ms = now_ms
-        self.deadline_ms = deadline_ms
-        self.index = 0  #: of the first message that is not taken
-        self.errors: list[JMSException | None] | None = None
-        self.reason = ""
-
-
 class Totals:
     """Counts since the start."""
 
@@ -142,9 +130,7 @@ class BrokerState:
         self.totals = Totals()
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
-        self._held_count = 0
-        self._holding: dict[int, QueueState] = {}
-        self._held_at_large: deque[Held] = deque()
+        self._holding = Holding()
         self._next_message = 1
         self._next_queue = 1
         self._next_volatile_queue = FIRST_VOLATILE_QUEUE
@@ -245,7 +231,7 @@ class BrokerState:
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
         """Let what was held go on, hand messages out, answer drains, note the counters."""
-        if self._held_count:
+        if self._holding.count:
             self._resume_held(now_ms, effects)
         if self._resting:
             self._wake_rested(now_ms, effects)
@@ -272,17 +258,12 @@ class BrokerState:
 
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused, or a resting message to be delivered again."""
-        heads = [queue.held[0].deadline_ms for queue in self._holding.values() if queue.held]
-        if self._held_at_large:
-            heads.append(self._held_at_large[0].deadline_ms)
-        due = [queue.resting.first_due_ms() for queue in self._resting.values()]
-        heads += [due_ms for due_ms in due if due_ms is not None]
-        return min(heads, default=None)
+        due = [self._holding.next_deadline_ms(), *(queue.resting.first_due_ms() for queue in self._resting.values())]
+        return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def waiting(self) -> list[c.Reply]:
         """Those who have no answer yet: held sends and drains.  For the end of the engine."""
-        held = [each for queue in self._holding.values() for each in queue.held]
-        replies = [each.command.reply for each in (*held, *self._held_at_large)]
+        replies = [held.command.reply for held in self._holding]
         replies += [reply for _, reply in self._drains]
         replies += [reply for browser in self.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
@@ -429,11 +410,8 @@ class BrokerState:
 
     def _end_queue(self, queue: QueueState, effects: Effects) -> None:
         """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
-        for held in queue.held:
+        for held in self._holding.remove(queue.held):
             self._refuse(held, f"{queue.label!r} was deleted", effects)
-        self._held_count -= len(queue.held)
-        queue.held.clear()
-        self._holding.pop(queue.id, None)
         for consumer in [each for each in self.consumers.values() if each.queue is queue]:
             for entry in consumer.unsettled.values():
                 queue.give_back(entry, effects)  # so that it can be trimmed
@@ -668,7 +646,12 @@ class BrokerState:
 
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
         targets = self._targets(command.destination, effects)
-        held = Held(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
+        held = self._arrived(command, now_ms)
+        head = self._holding.head(command)
+        if head is not None:
+            if self._may_hold(held, head.reason, effects):
+                self._holding.follow(head, held)
+            return
         for queue in targets:
             if queue.held:
                 self._hold(held, queue, "others wait before it", effects)
@@ -682,7 +665,7 @@ class BrokerState:
         return (queue if queue is not None else self._queue(destination, effects),)
 
     def _take(self, held: Held, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
-        """Take the messages of a send from ``held.index`` on.  Returns False where it has to wait (again)."""
+        """Take the messages of a send from ``held.index`` on.  Returns False where it waits (again)."""
         command = held.command
         assert isinstance(command, c.Enqueue)
         messages = command.messages
@@ -752,8 +735,7 @@ class BrokerState:
         for queue in local:
             self._awake[queue.id] = queue
         if reason:
-            self._hold(held, blocked, reason, effects)
-            return False
+            return not self._hold(held, blocked, reason, effects)
         self._reply(command, held.errors, effects)
         return True
 
@@ -812,20 +794,24 @@ class BrokerState:
 
     # Holding back.
 
-    def _hold(self, held: Held, queue: QueueState | None, reason: str, effects: Effects) -> None:
-        """Let a send wait, in the queue that has no room, or at large."""
+    def _arrived(self, command: c.Enqueue | c.Commit, now_ms: int) -> Held:
+        return self._holding.arrived(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
+
+    def _may_hold(self, held: Held, reason: str, effects: Effects) -> bool:
+        """Whether one more may wait; otherwise it is refused."""
+        if self._holding.count < self.settings.max_held_messages:
+            return True
+        waiting = f"{self._holding.count} sends wait already (option max_held_messages)"
+        self._refuse(held, f"{reason}, and {waiting}", effects)
+        return False
+
+    def _hold(self, held: Held, queue: QueueState | None, reason: str, effects: Effects) -> bool:
+        """Let a send wait, for the queue that has no room, or at large; returns False where it is refused instead."""
         held.reason = reason
-        if self._held_count >= self.settings.max_held_messages:
-            self._refuse(
-                held, f"{reason}, and {self._held_count} sends wait already (option max_held_messages)", effects
-            )
-            return
-        self._held_count += 1
-        if queue is None:
-            self._held_at_large.append(held)
-        else:
-            queue.held.append(held)
-            self._holding[queue.id] = queue
+        if not self._may_hold(held, reason, effects):
+            return False
+        self._holding.wait(held, queue)
+        return True
 
     def _volatile_full(self) -> str:
         return (
@@ -834,24 +820,33 @@ class BrokerState:
         )
 
     def _resume_held(self, now_ms: int, effects: Effects) -> None:
-        for queue in list(self._holding.values()):
-            self._resume(queue.held, now_ms, effects)
-            if not queue.held:
-                self._holding.pop(queue.id, None)
-        self._resume(self._held_at_large, now_ms, effects)
+        for line in self._holding.lines():
+            self._resume(line, now_ms, effects)
+        self._holding.tidy()
 
-    def _resume(self, waiting: deque[Held], now_ms: int, effects: Effects) -> None:
-        for _ in range(len(waiting)):
-            held = waiting.popleft()
-            self._held_count -= 1
-            if held.deadline_ms <= now_ms:
-                self._refuse(held, f"{held.reason}; held back for {(now_ms - held.since_ms) / 1000:.1f} s", effects)
-                continue
-            others = len(waiting)
-            if not self._retry(held, now_ms, effects):
-                if len(waiting) > others:
-                    waiting.rotate(1)  # it was put behind the others; its place is before them
+    def _resume(self, line: deque[Held], now_ms: int, effects: Effects) -> None:
+        holding = self._holding
+        for _ in range(len(line)):
+            if not line:
                 return
+            held = holding.take(line)
+            if not self._ends(held, now_ms, effects):
+                if line and line[0] is held:
+                    return
+                continue  # it waits in another line now
+            followers = holding.end(held)
+            while followers:
+                following = followers.popleft()
+                if not self._ends(following, now_ms, effects):
+                    holding.lead(following, followers)
+                    break
+
+    def _ends(self, held: Held, now_ms: int, effects: Effects) -> bool:
+        """Try one that waited; returns False where it still waits."""
+        if held.deadline_ms <= now_ms:
+            self._refuse(held, f"{held.reason}; held back for {(now_ms - held.since_ms) / 1000:.1f} s", effects)
+            return True
+        return self._retry(held, now_ms, effects)
 
     def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
         try:
@@ -883,15 +878,8 @@ class BrokerState:
     def _drop_held_of(self, client: int, effects: Effects) -> None:
         """Sends of a connection that is gone are not taken any more: nobody was told that they would be."""
         closed = IllegalStateException("the connection was closed while the send was held back at a limit")
-        for waiting in (*(queue.held for queue in self._holding.values()), self._held_at_large):
-            mine = [held for held in waiting if held.command.client == client]
-            if not mine:
-                continue
-            keep = [held for held in waiting if held.command.client != client]
-            self._held_count -= len(mine)
-            waiting.clear()
-            waiting.extend(keep)
-            for held in mine:
+        for line in self._holding.lines():
+            for held in self._holding.remove(line, lambda held: held.command.client == client):
                 self._end_held(held, closed, effects)
 
     # Settling.
@@ -1004,11 +992,27 @@ class BrokerState:
     # Transactions.
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
-        held = Held(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
+        if self._holding.count and command.commit_id is not None:
+            self._give_up_commits_of(command.commit_id.session, effects)
+        held = self._arrived(command, now_ms)
         try:
             self._do_commit(held, now_ms, effects)
         except JMSException as error:
             self._roll_back(command, error, effects)
+
+    def _give_up_commits_of(self, session: str, effects: Effects) -> None:
+        """A session that commits again waits no more for what it committed before, and must not overtake that."""
+        error = IllegalStateException("the session has gone on while the commit was held back at a limit")
+
+        def is_earlier(held: Held) -> bool:
+            command = held.command
+            return (
+                isinstance(command, c.Commit) and command.commit_id is not None and command.commit_id.session == session
+            )
+
+        for line in self._holding.lines():
+            for held in self._holding.remove(line, is_earlier):
+                self._end_held(held, error, effects)
 
     def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         session, number = command.commit_id
@@ -1084,13 +1088,11 @@ class BrokerState:
                 if self.volatile_room is not None and volatile_bytes > self.volatile_room:
                     reason = self._volatile_full()
             if reason:
-                self._hold(held, None, reason, effects)
-                return False
+                return not self._hold(held, None, reason, effects)
             for queue in queues:
                 wanted[queue.id] = wanted.get(queue.id, 0) + 1
                 if limit is not None and queue.depth + wanted[queue.id] > limit:
-                    self._hold(held, queue, queue_full(queue, limit, None), effects)
-                    return False
+                    return not self._hold(held, queue, queue_full(queue, limit, None), effects)
         # From here on nothing can fail.
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes
@@ -1294,7 +1296,7 @@ class BrokerState:
                 in_hand=hands.get(queue.id, 0),
                 delayed=queue.delayed.stored + len(queue.resting),
                 consumers=len(queue.consumers),
-                held_producers=len(queue.held),
+                held_producers=sum(1 + len(held.followers) for held in queue.held),
                 next_position=queue.next_position,
             )
             for queue in self.queues.values()

@@ -299,10 +299,10 @@ def test_bytes_of_a_queue_have_a_limit_too() -> None:
 
 def test_a_broker_that_takes_nothing_holds_everything_persistent() -> None:
     rules = Rules()
-    client = rules.connect()
+    client, other = rules.connect(), rules.connect()
     rules.state.held_because = "the disk is full"
     assert rules.send(client, Q, b"x") == "held"
-    assert rules.send(client, Q, b"y", persistent=False) is None
+    assert rules.send(other, Q, b"y", persistent=False) is None
     rules.state.held_because = None
     rules.pass_time(1)
     assert rules.depth("q") == 2

@@ -1,0 +1,146 @@
+"""Sends and commits that wait for room: where each of them waits, and who is next.
+
+Theory of operation
+    Who waits stands in a *line*: that of the queue that has no room, or the one *at large* where the whole engine has
+    none.  A line is in the order of arrival; who has to go back into one takes the place that is due to it.
+
+    What a connection sends to one destination stays in its order, whatever each message waits for: only the first send
+    stands in a line, as the *head* of those that came after it.  Otherwise one could overtake another of its
+    producer, which the engine would then take for one that it has already, and drop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.errors import JMSException
+
+
+class Held:
+    """A send or commit that waits for room, or may have to.
+
+    Attributes:
+        arrival: a number that grows with each.
+        since_ms: when it came.
+        deadline_ms: when it is to be refused.
+        index: of the first message that is not taken.
+        errors: of its messages, where there are some.
+        reason: what it waits for.
+        followers: later sends of the same connection to the same destination, of which it is the head.
+    """
+
+    __slots__ = ("arrival", "command", "deadline_ms", "errors", "followers", "index", "reason", "since_ms")
+
+    def __init__(self, command: c.Enqueue | c.Commit, arrival: int, now_ms: int, deadline_ms: int) -> None:
+        self.command = command
+        self.arrival = arrival
+        self.since_ms = now_ms
+        self.deadline_ms = deadline_ms
+        self.index = 0
+        self.errors: list[JMSException | None] | None = None
+        self.reason = ""
+        self.followers: deque[Held] = deque()
+
+
+class Holding:
+    """All who wait.
+
+    Attributes:
+        count: how many there are, followers included.
+        at_large: the line of those who wait for no queue in particular.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.at_large: deque[Held] = deque()
+        self._queues: dict[int, QueueState] = {}
+        self._heads: dict[tuple[int, Destination], Held] = {}
+        self._arrivals = 0
+
+    def __iter__(self) -> Iterator[Held]:
+        for line in self.lines():
+            for held in line:
+                yield held
+                yield from held.followers
+
+    def arrived(self, command: c.Enqueue | c.Commit, now_ms: int, deadline_ms: int) -> Held:
+        """A send or commit has come; it does not wait yet."""
+        self._arrivals += 1
+        return Held(command, self._arrivals, now_ms, deadline_ms)
+
+    def head(self, command: c.Enqueue) -> Held | None:
+        """Whom a send of this connection to this destination must not overtake."""
+        return self._heads.get((command.client, command.destination)) if self._heads else None
+
+    def follow(self, head: Held, held: Held) -> None:
+        """Wait behind the head."""
+        held.reason = head.reason
+        head.followers.append(held)
+        self.count += 1
+
+    def wait(self, held: Held, queue: QueueState | None) -> None:
+        """Stand in the line of a queue, or at large."""
+        self.count += 1
+        if isinstance(held.command, c.Enqueue):
+            self._heads[held.command.client, held.command.destination] = held
+        line = self.at_large
+        if queue is not None:
+            line = queue.held
+            self._queues[queue.id] = queue
+        if line and held.arrival < line[0].arrival:
+            line.appendleft(held)
+            return
+        index = len(line)
+        while index and held.arrival < line[index - 1].arrival:
+            index -= 1
+        line.insert(index, held)
+
+    def lines(self) -> list[deque[Held]]:
+        """All lines, that at large last."""
+        return [*(queue.held for queue in self._queues.values()), self.at_large]
+
+    def take(self, line: deque[Held]) -> Held:
+        """The first of a line waits no more, or has to be sent back by :meth:`wait`."""
+        self.count -= 1
+        return line.popleft()
+
+    def end(self, held: Held) -> deque[Held]:
+        """One that was taken out of its line has ended; returns its followers, who wait for nobody now."""
+        command = held.command
+        if isinstance(command, c.Enqueue):
+            self._heads.pop((command.client, command.destination), None)
+        followers, held.followers = held.followers, deque()
+        self.count -= len(followers)
+        return followers
+
+    def lead(self, held: Held, followers: deque[Held]) -> None:
+        """One who waits in a line again is the head of these from now on."""
+        held.followers = followers
+        self.count += len(followers)
+
+    def remove(self, line: deque[Held], is_over: Callable[[Held], bool] = lambda _held: True) -> list[Held]:
+        """Take those out of a line for whom it is over, with their followers; returns them in the order of arrival."""
+        removed: list[Held] = []
+        kept: list[Held] = []
+        for held in line:
+            if is_over(held):
+                self.count -= 1
+                removed += [held, *self.end(held)]
+            else:
+                kept.append(held)
+        line.clear()
+        line.extend(kept)
+        return sorted(removed, key=lambda held: held.arrival)
+
+    def tidy(self) -> None:
+        """Forget the lines in which nobody stands."""
+        for queue in [queue for queue in self._queues.values() if not queue.held]:
+            del self._queues[queue.id]
+
+    def next_deadline_ms(self) -> int | None:
+        """When the first one is to be refused.  All have the same time, so it is the first of a line."""
+        return min((line[0].deadline_ms for line in self.lines() if line), default=None)

@@ -1,0 +1,331 @@
+"""Sends that wait for room stay in order, and none of them is forgotten."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination, queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.holding import Held, Holding
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.envelope import Identity
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.test_broker_state import Q, Rules
+
+FULL = "the disk is full"
+
+
+def sent(number: int, **fields: Any) -> c.NewMessage:
+    return c.NewMessage(0, b"%d" % number, identity=Identity("p", 1, number), **fields)
+
+
+class Sender:
+    """Sends numbered messages of one producer to one queue, and keeps the answers."""
+
+    def __init__(self, rules: Rules, to: Destination = Q) -> None:
+        self.rules = rules
+        self.client = rules.connect()
+        self.to = to
+        self.answers: dict[int, Any] = {}
+        self._next = 1
+
+    def send(self, **fields: Any) -> None:
+        number, self._next = self._next, self._next + 1
+        identity = Identity(f"producer {self.client}", 1, number)
+        message = c.NewMessage(0, b"%d" % number, identity=identity, **fields)
+        self._decide(c.Enqueue(self.client, self.to, [message], partial(self.answers.__setitem__, number)))
+
+    def _decide(self, *commands: c.Command) -> None:
+        for reply, result in self.rules.state.decide(commands, self.rules.now_ms).replies:
+            reply(result)
+
+    def pass_time(self, ms: int = 1) -> None:
+        for reply, result in self.rules.pass_time(ms).replies:
+            reply(result)
+
+    @property
+    def rejected(self) -> int:
+        return self.rules.state.totals.duplicates_rejected
+
+
+def test_what_could_go_on_does_not_overtake_what_waits_of_the_same_producer() -> None:
+    """Were the second one taken first, the first would count as one that is there already, and be dropped."""
+    sender = Sender(Rules())
+    sender.rules.state.held_because = FULL
+    sender.send()
+    sender.send(persistent=False)
+    assert sender.answers == {}
+    sender.rules.state.held_because = None
+    sender.pass_time()
+    assert sender.answers == {1: None, 2: None}
+    assert (sender.rejected, sender.rules.depth("q")) == (0, 2)
+
+
+def test_a_persistent_message_does_not_overtake_a_volatile_one_that_waits_for_memory() -> None:
+    sender = Sender(Rules())
+    sender.rules.state.volatile_room = 0
+    sender.send(persistent=False)
+    sender.send()
+    sender.rules.state.volatile_room = None
+    sender.pass_time()
+    assert sender.answers == {1: None, 2: None}
+    assert sender.rejected == 0
+
+
+def test_order_holds_where_one_waits_first_for_a_queue_and_then_for_the_disk() -> None:
+    sender = Sender(Rules(max_queue_messages=1))
+    rules = sender.rules
+    consumer = rules.attach(sender.client, Q, 10)
+    sender.send()
+    sender.send()
+    sender.send(persistent=False)
+    rules.state.held_because = FULL
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))  # there is room in the queue, and none on the disk
+    sender.pass_time()
+    assert sender.answers == {1: None}
+    rules.state.held_because = None
+    sender.pass_time()
+    assert sender.answers == {1: None, 2: None}
+    rules.do(c.Settle(consumer, [2], Outcome.ACCEPTED))
+    sender.pass_time()
+    assert sender.answers == {1: None, 2: None, 3: None}
+    assert sender.rejected == 0
+
+
+def test_one_that_has_to_wait_elsewhere_holds_nobody_up() -> None:
+    rules = Rules(max_queue_messages=1)
+    first, second = Sender(rules), Sender(rules)
+    consumer = rules.attach(first.client, Q, 10)
+    first.send()
+    first.send()
+    second.send(persistent=False)
+    rules.state.held_because = FULL
+    first._decide(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert (first.answers, second.answers) == ({1: None}, {1: None})
+
+
+def test_those_who_wait_behind_one_that_is_refused_have_their_own_time() -> None:
+    sender = Sender(Rules(hold_timeout_seconds=5))
+    sender.rules.state.held_because = FULL
+    sender.send()
+    sender.pass_time(2000)
+    sender.send()
+    sender.send(persistent=False)
+    sender.pass_time(3000)
+    assert "held back for 5.0 s" in str(sender.answers.pop(1)[0])
+    assert sender.answers == {}, "the second one waits for the disk, and the third one for the second"
+    sender.pass_time(2000)
+    assert "held back for 5.0 s" in str(sender.answers.pop(2)[0])
+    assert set(sender.answers) == {3}
+    assert sender.rules.state.next_deadline_ms() is None
+
+
+def test_a_connection_that_waits_with_many_is_no_nearer_than_its_first() -> None:
+    rules = Rules(max_queue_messages=1)
+    many, one = Sender(rules), Sender(rules)
+    consumer = rules.attach(many.client, Q, 10)
+    for _ in range(3):
+        many.send()
+    one.send()
+    for number in range(1, 4):
+        rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
+        many.pass_time()
+    assert (many.answers, one.answers) == ({1: None, 2: None, 3: None}, {1: None}), "in the order of arrival"
+
+
+def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_connection() -> None:
+    rules = Rules(max_held_messages=3)
+    sender = Sender(rules)
+    rules.state.held_because = FULL
+    for _ in range(4):
+        sender.send()
+    assert "3 sends wait already (option max_held_messages)" in str(sender.answers.pop(4)[0])
+    assert len(rules.state.waiting()) == 3
+    sender._decide(c.Disconnect(sender.client))
+    assert [type(sender.answers[number][0]).__name__ for number in (1, 2, 3)] == ["IllegalStateException"] * 3
+    assert rules.state.waiting() == []
+    other = Sender(rules)
+    for _ in range(3):
+        other.send()
+    assert other.answers == {}
+
+
+def test_those_who_wait_for_a_queue_that_is_deleted_are_told() -> None:
+    rules = Rules(max_queue_messages=1)
+    owner = rules.connect()
+    temporary = rules.do(c.DeclareTemporary(owner, queue("x").kind.TEMPORARY_QUEUE))
+    sender = Sender(rules, temporary)
+    for _ in range(3):
+        sender.send()
+    assert sum(each.held_producers for each in rules.do(c.Statistics()).queues) == 2
+    sender._decide(c.DeleteTemporary(owner, temporary))
+    assert ["was deleted" in str(sender.answers[number][0]) for number in (2, 3)] == [True, True]
+    assert rules.state.waiting() == []
+
+
+def test_a_session_that_commits_again_gives_up_the_commit_that_still_waits() -> None:
+    rules = Rules(max_queue_messages=1)
+    client = rules.connect()
+    rules.send(client, Q, b"there")
+    other = queue("other")
+    answers: dict[int, Any] = {}
+
+    def commit(number: int, *to: Destination) -> None:
+        sends = [(each, sent(number)) for each in to]
+        reply = partial(answers.__setitem__, number)
+        for each, result in rules.state.decide(
+            [c.Commit(client, c.CommitId("session", number), sends, [], reply)], rules.now_ms
+        ).replies:
+            each(result)
+
+    commit(1, Q, other)
+    assert answers == {}
+    commit(2, other)
+    assert "the session has gone on" in str(answers.pop(1))
+    assert answers == {2: None}
+    assert (rules.depth("q"), rules.depth("other"), rules.state.totals.duplicates_rejected) == (1, 1, 0)
+
+
+def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> None:
+    holding, line_of = Holding(), QueueState.__new__(QueueState)
+    line_of.id, line_of.held = 1, Holding().at_large
+    all_held = [
+        holding.arrived(c.Enqueue(client, Q, []), 0, 0)  # a connection for each
+        for client in range(5)
+    ]
+    order = [2, 4, 0, 3, 1]
+    for index in order:
+        holding.wait(all_held[index], line_of)
+    assert [held.arrival for held in line_of.held] == [1, 2, 3, 4, 5]
+    assert holding.count == 5
+    assert holding.take(line_of.held) is all_held[0]
+    assert holding.end(all_held[0]) == Holding().at_large
+    holding.remove(line_of.held)
+    holding.tidy()
+    assert (holding.count, list(holding), holding.lines()) == (0, [], [holding.at_large])
+
+
+# At random.
+
+
+class History:
+    """Two connections with a producer for each of three destinations, and limits that come and go."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        settings = EngineSettings(max_queue_messages=2, hold_timeout_seconds=10, max_held_messages=30)
+        self.state = BrokerState(settings, durable=True, unique="u")
+        self.now_ms = 1_000_000
+        self.answers: dict[tuple[int, Destination, int], Any] = {}
+        self.next: Counter[tuple[int, Destination]] = Counter()
+        self.handed_out: list[tuple[int, int]] = []  #: (consumer, number)
+        self.results: list[Any] = []
+        self.clients = [self.do(c.Connect(None)), self.do(c.Connect("durable"))]
+        news = topic("news")
+        self.destinations = [queue("a"), queue("b"), news]
+        consumers = [
+            self.do(c.Attach(self.clients[1], to, self._deliver(index), subscription))
+            for index, (to, subscription) in enumerate(
+                [
+                    (queue("a"), None),
+                    (queue("b"), None),
+                    (news, Subscription("one", durable=True, shared=False)),
+                    (news, Subscription("two", durable=True, shared=False)),
+                ]
+            )
+        ]
+        for consumer in consumers:
+            self.do(c.Credit(consumer, 1_000_000))
+
+    def _deliver(self, _index: int) -> Any:
+        return lambda _handouts: None
+
+    def do(self, command: Any) -> Any:
+        self.results = []
+        self.decide(command._replace(reply=self.results.append))
+        return self.results[0] if self.results else None
+
+    def decide(self, *commands: Any) -> None:
+        effects: Effects = self.state.decide(commands, self.now_ms)
+        for consumer, messages in effects.deliveries:
+            self.handed_out += [(consumer.id, each.number) for each in messages]
+        for reply, result in effects.replies:
+            reply(result)
+
+    def send(self) -> None:
+        key = (self.chance.choice(self.clients), self.chance.choice(self.destinations))
+        messages = []
+        first = self.next[key] + 1
+        for _ in range(self.chance.randint(1, 3)):
+            self.next[key] += 1
+            identity = Identity(f"{key[0]} {key[1].name}", 1, self.next[key])
+            messages.append(c.NewMessage(0, b"x" * 10, persistent=self.chance.random() < 0.6, identity=identity))
+
+        def reply(result: Any) -> None:
+            assert (*key, first) not in self.answers, "answered twice"
+            self.answers[*key, first] = [None] * len(messages) if result is None else result
+
+        self.decide(c.Enqueue(*key, messages, reply))
+
+    def settle(self) -> None:
+        self.chance.shuffle(self.handed_out)
+        for _ in range(min(len(self.handed_out), self.chance.randint(1, 3))):
+            consumer, number = self.handed_out.pop()
+            self.decide(c.Settle(consumer, [number], Outcome.ACCEPTED))
+
+    def step(self) -> None:
+        act = self.chance.choices(["send", "settle", "disk", "memory", "time"], [6, 4, 1, 1, 1])[0]
+        if act == "send":
+            self.send()
+        elif act == "settle":
+            self.settle()
+        elif act == "disk":
+            self.state.held_because = None if self.state.held_because else FULL
+        elif act == "memory":
+            self.state.volatile_room = None if self.state.volatile_room is not None else self.chance.choice([0, 25])
+        else:
+            self.now_ms += self.chance.choice([1, 100, 3000])
+            self.decide()
+
+    def check(self) -> None:
+        holding = self.state._holding
+        everybody = list(holding)
+        assert holding.count == len(everybody) <= 30
+        in_lines = [held for line in holding.lines() for held in line]
+        keys = [(held.command.client, _destination(held)) for held in in_lines]
+        assert len(set(keys)) == len(keys), "two of one connection and destination stand in lines"
+        for line in (*holding.lines(), *(held.followers for held in in_lines)):
+            arrivals = [held.arrival for held in line]
+            assert arrivals == sorted(arrivals)
+        assert self.state.totals.duplicates_rejected == 0
+
+
+def _destination(held: Held) -> Destination:
+    assert isinstance(held.command, c.Enqueue)
+    return held.command.destination
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_over_random_histories_nothing_overtakes_and_everybody_is_answered_once(seed: int) -> None:
+    history = History(seed)
+    for _ in range(150):
+        history.step()
+        history.check()
+    history.state.held_because = history.state.volatile_room = None
+    for _ in range(400):
+        history.settle()
+        history.decide()
+    history.check()
+    assert history.state.waiting() == []
+    assert sum(len(errors) for errors in history.answers.values()) == sum(history.next.values())
+    taken = sum(error is None for errors in history.answers.values() for error in errors)
+    assert history.state.totals.enqueued == taken > 0
