@@ -917,7 +917,12 @@ class FailoverTransport:
             if self._phase is not Phase.SERVING or inner is None or inner.is_lost or link.interrupted is not None:
                 self._unsent.append(send)
                 return True
-        # It came to what was lost after something new had taken its place.
+        # It came to what was lost after something new had taken its place, so it was never on its way.  What its
+        # producer sent since may be ahead of it, and would make it a repetition under its old identity.
+        identity = send.envelope.identity
+        if identity is not None:
+            apart = identity._replace(producer_id=f"{identity.producer_id}/{send.serial}")
+            send.envelope = send.envelope._replace(identity=apart)
         self._resend(inner, send)
         return True
 

@@ -16,7 +16,7 @@ from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.peer import LinkRemoteOpen, RemoteOpen, State
 from broker_adapter.amqp.transport import AmqpTransport
 from broker_adapter.destination import DestinationKind, queue
-from broker_adapter.envelope import BodyKind, Envelope, Identity
+from broker_adapter.envelope import BodyKind, Envelope, Identity, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -330,6 +330,41 @@ def sent_bodies(broker: ScriptedBroker) -> list[tuple[Any, Any]]:
         envelope = decode_payload(delivery.payload)
         found.append((envelope.body, (envelope.properties or {}).get(RESENT_PROPERTY)))
     return found
+
+
+def test_what_comes_to_a_lost_connection_after_the_next_one_is_there_is_not_taken_for_a_repetition(
+    servers: Callable[..., BrokerServer], client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that stands still in the middle of a send for as long as the restore takes.  What it sends next may be
+    ahead of it, and a broker that knows messages by growing numbers would drop the one that comes late."""
+    server = servers(silent)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    reached, go_on = threading.Event(), threading.Event()
+    lost = made.transport._inner
+    assert lost is not None
+
+    def late(_link: int, _envelope: Envelope, on_settled: Any, _timeout: float | None) -> None:
+        reached.set()
+        go_on.wait(WAIT)
+        on_settled(ConnectionLostException("lost"))
+
+    monkeypatch.setattr(lost, "send", late)
+    sending = threading.Thread(target=made.transport.send, args=(link, message(1), lambda _error: None, WAIT))
+    sending.start()
+    assert reached.wait(WAIT)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    made.transport.send(link, message(2), lambda _error: None, WAIT)
+    go_on.set()
+    sending.join(WAIT)
+    assert wait_for(lambda: len(server.brokers[1].held) == 2)
+    found = [unpack(delivery.payload) for _, delivery in server.brokers[1].held]
+    assert [each.body for each in found] == ["2", "1"]
+    assert found[0].identity == message(2).identity
+    assert found[1].identity is not None
+    assert found[1].identity.producer_id != found[0].identity.producer_id
 
 
 @pytest.mark.parametrize("holdfast", [True, False])
