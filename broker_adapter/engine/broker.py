@@ -105,7 +105,7 @@ class Broker:
         self._memory = MemoryStore()
         self.is_durable = self._disk is not None
         self.unique = self._disk.unique if self._disk is not None else secrets.token_hex(8)
-        self._state = BrokerState(settings, durable=self.is_durable, unique=self.unique)
+        self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32))
         self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
         self._wake = threading.Lock()

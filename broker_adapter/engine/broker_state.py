@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from ack_modes import Outcome
@@ -108,13 +109,15 @@ class BrokerState:
     Args:
         settings: the limits.
         durable: whether there is a durable store; without, nothing is marked as persistent.
-        unique: goes into invented names, so that they differ from those of every other engine.
+        secret: what the names of temporary destinations are made from, up to 64 bytes.  A new one for each run, so that
+            no name comes again while a client of an earlier run may want its own back; and so that nobody guesses
+            them.
     """
 
-    def __init__(self, settings: EngineSettings, *, durable: bool, unique: str) -> None:
+    def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes) -> None:
         self.settings = settings
         self.durable = durable
-        self.unique = unique
+        self._secret = secret
         self.formats = Formats()
         self.queues: dict[int, QueueState] = {}
         self.by_destination: dict[Destination, QueueState] = {}
@@ -317,10 +320,11 @@ class BrokerState:
         client = self._client(command.client)
         if command.kind not in (DestinationKind.TEMPORARY_QUEUE, DestinationKind.TEMPORARY_TOPIC):
             raise InvalidDestinationException(f"{command.kind!r} is not a temporary kind")
-        word = "topic" if command.kind is DestinationKind.TEMPORARY_TOPIC else "queue"
-        prefix = TEMPORARY_TOPIC_PREFIX if word == "topic" else TEMPORARY_QUEUE_PREFIX
-        name = command.name or f"{prefix}{self.unique}/{self._next_name}"
+        is_topic = command.kind is DestinationKind.TEMPORARY_TOPIC
+        prefix = TEMPORARY_TOPIC_PREFIX if is_topic else TEMPORARY_QUEUE_PREFIX
+        word = blake2b(b"%d" % self._next_name, key=self._secret, digest_size=12).hexdigest()
         self._next_name += 1
+        name = command.name or prefix + word
         destination = Destination(checked_name(name), command.kind)
         if destination in self.by_destination or destination in self.topics:
             raise InvalidDestinationException(f"temporary destination {name!r} exists already")

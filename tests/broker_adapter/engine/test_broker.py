@@ -12,7 +12,7 @@ import lmdb
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter.destination import queue, topic
+from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import CYCLE_MESSAGES, Broker
 from broker_adapter.engine.broker_state import BrokerState
@@ -83,6 +83,24 @@ def test_messages_go_in_and_out_in_order(engines: Engines) -> None:
     assert payloads(handouts) == [str(number).encode() for number in range(100)]
     settle(broker, consumer, handouts)
     assert depth(broker, "q") == 0
+
+
+def test_no_temporary_destination_is_named_like_one_of_before_a_restart(engines: Engines) -> None:
+    """Its client comes back and wants it again, and finds nobody else's in its place."""
+
+    def declare(broker: Broker, client: int) -> Destination:
+        destination: Destination = broker.call(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE), WAIT)
+        return destination
+
+    broker = engines.start()
+    client = connect(broker)
+    before = [declare(broker, client) for _ in range(3)]
+    broker = engines.start()
+    other, client = connect(broker), connect(broker)
+    after = [declare(broker, other) for _ in range(3)]
+    for each in before:
+        broker.call(c.DeclareTemporary(client, each.kind, each.name), WAIT)
+    assert len({*before, *after}) == 6
 
 
 def test_a_backlog_far_beyond_the_window_keeps_its_order(engines: Engines) -> None:
@@ -260,7 +278,7 @@ def test_an_ended_queue_leaves_nothing_in_the_store(disk: Engines) -> None:
 def test_a_queue_that_ended_just_before_a_crash_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     settings = EngineSettings()
     store = LmdbStore(tmp_path, settings)
-    state = BrokerState(settings, durable=True, unique="u")
+    state = BrokerState(settings, durable=True, secret=b"s")
     attach_it = c.Attach(1, topic("t"), Inbox(), Subscription("s", durable=True, shared=False))
     commands = [c.Connect("me"), attach_it, c.Detach(1), c.Enqueue(1, topic("t"), [message("x")])]
     effects = state.decide([*commands, c.Unsubscribe(1, "s")], _now_ms())
@@ -280,7 +298,7 @@ def test_a_queue_that_ended_just_before_a_crash_is_cleared_at_the_next_start(tmp
 def test_a_published_transaction_is_moved_at_the_next_start(tmp_path: Path) -> None:
     settings = EngineSettings()
     store = LmdbStore(tmp_path, settings)
-    state = BrokerState(settings, durable=True, unique="u")
+    state = BrokerState(settings, durable=True, secret=b"s")
     commands = [
         c.Stage("b", queue("target"), 0, [message("3"), message("4")]),
         c.Stage("a", queue("target"), 0, [message("1"), message("2")]),

@@ -34,7 +34,7 @@ class Rules:
     """A state whose time is set by hand.  Each call is one ``decide``."""
 
     def __init__(self, *, durable: bool = True, **settings: Any) -> None:
-        self.state = BrokerState(EngineSettings(**settings), durable=durable, unique="u")
+        self.state = BrokerState(EngineSettings(**settings), durable=durable, secret=b"s")
         self.now_ms = 1_000_000
         self.effects = Effects()
         self.delivered: dict[int, list[tuple[int, int]]] = {}  #: consumer → (number, delivery count)

@@ -223,7 +223,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         settings = EngineSettings(max_queue_messages=2, hold_timeout_seconds=10, max_held_messages=30)
-        self.state = BrokerState(settings, durable=True, unique="u")
+        self.state = BrokerState(settings, durable=True, secret=b"s")
         self.now_ms = 1_000_000
         self.answers: dict[tuple[int, Destination, int], Any] = {}
         self.next: Counter[tuple[int, Destination]] = Counter()
