@@ -6,6 +6,7 @@ producers that wait for answers and that do not, consumers, listeners, browsers,
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException, Message, Session
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException, Message, MessageConsumer, Session
 from tests.server_process import ServerProcess
 
 WAIT = 20.0
@@ -56,18 +57,21 @@ class Threads:
         self._shared = shared
         self._seed = seed
         self._lock = threading.Lock()
-        self.sent: set[str] = set()
+        self.sent: set[str] = set()  #: and confirmed
         self.ended: Counter[str] = Counter()  #: acknowledged or committed
+        self.committed: set[str] = set()  #: of these, in a transaction
+        self.again: list[str] = []  #: came although they had been committed
         self.failures: list[BaseException] = []
 
-    def run(self) -> None:
+    def run(self, seconds: float = WAIT * 2) -> None:
+        """All threads, to their end."""
         threads = [
             threading.Thread(target=self._guarded, args=(number,), name=f"worker {number}", daemon=True)
             for number in range(THREADS)
         ]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + WAIT * 2
+        deadline = time.monotonic() + seconds
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         assert [thread.name for thread in threads if thread.is_alive()] == []
@@ -75,79 +79,99 @@ class Threads:
             raise self.failures[0]
 
     def _guarded(self, number: int) -> None:
+        chance = random.Random(self._seed * THREADS + number)
         try:
-            self._work(random.Random(self._seed * THREADS + number), number)
+            for act in range(ACTS):
+                self.act(chance, f"{number}/{act}")
         except BaseException as error:
             self.failures.append(error)
 
-    def _work(self, chance: random.Random, number: int) -> None:
-        for act in range(ACTS):
-            own = chance.random() < 0.3
-            connection = self._factory.create_connection() if own else self._shared
-            connection.start()
-            with connection.create_session(chance.choice(MODES)) as session:
-                work: Callable[..., None] = chance.choices(
-                    [self._send, self._receive, self._listen, self._use_temporary, self._browse], [8, 8, 2, 2, 2]
-                )[0]
-                work(chance, session, f"{number}/{act}")
-            if own:
-                connection.close()
+    def connected(self) -> Connection:
+        """A new connection."""
+        connection = self._factory.create_connection()
+        connection.start()
+        return connection
+
+    def act(self, chance: random.Random, name: str) -> None:
+        """One session, and what is done with it."""
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(self.connected()) if chance.random() < 0.3 else self._shared
+            session = stack.enter_context(connection.create_session(chance.choice(MODES)))
+            work: Callable[..., None] = chance.choices(
+                [self._send, self._receive, self._listen, self._use_temporary, self._browse], [8, 8, 2, 2, 2]
+            )[0]
+            work(chance, session, name)
 
     def _send(self, chance: random.Random, session: Session, name: str) -> None:
         producer = session.create_producer(session.create_queue(f"q{chance.randrange(QUEUES)}"))
         bodies = [f"{name}/{number}" for number in range(chance.randint(1, 30))]
         for body in bodies:
-            if session.transacted or chance.random() < 0.5:
+            if session.transacted:
                 producer.send(body)
+            elif chance.random() < 0.5:
+                producer.send(body)
+                self.confirm(body)
             else:
-                producer.send(body, on_completion=self._completed)
+                producer.send(body, on_completion=self.completed)
         if session.transacted and chance.random() < 0.2:
             session.rollback()
-            return
-        if session.transacted:
+        elif session.transacted:
             session.commit()
+            self.confirm(*bodies)
+
+    def confirm(self, *bodies: str) -> None:
+        """These were sent for certain."""
         with self._lock:
             self.sent.update(bodies)
 
-    def _completed(self, _message: Message, error: JMSException | None) -> None:
-        if error is not None:
+    def completed(self, message: Message, error: JMSException | None) -> None:
+        """An asynchronous send has ended."""
+        if error is None:
+            self.confirm(message.body)
+        else:
             self.failures.append(error)
 
     def _receive(self, chance: random.Random, session: Session, _name: str) -> None:
         consumer = session.create_consumer(session.create_queue(f"q{chance.randrange(QUEUES)}"))
-        messages: list[Message] = []
-        while len(messages) < 30 and (message := consumer.receive(0.02)) is not None:
-            messages.append(message)
+        together: list[Message] = []
+        for _ in range(30):
+            message = consumer.receive(0.02)
+            if message is None:
+                break
+            if session.acknowledge_mode in (AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED):
+                together.append(message)
+                continue
             if session.acknowledge_mode is AcknowledgeMode.INDIVIDUAL:
                 message.acknowledge()
+            self.note(message)
         returns = chance.random() < 0.2
         if session.transacted:
             session.rollback() if returns else session.commit()
         elif session.acknowledge_mode is AcknowledgeMode.CLIENT:
             if returns:
                 session.recover()
-            elif messages:
-                messages[-1].acknowledge()
-        else:
-            returns = False
+            elif together:
+                together[-1].acknowledge()
         if not returns:
-            self.note(messages)
+            self.note(*together, transacted=session.transacted)
 
-    def note(self, messages: list[Message]) -> None:
+    def note(self, *messages: Message, transacted: bool = False) -> None:
         """These are done with."""
+        bodies = [message.body for message in messages]
         with self._lock:
-            self.ended.update(message.body for message in messages)
+            self.ended.update(bodies)
+            self.again += self.committed.intersection(bodies)
+            if transacted:
+                self.committed.update(bodies)
 
     def _listen(self, chance: random.Random, session: Session, name: str) -> None:
         if session.acknowledge_mode not in (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK):
             self._send(chance, session, name)
             return
-        heard: list[Message] = []
         consumer = session.create_consumer(session.create_queue(f"q{chance.randrange(QUEUES)}"))
-        consumer.listener = heard.append
+        consumer.listener = self.note
         time.sleep(0.02)
         consumer.close()
-        self.note(heard)
 
     def _use_temporary(self, chance: random.Random, session: Session, name: str) -> None:
         make: Any = chance.choice([session.create_temporary_queue, session.create_temporary_topic])
@@ -156,18 +180,34 @@ class Threads:
         session.create_producer(destination).send(name)
         if session.transacted:
             session.commit()
-        message = consumer.receive(WAIT)
-        assert message is not None
-        assert message.body == name
+        self.check_temporary(consumer, name)
         if session.transacted:
             session.commit()
         consumer.close()
         session.delete_temporary(destination)
 
+    def check_temporary(self, consumer: MessageConsumer, name: str) -> None:
+        """What was sent to a temporary destination arrives."""
+        message = consumer.receive(WAIT)
+        assert message is not None
+        assert message.body == name
+
     def _browse(self, chance: random.Random, session: Session, _name: str) -> None:
         with session.create_browser(session.create_queue(f"q{chance.randrange(QUEUES)}")) as browser:
             for _, _message in zip(range(20), browser, strict=False):
                 pass
+
+    def drain(self, connection: Connection) -> None:
+        """Receive all that is left."""
+        connection.start()
+        with connection.create_session() as session:
+            for number in range(QUEUES):
+                consumer = session.create_consumer(session.create_queue(f"q{number}"))
+                # What was given back several times rests a while before it comes again.
+                while depth(connection, f"q{number}"):
+                    message = consumer.receive(WAIT)
+                    assert message is not None
+                    self.note(message)
 
 
 def depth(connection: Connection, queue: str) -> int:
@@ -178,16 +218,10 @@ def depth(connection: Connection, queue: str) -> int:
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_lost_or_doubled_and_nobody_hangs(factory: ConnectionFactory, seed: int) -> None:
     with factory.create_connection() as connection:
+        connection.start()
         threads = Threads(factory, connection, seed)
         threads.run()
-        with connection.create_session() as session:
-            for number in range(QUEUES):
-                consumer = session.create_consumer(session.create_queue(f"q{number}"))
-                # What was given back several times rests a while before it comes again.
-                while depth(connection, f"q{number}"):
-                    message = consumer.receive(WAIT)
-                    assert message is not None
-                    threads.note([message])
+        threads.drain(connection)
         assert connection.statistics().duplicates_rejected == 0
     assert threads.sent == set(threads.ended)
     assert max(threads.ended.values()) == 1
