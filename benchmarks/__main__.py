@@ -43,7 +43,7 @@ def main() -> int:
         "search": lambda directory: iter([selectors.searched(directory, 1_000_000 // share)]),
         "embedded": embedded,
         "amqp": amqp,
-        "failover": lambda directory: failover.time_to_restore(directory, failover.ROUNDS // (3 if share > 1 else 1)),
+        "failover": lambda directory: failover.figures(directory, failover.ROUNDS // (3 if share > 1 else 1)),
         "memory": lambda directory: iter([modes.server_memory(directory, 1_000_000 // share)]),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }

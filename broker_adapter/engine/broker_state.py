@@ -1300,7 +1300,7 @@ class BrokerState:
                 in_hand=hands.get(queue.id, 0),
                 delayed=queue.delayed.stored + len(queue.resting),
                 consumers=len(queue.consumers),
-                held_producers=sum(1 + len(held.followers) for held in queue.held),
+                held_producers=sum(1 + len(held.followers or ()) for held in queue.held),
                 next_position=queue.next_position,
             )
             for queue in self.queues.values()

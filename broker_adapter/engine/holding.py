@@ -30,7 +30,8 @@ class Held:
         index: of the first message that is not taken.
         errors: of its messages, where there are some.
         reason: what it waits for.
-        followers: later sends of the same connection to the same destination, of which it is the head.
+        followers: later sends of the same connection to the same destination, of which it is the head; None: there are
+            none.
     """
 
     __slots__ = ("arrival", "command", "deadline_ms", "errors", "followers", "index", "reason", "since_ms")
@@ -43,7 +44,7 @@ class Held:
         self.index = 0
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
-        self.followers: deque[Held] = deque()
+        self.followers: deque[Held] | None = None  # made where there are some: every send passes here
 
 
 class Holding:
@@ -65,7 +66,7 @@ class Holding:
         for line in self.lines():
             for held in line:
                 yield held
-                yield from held.followers
+                yield from held.followers or ()
 
     def arrived(self, command: c.Enqueue | c.Commit, now_ms: int, deadline_ms: int) -> Held:
         """A send or commit has come; it does not wait yet."""
@@ -79,6 +80,8 @@ class Holding:
     def follow(self, head: Held, held: Held) -> None:
         """Wait behind the head."""
         held.reason = head.reason
+        if head.followers is None:
+            head.followers = deque()
         head.followers.append(held)
         self.count += 1
 
@@ -113,7 +116,7 @@ class Holding:
         command = held.command
         if isinstance(command, c.Enqueue):
             self._heads.pop((command.client, command.destination), None)
-        followers, held.followers = held.followers, deque()
+        followers, held.followers = held.followers or deque(), None
         self.count -= len(followers)
         return followers
 

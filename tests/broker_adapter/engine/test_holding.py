@@ -303,7 +303,7 @@ class History:
         in_lines = [held for line in holding.lines() for held in line]
         keys = [(held.command.client, _destination(held)) for held in in_lines]
         assert len(set(keys)) == len(keys), "two of one connection and destination stand in lines"
-        for line in (*holding.lines(), *(held.followers for held in in_lines)):
+        for line in (*holding.lines(), *(held.followers or () for held in in_lines)):
             arrivals = [held.arrival for held in line]
             assert arrivals == sorted(arrivals)
         assert self.state.totals.duplicates_rejected == 0
