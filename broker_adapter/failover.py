@@ -35,6 +35,7 @@ import random as chance
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -807,7 +808,8 @@ class FailoverTransport:
             ):
                 raise IllegalStateException(f"temporary destination {destination.name!r} has a consumer")
             inner = self._inner if self._phase is Phase.SERVING else None
-        self._leave(inner, lambda there: there.delete_temporary(destination, timeout))
+        with suppress(InvalidDestinationException):  # it was ours, and the broker did not make it again after a loss
+            self._leave(inner, lambda there: there.delete_temporary(destination, timeout))
         with self._lock:
             self._temporaries.pop(destination, None)
 

@@ -109,6 +109,8 @@ _CAPABILITIES: Final = {
 }
 #: RabbitMQ 3 ends the session of who tells it that a delivery was modified.
 _STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE}
+#: How long another broker may take to answer a drain before its link or session is ended all the same.
+_DRAIN_PATIENCE_MS: Final = 2000
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
 
 
@@ -186,7 +188,6 @@ class _Sender:
     results: dict[int, JMSException | None] = attrs.field(factory=dict)
     max_message_bytes: int | None = None
     temporary: DestinationKind | None = None
-    detached: Done | None = None
     error: JMSException | None = None  #: why it was refused, once known to be
 
 
@@ -202,7 +203,7 @@ class _Receiver:
     filters: dict[Any, Any]
     decode: Any = None
     drains: list[Done] = attrs.field(factory=list)
-    detached: Done | None = None
+    detached: Done | None = None  #: told when it has left
     error: JMSException | None = None
 
 
@@ -246,7 +247,10 @@ class ClientProtocol:
         self._requests: Requests | None = None
         self._unsubscribing: dict[int, Done] = {}
         self._closing_links: dict[int, tuple[Done, bool]] = {}  # with whether an error in the answer counts
-        self._leaving: dict[int, _Receiver] = {}  # detached by the SDK, which holds deliveries of them
+        self._leaving: dict[int, _Receiver] = {}  # detached by the SDK, and not yet at the broker
+        self._draining: dict[int, int] = {}  # link of another broker → when it was asked for a drain, until it answers
+        self._late_ends: dict[int, tuple[set[int], Done]] = {}  # the peer's session → drains that it waits for
+        self._now_ms = 0  # at the last tick
         self._sources: dict[str, Terminus] = {}  # subscription name → where it was last consumed from
         self._temporary: dict[str, _Sender] = {}
         self._subscribers: dict[str, list[int]] = {}  # subscription name → the links of its consumers
@@ -342,6 +346,9 @@ class ClientProtocol:
         if self._login is not None or self._phase in (Phase.NEW, Phase.CLOSED):
             return None
         deadline = self._peer.tick(now_ms)
+        self._now_ms = now_ms
+        for link in [link for link, asked_ms in self._draining.items() if now_ms - asked_ms >= _DRAIN_PATIENCE_MS]:
+            self._drained(link)
         self._process()
         return deadline
 
@@ -458,14 +465,17 @@ class ClientProtocol:
         calls.extend(self._ended.values())
         calls.extend(self._unsubscribing.values())
         calls.extend(done for done, _ in self._closing_links.values())
+        calls.extend(done for _, done in self._late_ends.values())
+        calls.extend(receiver.detached for receiver in self._leaving.values() if receiver.detached is not None)
         # Before its sends fail: that would look like a refusal by the broker.
         for coordinator in self._coordinators.values():
             coordinator.lose(reason)
         for sender in self._senders.values():
-            calls.extend(call for call in (sender.attached, sender.detached) if call is not None)
+            if sender.attached is not None:
+                calls.append(sender.attached)
             self._fail_sends(sender, reason)
         for receiver in self._receivers.values():
-            calls.extend(call for call in (receiver.attached, receiver.detached, *receiver.drains) if call is not None)
+            calls.extend(call for call in (receiver.attached, *receiver.drains) if call is not None)
         if self._requests is not None:
             self._requests.fail(reason)
         for table in (
@@ -476,6 +486,8 @@ class ClientProtocol:
             self._receivers,
             self._coordinators,
             self._leaving,
+            self._draining,
+            self._late_ends,
             self._temporary,
             self._sessions,
         ):
@@ -506,7 +518,8 @@ class ClientProtocol:
         if session is None:
             done(None, None)
             return
-        self._ended[session] = done
+        receivers = (*self._receivers.values(), *self._leaving.values())
+        drains = {each.link for each in receivers if each.session == number and each.link in self._draining}
         closed = IllegalStateException("the session is closed")
         for sender in [each for each in self._senders.values() if each.session == number]:
             self._forget_sender(sender, closed)
@@ -515,6 +528,13 @@ class ClientProtocol:
         self._forget_leaving(number)
         self._drop_coordinator(number, closed)
         self._committed.pop(number, None)  # our own server remembers
+        if drains:
+            self._late_ends[session] = drains, done
+        else:
+            self._end(session, done)
+
+    def _end(self, session: int, done: Done) -> None:
+        self._ended[session] = done
         self._peer.end_session(session)
 
     def _on_session_open(self, event: SessionRemoteOpen) -> None:
@@ -523,6 +543,10 @@ class ClientProtocol:
 
     def _on_session_close(self, event: SessionRemoteClose) -> None:
         done = self._ended.pop(event.session, None)
+        if event.session in self._late_ends:
+            drains, done = self._late_ends.pop(event.session)
+            for link in drains:
+                self._draining.pop(link, None)
         if done is not None:
             done(None, None)
             return
@@ -543,6 +567,9 @@ class ClientProtocol:
         links += [each.link for each in receivers if each.attached is None]
         for link in links:
             self._listener(LinkLost(link, error))
+        for receiver in (*receivers, *self._leaving.values()):
+            if receiver.session == number:
+                self._draining.pop(receiver.link, None)
         for sender in senders:
             self._forget_sender(sender, error)
         for receiver in receivers:
@@ -732,32 +759,46 @@ class ClientProtocol:
             assert self._info is not None
             closed = IllegalStateException("the consumer is closed")
             if not self._info.is_holdfast and self._peer.unsettled(link):
-                self._leave_later(receiver, closed, done)
+                self._leave_later(receiver, closed)
+                done(None, None)
+            elif link in self._draining:
+                self._leave_later(receiver, closed)
+                receiver.detached = done
             else:
                 self._forget_receiver(receiver, closed)
                 self._close_link(link, done, closed=not _is_durable(receiver))
         else:
             done(None, None)
 
-    def _leave_later(self, receiver: _Receiver, closed: JMSException, done: Done) -> None:
-        """Detach once everything is settled: to a broker that is not ours, what comes later means nothing."""
+    def _leave_later(self, receiver: _Receiver, closed: JMSException) -> None:
+        """Detach once everything is settled and the drain is answered.
+
+        To a broker that is not ours, what comes later means nothing, or harm: Artemis answers a drain whose link has
+        ended on a channel that there is not, which ends the connection.
+        """
         self._forget_receiver(receiver, closed, keep_subscription=True)
         self._leaving[receiver.link] = receiver
         if not self._is_rabbitmq_3:
-            self._peer.drain(receiver.link)  # what still comes is released
-        done(None, None)
+            self._ask_for_drain(receiver.link)  # what still comes is released
 
     def _leave(self) -> None:
-        """Detach the links that were waiting for their last settlement."""
-        for receiver in [each for each in self._leaving.values() if not self._peer.unsettled(each.link)]:
-            del self._leaving[receiver.link]
-            self._forget_subscriber(receiver)
-            self._close_link(receiver.link, lambda _result, _error: True, closed=not _is_durable(receiver))
+        """Detach the links that waited for their last settlement, or for the answer to their drain."""
+        for link, receiver in list(self._leaving.items()):
+            if link not in self._draining and not self._peer.unsettled(link):
+                del self._leaving[link]
+                self._forget_subscriber(receiver)
+                done = receiver.detached or (lambda _result, _error: True)
+                self._close_link(link, done, closed=not _is_durable(receiver))
 
     def _forget_leaving(self, session: int) -> None:
         for receiver in [each for each in self._leaving.values() if each.session == session]:
             del self._leaving[receiver.link]
-            self._forget_subscriber(receiver)
+            self._has_left(receiver)
+
+    def _has_left(self, receiver: _Receiver) -> None:
+        self._forget_subscriber(receiver)
+        if receiver.detached is not None:
+            receiver.detached(None, None)
 
     def _close_link(self, link: int, done: Done, *, closed: bool = True, heeds: bool = False) -> None:
         self._closing_links[link] = (done, heeds)
@@ -765,6 +806,8 @@ class ClientProtocol:
 
     def _on_link_close(self, event: LinkRemoteClose) -> None:
         link = event.link
+        left = self._leaving.pop(link, None)
+        self._drained(link)  # it will not be answered any more
         closing = self._closing_links.pop(link, None)
         if closing is not None:
             done, heeds = closing
@@ -775,9 +818,8 @@ class ClientProtocol:
                 done(None, None)
             return
         self._peer.close_link(link, closed=event.closed)
-        left = self._leaving.pop(link, None)
         if left is not None:
-            self._forget_subscriber(left)
+            self._has_left(left)
         sender, receiver = self._senders.get(link), self._receivers.get(link)
         if sender is not None:
             error = sender.error or _refusal(event.error, sender.attached is not None)
@@ -904,10 +946,28 @@ class ClientProtocol:
             done(None, IllegalStateException(f"link {link} is closed"))
         elif self._is_rabbitmq_3:
             done(None, OperationTimedOutException("RabbitMQ 3 answers a drain with the end of the session"))
-        elif receiver.drains or self._peer.drain(link):
+        elif receiver.drains or self._ask_for_drain(link):
             receiver.drains.append(done)
         else:
             done(None, None)
+
+    def _ask_for_drain(self, link: int) -> bool:
+        """Drain; returns whether there is an answer to wait for."""
+        asked = self._peer.drain(link)
+        if asked and not self.is_holdfast:
+            self._draining.setdefault(link, self._now_ms)
+        return asked
+
+    def _drained(self, link: int) -> None:
+        """A drain was answered, or never will be."""
+        if self._draining.pop(link, None) is None:
+            return
+        self._leave()
+        for session, (drains, done) in list(self._late_ends.items()):
+            drains.discard(link)
+            if not drains:
+                del self._late_ends[session]
+                self._end(session, done)
 
     def _on_flow(self, event: LinkFlow) -> None:
         link = event.link
@@ -920,6 +980,8 @@ class ClientProtocol:
                 self._peer.drained(link)
                 sender.credit = self._peer.remaining_credit(link)
             return
+        if event.credit <= 0:
+            self._drained(link)
         receiver = self._receivers.get(link)
         if receiver is not None:
             if receiver.drains and event.credit <= 0:
@@ -946,6 +1008,8 @@ class ClientProtocol:
             else:
                 # A link on its way out: nobody will look at these.
                 self._peer.settle(link, [each.number for each in event.deliveries], RELEASED_STATE)
+                if self._peer.remaining_credit(link) <= 0:
+                    self._drained(link)
             return
         epoch, decode = self._options.epoch, receiver.decode
         deliveries = []
@@ -963,6 +1027,7 @@ class ClientProtocol:
             drains, receiver.drains = receiver.drains, []
             for done in drains:
                 done(None, None)
+            self._drained(link)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""

@@ -686,6 +686,20 @@ def test_a_temporary_destination_may_be_deleted_while_the_network_is_away(
         made.transport.delete_temporary(destination, WAIT)
 
 
+def test_a_temporary_destination_that_the_broker_did_not_make_again_may_be_deleted(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers(lambda: ScriptedBroker(holdfast=False))
+    made = client(url_of(server))
+    made.open()
+    destination = made.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, WAIT)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    made.transport.delete_temporary(destination, WAIT)
+    with pytest.raises(InvalidDestinationException):
+        made.transport.delete_temporary(destination, WAIT)
+
+
 def test_a_connection_that_is_lost_again_while_it_sends_again_starts_over(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:

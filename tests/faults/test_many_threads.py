@@ -68,9 +68,9 @@ class Shaken(Threads):
 
 
 class Shaker(threading.Thread):
-    """Cuts connections, and kills the server."""
+    """Cuts connections; where the server is ours, kills it, and leaves connections half open, which it soon finds."""
 
-    def __init__(self, server: ServerProcess, proxy: Proxy, seed: int) -> None:
+    def __init__(self, server: ServerProcess | None, proxy: Proxy, seed: int) -> None:
         super().__init__(name="shaker", daemon=True)
         self._server = server
         self._proxy = proxy
@@ -79,7 +79,8 @@ class Shaker(threading.Thread):
 
     def run(self) -> None:
         while not self._is_over.wait(self._chance.expovariate(3)):
-            fault = self._chance.choices(["cut", "bytes", "half open", "away", "kill"], [5, 2, 2, 1, 0.5])[0]
+            weights = [5, 2, 1] if self._server is None else [5, 2, 1, 2, 0.5]
+            fault = self._chance.choices(["cut", "bytes", "away", "half open", "kill"][: len(weights)], weights)[0]
             if fault == "cut":
                 self._proxy.cut()
             elif fault == "bytes":
@@ -87,7 +88,7 @@ class Shaker(threading.Thread):
                 self._proxy.plan(Cut(direction, bytes=0, into_next=self._chance.randrange(100)))
             elif fault == "half open":
                 self._proxy.leave_half_open()
-            elif fault == "kill":
+            elif self._server is not None and fault == "kill":
                 self._server.kill()
                 self._server.start()
             else:

@@ -19,14 +19,20 @@ from typing import Any
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException, Message, MessageConsumer, Session
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    JMSException,
+    Message,
+    MessageConsumer,
+    Session,
+    TransactionInDoubtException,
+)
 from tests.server_process import ServerProcess
 
 WAIT = 20.0
 THREADS = 8
-QUEUES = 3
-#: What each thread does.
-ACTS = 25
 MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
 
 
@@ -52,6 +58,9 @@ def interruptions() -> Iterator[None]:
 class Threads:
     """What they do, and what they saw."""
 
+    acts = 25  #: of each thread
+    queues = tuple(f"q{number}" for number in range(3))
+
     def __init__(self, factory: ConnectionFactory, shared: Connection, seed: int) -> None:
         self._factory = factory
         self._shared = shared
@@ -60,6 +69,7 @@ class Threads:
         self.sent: set[str] = set()  #: and confirmed
         self.ended: Counter[str] = Counter()  #: acknowledged or committed
         self.committed: set[str] = set()  #: of these, in a transaction
+        self.doubtful: set[str] = set()  #: committed or not: the broker cannot tell
         self.again: list[str] = []  #: came although they had been committed
         self.failures: list[BaseException] = []
 
@@ -81,7 +91,7 @@ class Threads:
     def _guarded(self, number: int) -> None:
         chance = random.Random(self._seed * THREADS + number)
         try:
-            for act in range(ACTS):
+            for act in range(self.acts):
                 self.act(chance, f"{number}/{act}")
         except BaseException as error:
             self.failures.append(error)
@@ -103,7 +113,7 @@ class Threads:
             work(chance, session, name)
 
     def _send(self, chance: random.Random, session: Session, name: str) -> None:
-        producer = session.create_producer(session.create_queue(f"q{chance.randrange(QUEUES)}"))
+        producer = session.create_producer(session.create_queue(chance.choice(self.queues)))
         bodies = [f"{name}/{number}" for number in range(chance.randint(1, 30))]
         for body in bodies:
             if session.transacted:
@@ -132,7 +142,7 @@ class Threads:
             self.failures.append(error)
 
     def _receive(self, chance: random.Random, session: Session, _name: str) -> None:
-        consumer = session.create_consumer(session.create_queue(f"q{chance.randrange(QUEUES)}"))
+        consumer = session.create_consumer(session.create_queue(chance.choice(self.queues)))
         together: list[Message] = []
         for _ in range(30):
             message = consumer.receive(0.02)
@@ -146,7 +156,12 @@ class Threads:
             self.note(message)
         returns = chance.random() < 0.2
         if session.transacted:
-            session.rollback() if returns else session.commit()
+            try:
+                session.rollback() if returns else session.commit()
+            except TransactionInDoubtException:
+                with self._lock:
+                    self.doubtful.update(message.body for message in together)
+                raise
         elif session.acknowledge_mode is AcknowledgeMode.CLIENT:
             if returns:
                 session.recover()
@@ -168,7 +183,7 @@ class Threads:
         if session.acknowledge_mode not in (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK):
             self._send(chance, session, name)
             return
-        consumer = session.create_consumer(session.create_queue(f"q{chance.randrange(QUEUES)}"))
+        consumer = session.create_consumer(session.create_queue(chance.choice(self.queues)))
         consumer.listener = self.note
         time.sleep(0.02)
         consumer.close()
@@ -193,7 +208,7 @@ class Threads:
         assert message.body == name
 
     def _browse(self, chance: random.Random, session: Session, _name: str) -> None:
-        with session.create_browser(session.create_queue(f"q{chance.randrange(QUEUES)}")) as browser:
+        with session.create_browser(session.create_queue(chance.choice(self.queues))) as browser:
             for _, _message in zip(range(20), browser, strict=False):
                 pass
 
@@ -201,10 +216,10 @@ class Threads:
         """Receive all that is left."""
         connection.start()
         with connection.create_session() as session:
-            for number in range(QUEUES):
-                consumer = session.create_consumer(session.create_queue(f"q{number}"))
+            for name in self.queues:
+                consumer = session.create_consumer(session.create_queue(name))
                 # What was given back several times rests a while before it comes again.
-                while depth(connection, f"q{number}"):
+                while depth(connection, name):
                     message = consumer.receive(WAIT)
                     assert message is not None
                     self.note(message)

@@ -1031,6 +1031,117 @@ def test_the_end_of_a_session_ends_the_consumers_that_are_leaving() -> None:
     assert len(wired.broker.of(SessionRemoteClose)) == 1
 
 
+def draining() -> tuple[Wired, int, int]:
+    """A consumer whose drain has no answer yet: the connection, its link here and there."""
+    wired = foreign()
+    wired.broker.answers_drain = False
+    link = receiver(wired)
+    wired.client.credit(link, 10)
+    wired.client.drain(link, Result())
+    wired.pump()
+    return wired, link, wired.broker.links[attached(wired).name]
+
+
+def test_a_consumer_is_detached_from_another_broker_when_its_drain_is_answered() -> None:
+    """Artemis answers a drain whose link or session has ended on a channel that there is not."""
+    wired, link, far = draining()
+    detached = Result()
+    wired.client.detach(link, detached)
+    wired.pump()
+    assert detached.pending
+    assert not wired.broker.of(LinkRemoteClose)
+    wired.broker.peer.drained(far)
+    wired.pump()
+    assert detached.value is None
+    assert len(wired.broker.of(LinkRemoteClose)) == 1
+
+
+def test_a_session_is_ended_at_another_broker_when_its_drains_are_answered() -> None:
+    wired, link, far = draining()
+    detached, ended = Result(), Result()
+    wired.client.detach(link, detached)
+    wired.client.end_session(1, ended)
+    wired.pump()
+    assert detached.value is None, "it goes with its session"
+    assert ended.pending
+    assert not wired.broker.of(SessionRemoteClose)
+    wired.broker.peer.send(far, encode_amqp(Envelope(QUEUE)))
+    wired.pump()
+    assert wired.broker.of(Dispositions)[-1].state == RELEASED_STATE
+    wired.broker.peer.drained(far)
+    wired.pump()
+    assert ended.value is None
+    assert len(wired.broker.of(SessionRemoteClose)) == 1
+
+
+def test_a_drain_whose_credit_is_used_up_needs_no_answer() -> None:
+    wired, _, far = draining()
+    ended = Result()
+    wired.client.end_session(1, ended)
+    for _ in range(10):
+        wired.broker.peer.send(far, encode_amqp(Envelope(QUEUE)))
+    wired.pump()
+    assert ended.value is None
+
+
+@pytest.mark.parametrize("what", ["link", "session"])
+def test_a_drain_of_what_the_broker_closes_itself_is_not_waited_for(what: str) -> None:
+    wired, link, far = draining()
+    detached, ended = Result(), Result()
+    wired.client.detach(link, detached)
+    if what == "link":
+        wired.broker.peer.close_link(far)
+        wired.pump()
+        assert detached.value is None
+        wired.client.end_session(1, ended)
+    else:
+        wired.client.end_session(1, ended)
+        wired.broker.peer.end_session(wired.broker.of(LinkRemoteOpen)[0].session)
+    wired.pump()
+    assert ended.value is None
+
+
+def test_a_broker_that_does_not_answer_a_drain_is_waited_for_two_seconds() -> None:
+    wired, link, _ = draining()
+    wired.client.tick(10_000)
+    wired.client.drain(link, Result())  # asked again: still since the first time
+    detached, ended = Result(), Result()
+    wired.client.detach(link, detached)
+    wired.client.end_session(1, ended)
+    wired.client.tick(10_001)
+    wired.pump()
+    assert not ended.pending
+
+
+def test_a_drain_that_was_asked_for_just_now_is_waited_for_until_two_seconds_have_passed() -> None:
+    wired = foreign()
+    wired.broker.answers_drain = False
+    wired.client.tick(10_000)
+    link = receiver(wired)
+    wired.client.credit(link, 10)
+    wired.client.drain(link, Result())
+    detached = Result()
+    wired.client.detach(link, detached)
+    wired.client.tick(11_999)
+    wired.pump()
+    assert detached.pending
+    wired.client.tick(12_000)
+    wired.pump()
+    assert detached.value is None
+
+
+def test_those_who_wait_for_a_drain_are_told_when_the_connection_is_lost() -> None:
+    wired, link, _ = draining()
+    other = receiver(wired, destination=queue("other"))
+    wired.client.credit(other, 10)
+    wired.client.drain(other, Result())
+    detached, ended = Result(), Result()
+    wired.client.detach(link, detached)
+    wired.client.fail(ConnectionLostException("gone"))
+    wired.client.end_session(1, ended)
+    assert isinstance(detached.calls[0][1], ConnectionLostException)
+
+
 def test_what_a_broker_does_not_offer_is_refused_before_it_is_asked_for() -> None:
     wired = foreign(offered=())
     with pytest.raises(JMSException, match="does not offer shared subscriptions"):
