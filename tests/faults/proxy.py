@@ -16,6 +16,7 @@ import attrs
 
 _HEADER_BYTES = 8
 _CHUNK_BYTES = 65536
+_TLS_HANDSHAKE = b"\x16"
 
 
 class Direction(Enum):
@@ -38,23 +39,26 @@ class Cut:
 
 @attrs.define
 class _Meter:
-    """Follows a stream of protocol headers and frames."""
+    """Follows a stream of protocol headers and frames; of TLS, where all that comes at once counts as a frame."""
 
-    frames: int = 0
-    bytes: int = 0
+    is_tls: bool | None = None
     _pending: bytearray = attrs.field(factory=bytearray)
 
-    def pieces(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        """What can be forwarded, and whether a frame ends with it."""
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """What can be forwarded, a frame at a time."""
+        if self.is_tls is None:
+            self.is_tls = data[:1] == _TLS_HANDSHAKE
+        if self.is_tls:
+            yield data
+            return
         pending = self._pending
         pending += data
         while len(pending) >= _HEADER_BYTES:
             size = _HEADER_BYTES if pending[:4] == b"AMQP" else int.from_bytes(pending[:4], "big")
             if len(pending) < size:
                 return
-            yield bytes(pending[:size]), True
+            yield bytes(pending[:size])
             del pending[:size]
-            self.frames += 1
 
 
 class Proxy:
@@ -207,7 +211,7 @@ class Proxy:
         sent = 0
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
-                for piece, _ in meter.pieces(data):
+                for piece in meter.pieces(data):
                     with self._lock:
                         while direction in self._held and not self._closed:
                             self._changed.wait(0.2)

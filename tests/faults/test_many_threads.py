@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.server.users import UsersFile
 from sdk import (
     BrowserInterruptedException,
     Connection,
@@ -21,6 +22,7 @@ from sdk import (
     StaleAcknowledgementException,
     TransactionRolledBackException,
 )
+from tests.broker_adapter.server.test_listener import server_context
 from tests.faults.proxy import Cut, Direction, Proxy
 from tests.sdk.test_many_threads import WAIT, Threads
 from tests.server_process import ServerProcess
@@ -40,6 +42,8 @@ PROMISED = (
 
 class Shaken(Threads):
     """Threads that know that they may lose their connection."""
+
+    acts = 60
 
     def __init__(self, factory: ConnectionFactory, shared: Connection, seed: int) -> None:
         super().__init__(factory, shared, seed)
@@ -105,24 +109,33 @@ class Shaker(threading.Thread):
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.parametrize("seed", range(2))
-def test_nothing_is_lost_and_nobody_hangs_whatever_the_network_does(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+def test_nothing_is_lost_and_nobody_hangs_whatever_the_network_does(tmp_path: Path, secured: bool) -> None:
+    arguments, scheme, options, user = ["--option", "idle_timeout_seconds=2"], "amqp", OPTIONS, None
+    if secured:
+        server_context(tmp_path)  # makes the certificate
+        UsersFile.open_or_make(tmp_path / "users").add("ada", "secret")
+        arguments += ["--users", str(tmp_path / "users")]
+        arguments += ["--tls-certificate", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key")]
+        scheme, user, options = "amqps", "ada", f"{OPTIONS}&tls_ca_file={tmp_path / 'server.crt'}"
+
+    def factory(port: int) -> ConnectionFactory:
+        return ConnectionFactory(f"{scheme}://127.0.0.1:{port}{options}", user, user and "secret")
+
     with (
-        ServerProcess(tmp_path, "--option", "idle_timeout_seconds=2") as server,
+        ServerProcess(tmp_path / "data", *arguments) as server,
         Proxy(server.port) as proxy,
-        contextlib.ExitStack() as stack,
+        factory(proxy.port).create_connection() as shared,
     ):
-        factory = ConnectionFactory(proxy.url + OPTIONS)
-        shared = stack.enter_context(factory.create_connection())
         shared.start()
-        threads = Shaken(factory, shared, seed)
-        shaker = Shaker(server, proxy, seed)
+        threads = Shaken(factory(proxy.port), shared, int(secured))
+        shaker = Shaker(server, proxy, int(secured))
         shaker.start()
         try:
             threads.run(40)
         finally:
             shaker.stop()
-        with ConnectionFactory(server.url).create_connection() as connection:
+        with factory(server.port).create_connection() as connection:
             threads.drain(connection)
     assert threads.sent <= set(threads.ended)
     assert threads.again == []
