@@ -343,10 +343,10 @@ class ClientProtocol:
 
     def tick(self, now_ms: int) -> int | None:
         """Let time pass; see :meth:`Peer.tick`."""
+        self._now_ms = now_ms
         if self._login is not None or self._phase in (Phase.NEW, Phase.CLOSED):
             return None
         deadline = self._peer.tick(now_ms)
-        self._now_ms = now_ms
         for link in [link for link, asked_ms in self._draining.items() if now_ms - asked_ms >= _DRAIN_PATIENCE_MS]:
             self._drained(link)
         self._process()

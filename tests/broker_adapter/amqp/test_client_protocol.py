@@ -1114,9 +1114,10 @@ def test_a_broker_that_does_not_answer_a_drain_is_waited_for_two_seconds() -> No
 
 
 def test_a_drain_that_was_asked_for_just_now_is_waited_for_until_two_seconds_have_passed() -> None:
-    wired = foreign()
+    wired = Wired(ScriptedBroker(holdfast=False))
+    wired.client.tick(10_000)  # as a connection does when it is made
+    wired.opened()
     wired.broker.answers_drain = False
-    wired.client.tick(10_000)
     link = receiver(wired)
     wired.client.credit(link, 10)
     wired.client.drain(link, Result())
