@@ -116,7 +116,7 @@ def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
 
 _REPLY_TO = Envelope._fields.index("reply_to")
 _IDENTITY = Envelope._fields.index("identity")
-#: Packers that nobody uses now: making one costs more than packing with it, and each serves one message at a time.
+#: Packers that nobody uses now: making one costs half as much as packing, and each serves one message at a time.
 #: One is taken even where only one thread packs, since the garbage collector may run anything in the middle of it.
 _packers: list[msgpack.Packer] = []
 #: The buffer of a packer.  One that had to grow beyond it keeps what it has for ever, so it is not used again.

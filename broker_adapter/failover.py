@@ -108,10 +108,8 @@ class Inner(Transport, Protocol):
     ) -> list[int | JMSException]:
         """Attach links in this order, all in one round trip; the number of each, or why there is none."""
 
-    def restore_temporaries(
-        self, destinations: Sequence[Destination], timeout: float | None
-    ) -> list[JMSException | None]:
-        """Make temporary destinations again that a lost connection had; for each None, or why it cannot be."""
+    def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:
+        """Make temporary destinations again that a lost connection had, all in one round trip."""
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``."""
@@ -456,9 +454,7 @@ class FailoverTransport:
             temporaries, links = list(self._temporaries), list(self._links.values())
             self._by_inner.clear()
         for destinations in _batches(temporaries):
-            for failed in inner.restore_temporaries(destinations, None):
-                if failed is not None:
-                    raise failed
+            inner.restore_temporaries(destinations, None)
         for link in links:
             link.interrupted = None
             link.inner = _NO_LINK

@@ -239,7 +239,7 @@ class InProcessTransport:
         for link in [link for link, of_session in list(self._sessions.items()) if of_session == session]:
             consumer = self._consumers.get(link)
             if consumer is not None:
-                self._call(c.Detach(consumer, give_back=True), self._request_limit(timeout))
+                self._call(c.Detach(consumer, give_back=True), timeout)
             self._forget(link)
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
@@ -299,7 +299,7 @@ class InProcessTransport:
             self._forget(link)
         elif link not in self._detached:
             self._detached.add(link)
-            if not self._call(c.Detach(consumer), self._request_limit(timeout)):
+            if not self._call(c.Detach(consumer), timeout):
                 self._forget(link)  # it holds nothing that could be settled
 
     def _forget(self, link: int) -> None:
@@ -311,7 +311,7 @@ class InProcessTransport:
     def unsubscribe(self, name: str, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
         self._usable_to_wait()
-        self._call(c.Unsubscribe(self._client, name), self._request_limit(timeout))
+        self._call(c.Unsubscribe(self._client, name), timeout)
 
     def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
         """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
@@ -322,7 +322,7 @@ class InProcessTransport:
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.delete_temporary`."""
         self._usable_to_wait()
-        self._call(c.DeleteTemporary(self._client, destination), self._request_limit(timeout))
+        self._call(c.DeleteTemporary(self._client, destination), timeout)
 
     # Receiving.
 
@@ -339,7 +339,7 @@ class InProcessTransport:
         consumer = self._consumers.get(link)
         if consumer is None or link in self._detached:
             raise IllegalStateException(f"link {link} is closed")
-        self._call(c.Drain(consumer), self._request_limit(timeout))
+        self._call(c.Drain(consumer), timeout)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
@@ -389,7 +389,7 @@ class InProcessTransport:
             [self._message(link, envelope) for link, envelope in sends],
             settled,
         )
-        self._call(command, self._request_limit(timeout))
+        self._call(command, timeout)
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""
@@ -422,13 +422,13 @@ class InProcessTransport:
 
     # The outbox.
 
-    def _call(self, command: c.Command, limit: float) -> Any:
+    def _call(self, command: c.Command, timeout: float | None) -> Any:
         """Carry out a command after all that this thread has handed over before.
 
         That may still lie in the outbox although another thread has said that it is to be taken: it may not have come
         to tell the engine yet.
         """
-        return self._broker.call(command, limit, self._gather if self._outbox else None)
+        return self._broker.call(command, self._request_limit(timeout), self._gather if self._outbox else None)
 
     def _flush(self) -> None:
         if not self._gathering:

@@ -348,7 +348,7 @@ class ClientProtocol:
             return None
         deadline = self._peer.tick(now_ms)
         for link in [link for link, asked_ms in self._draining.items() if now_ms - asked_ms >= _DRAIN_PATIENCE_MS]:
-            self._drained(link)
+            self._wait_no_more(link)
         self._process()
         return deadline
 
@@ -807,7 +807,7 @@ class ClientProtocol:
     def _on_link_close(self, event: LinkRemoteClose) -> None:
         link = event.link
         left = self._leaving.pop(link, None)
-        self._drained(link)  # it will not be answered any more
+        self._wait_no_more(link)  # it will not be answered any more
         closing = self._closing_links.pop(link, None)
         if closing is not None:
             done, heeds = closing
@@ -958,8 +958,17 @@ class ClientProtocol:
             self._draining.setdefault(link, self._now_ms)
         return asked
 
-    def _drained(self, link: int) -> None:
-        """A drain was answered, or never will be."""
+    def _on_drained(self, link: int) -> None:
+        """No credit is left on a link: that is the answer to a drain, where there was one."""
+        receiver = self._receivers.get(link)
+        if receiver is not None:
+            drains, receiver.drains = receiver.drains, []
+            for done in drains:
+                done(None, None)
+        self._wait_no_more(link)
+
+    def _wait_no_more(self, link: int) -> None:
+        """A drain was answered, or never will be: what was to end after it ends."""
         if self._draining.pop(link, None) is None:
             return
         self._leave()
@@ -981,13 +990,8 @@ class ClientProtocol:
                 sender.credit = self._peer.remaining_credit(link)
             return
         if event.credit <= 0:
-            self._drained(link)
-        receiver = self._receivers.get(link)
-        if receiver is not None:
-            if receiver.drains and event.credit <= 0:
-                drains, receiver.drains = receiver.drains, []
-                for done in drains:
-                    done(None, None)
+            self._on_drained(link)
+        if link in self._receivers:
             return
         if self._requests is not None and link in self._requests.links:
             self._requests.on_credit(event.credit)
@@ -1009,7 +1013,7 @@ class ClientProtocol:
                 # A link on its way out: nobody will look at these.
                 self._peer.settle(link, [each.number for each in event.deliveries], RELEASED_STATE)
                 if self._peer.remaining_credit(link) <= 0:
-                    self._drained(link)
+                    self._on_drained(link)
             return
         epoch, decode = self._options.epoch, receiver.decode
         deliveries = []
@@ -1024,10 +1028,7 @@ class ClientProtocol:
         if deliveries:
             receiver.sink(deliveries)
         if receiver.drains and self._peer.remaining_credit(link) <= 0:
-            drains, receiver.drains = receiver.drains, []
-            for done in drains:
-                done(None, None)
-            self._drained(link)
+            self._on_drained(link)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""

@@ -17,7 +17,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -331,8 +330,18 @@ class AmqpTransport:
 
         Returns:
             The number of each link, or why there is none.
+
+        Raises:
+            ConnectionLostException: the connection is lost already.
         """
-        return _outcomes([partial(self._begin_attach, spec, sink) for spec, sink in links], self._limit(timeout))
+        deadline = time.monotonic() + self._limit(timeout)
+        outcomes: list[int | JMSException] = []
+        for wait in [self._begin_attach(spec, sink) for spec, sink in links]:
+            try:
+                outcomes.append(wait(max(0.0, deadline - time.monotonic())))
+            except JMSException as error:
+                outcomes.append(error)
+        return outcomes
 
     def _begin_attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None) -> _Wait:
         if isinstance(spec, SenderSpec):
@@ -391,16 +400,14 @@ class AmqpTransport:
         )
         return destination
 
-    def restore_temporaries(
-        self, destinations: Sequence[Destination], timeout: float | None
-    ) -> list[JMSException | None]:
-        """Make temporary destinations again that a lost connection had.
+    def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:
+        """Make temporary destinations again that a lost connection had, without waiting for one before the next.
 
-        Returns:
-            For each None, or why it could not be made: InvalidDestinationException where its name is taken.
+        Raises:
+            InvalidDestinationException: the name of one is taken.
         """
         if not self._protocol_in_use().is_holdfast:
-            return [None] * len(destinations)  # a consumer's link makes it again, where the broker allows that
+            return  # a consumer's link makes it again, where the broker allows that
 
         def begin(destination: Destination) -> _Wait:
             return self._begin(
@@ -408,8 +415,8 @@ class AmqpTransport:
                 lambda protocol, done: protocol.declare_temporary(destination.kind, done, destination.name),
             )
 
-        outcomes = _outcomes([partial(begin, each) for each in destinations], self._limit(timeout))
-        return [each if isinstance(each, JMSException) else None for each in outcomes]
+        for wait in [begin(each) for each in destinations]:
+            wait(timeout)
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
@@ -528,24 +535,6 @@ class AmqpTransport:
         assert io is not None
         assert protocol is not None
         return io, protocol
-
-
-def _outcomes(begin: Sequence[Callable[[], _Wait]], seconds: float) -> list[Any]:
-    """Ask for all these, then wait for all, so many seconds altogether; the result of each, or its error."""
-    deadline = time.monotonic() + seconds
-    begun: list[_Wait | JMSException] = []
-    for each in begin:
-        try:
-            begun.append(each())
-        except JMSException as error:
-            begun.append(error)
-    outcomes: list[Any] = []
-    for wait in begun:
-        try:
-            outcomes.append(wait if isinstance(wait, JMSException) else wait(max(0.0, deadline - time.monotonic())))
-        except JMSException as error:
-            outcomes.append(error)
-    return outcomes
 
 
 def _named(destination: Destination | None) -> str:

@@ -444,11 +444,9 @@ def test_a_link_that_comes_back_with_the_whole_connection_delivers_again(
     session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 3)
     assert _received(consumer).body == "0"
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    broker.interrupt_link(consumer.link)
     if listens:
-        broker.interrupt_link(consumer.link)
         consumer.listener = lambda message: heard.put(message.body)
-    else:
-        broker.interrupt_link(consumer.link)
     broker.interrupt()
     broker.restore()  # under the number in tags that it had
     if listens:
