@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,17 +21,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sdk import Connection, ConnectionFactory, JMSException, QueueStatistics, Restored
+from tests.faults.faults import OPTIONS, Faults
 from tests.faults.lanes import SETTLING, Course, Lane, lanes
-from tests.faults.proxy import Cut, Direction, Proxy
+from tests.faults.proxy import Proxy
 from tests.server_process import ServerProcess
 
 #: Mean time between two faults, in seconds.
 PAUSE = 2.0
-OPTIONS = (
-    "?reconnect_delay_seconds=0.02&max_reconnect_delay_seconds=0.5&stable_seconds=0.2&idle_timeout_seconds=1"
-    "&connect_timeout_seconds=2"
-)
-
 console = Console()
 
 
@@ -123,61 +118,6 @@ class Soak:
         if "DLQ" in queues and queues["DLQ"].messages:
             found.append(f"{queues['DLQ'].messages} messages were set aside")
         return found
-
-
-class Faults:
-    """What goes wrong, at random."""
-
-    def __init__(self, server: ServerProcess, proxy: Proxy, chance: random.Random) -> None:
-        self.counts: Counter[str] = Counter()
-        self._server = server
-        self._proxy = proxy
-        self._chance = chance
-        self._kinds: dict[str, tuple[int, Callable[[], None]]] = {
-            "cut": (8, self._cut),
-            "cut after some bytes": (4, self._cut_after),
-            "half open": (4, self._half_open),
-            "black hole": (2, self._black_hole),
-            "away for a while": (2, self._away),
-            "slow": (1, self._slow),
-            "server killed": (2, self._kill),
-        }
-
-    def one(self) -> None:
-        """Do one of them."""
-        names = list(self._kinds)
-        (name,) = self._chance.choices(names, [self._kinds[each][0] for each in names])
-        self._kinds[name][1]()
-        self.counts[name] += 1
-
-    def _cut(self) -> None:
-        self._proxy.cut()
-
-    def _cut_after(self) -> None:
-        self._proxy.plan(Cut(self._chance.choice(list(Direction)), bytes=0, into_next=self._chance.randrange(100)))
-
-    def _half_open(self) -> None:
-        self._proxy.leave_half_open()
-
-    def _black_hole(self) -> None:
-        self._proxy.hold(*self._chance.choice([(Direction.TO_SERVER,), (Direction.TO_CLIENT,), tuple(Direction)]))
-        time.sleep(1.5)
-        self._proxy.hold()
-
-    def _away(self) -> None:
-        self._proxy.refuse()
-        self._proxy.cut()
-        time.sleep(self._chance.random())
-        self._proxy.refuse(False)
-
-    def _slow(self) -> None:
-        self._proxy.delay(0.002)
-        time.sleep(1)
-        self._proxy.delay(0)
-
-    def _kill(self) -> None:
-        self._server.kill()
-        self._server.start()
 
 
 def run(seconds: float, seed: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,12 @@ from sdk import (
     TransactionRolledBackException,
 )
 from tests.broker_adapter.server.test_listener import server_context
-from tests.faults.proxy import Cut, Direction, Proxy
+from tests.faults import faults
+from tests.faults.proxy import Proxy
 from tests.sdk.test_many_threads import WAIT, Threads
 from tests.server_process import ServerProcess
 
-OPTIONS = (
-    "?reconnect_delay_seconds=0.02&max_reconnect_delay_seconds=0.3&stable_seconds=0.1&idle_timeout_seconds=1"
-    "&connect_timeout_seconds=2&startup_max_reconnect_attempts=none"
-)
+OPTIONS = f"{faults.OPTIONS}&startup_max_reconnect_attempts=none"
 #: What an act may end with when its connection is lost.
 PROMISED = (
     BrowserInterruptedException,
@@ -72,34 +69,18 @@ class Shaken(Threads):
 
 
 class Shaker(threading.Thread):
-    """Cuts connections; where the server is ours, kills it, and leaves connections half open, which it soon finds."""
+    """Has faults happen until it is stopped."""
 
     def __init__(self, server: ServerProcess | None, proxy: Proxy, seed: int) -> None:
         super().__init__(name="shaker", daemon=True)
-        self._server = server
         self._proxy = proxy
         self._chance = random.Random(seed)
+        self._faults = faults.Faults(server, proxy, self._chance)
         self._is_over = threading.Event()
 
     def run(self) -> None:
         while not self._is_over.wait(self._chance.expovariate(3)):
-            weights = [5, 2, 1] if self._server is None else [5, 2, 1, 2, 0.5]
-            fault = self._chance.choices(["cut", "bytes", "away", "half open", "kill"][: len(weights)], weights)[0]
-            if fault == "cut":
-                self._proxy.cut()
-            elif fault == "bytes":
-                direction = self._chance.choice(list(Direction))
-                self._proxy.plan(Cut(direction, bytes=0, into_next=self._chance.randrange(100)))
-            elif fault == "half open":
-                self._proxy.leave_half_open()
-            elif self._server is not None and fault == "kill":
-                self._server.kill()
-                self._server.start()
-            else:
-                self._proxy.refuse()
-                self._proxy.cut()
-                time.sleep(self._chance.random() * 0.5)
-                self._proxy.refuse(False)
+            self._faults.one()
 
     def stop(self) -> None:
         self._is_over.set()
