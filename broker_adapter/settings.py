@@ -221,6 +221,18 @@ class EngineSettings:
         " consumers that own a message group or have a selector",
         least=10,
     )
+    max_window_messages: int = _option(
+        400_000,
+        "messages whose place is kept in memory ahead of the consumers of all queues together; the more queues have"
+        " consumers, the smaller is the part of each",
+        least=1000,
+    )
+    max_in_hand_messages: int = _option(
+        2_000_000,
+        "messages that all consumers together may hold without settling them; above it a consumer gets no more while"
+        " it holds 16",
+        least=1000,
+    )
     message_cache_bytes: int = _option(
         32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0
     )

@@ -30,7 +30,7 @@ from typing import Any
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
-from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan, StoreBatch
+from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import perform
@@ -71,6 +71,8 @@ LOAD_ROUNDS = 16
 #: share what one cycle may look at: whoever came at the same time is shown the backlog at the same time.
 SCANS = 4
 SCAN_BYTES = 1024 * 1024
+#: Positions are 64-bit numbers.
+_LAST_POSITION = (1 << 64) - 1
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often the room on the disk is looked at.
@@ -114,7 +116,7 @@ class Broker:
         self._closing = False
         self._is_sleeping = False
         self._alarm_ms: int | None = None
-        self._retries: list[Load] = []
+        self._loads: list[Load] = []
         self._scans: list[Scan] = []
         self._looks: list[tuple[QueueState, Entry]] = []
         self._lookers: list[Browser] = []
@@ -262,7 +264,7 @@ class Broker:
     def _has_more(self) -> bool:
         """Whether work is left that needs no new command."""
         return self.failed is None and bool(
-            self._retries or self._chores or self._lookers or self._scans or self._looks
+            self._loads or self._chores or self._lookers or self._scans or self._looks or self._state.has_more
         )
 
     def _set_alarm(self) -> None:
@@ -289,6 +291,7 @@ class Broker:
             self._fall_due(now_ms, commands)
             incoming = self._gather(commands)
             self._look_for_room(now_ms, incoming)
+            commands[:] = [self._supplied(command) for command in commands]
             effects = self._state.decide(commands, now_ms)
             self._load(effects, now_ms)
             taken = self._read_what_is_taken(effects)
@@ -360,20 +363,50 @@ class Broker:
             self._bytes_since_check = 0
             state.held_because = self._disk.full_because(incoming)
 
+    def _supplied(self, command: c.Command) -> c.Command:
+        """The command with the entries that it asks for, as the stores have them in this cycle."""
+        if type(command) is c.Trim and not command.found:
+            found, after = self._entries(command.range)
+            return command._replace(found=found, next=after)
+        if type(command) is c.Redrive:
+            found, after = self._entries(command.range)
+            return command._replace(found=[(each, self._annotations_of(each)) for each in found], next=after)
+        return command
+
+    def _entries(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
+        """The entries of a range, and the first position that is left for another cycle."""
+        queue, first, last, limit, positions, delayed = wanted
+        if delayed:
+            found = self._read(queue, "load", DELAYED_LANE, max(first, 1) - 1, limit)
+        else:
+            found = self._read(queue, "read_entries", max(first, 0), last, limit)
+        self._quarantine(found)
+        entries = [
+            entry
+            for entry in found.entries
+            if entry.position <= last and (not positions or entry.position in positions)
+        ]
+        at_end = found.complete or (found.entries and found.entries[-1].position >= last)
+        return entries, None if at_end else found.entries[-1].position + 1
+
+    def _quarantine(self, found: Loaded) -> None:
+        if found.corrupt and self._disk is not None:
+            self._disk.quarantine("entries", found.corrupt)
+
     def _load(self, effects: Effects, now_ms: int) -> None:
         """Bring entries into memory that the state has asked for.
 
-        What the batches are about to change is not in the stores yet: entries that they delete are left out, and
-        a load that misses entries which they add is repeated after the commit.
+        What the batches are about to change is not in the stores yet: entries that they delete are left out, and those
+        that they add are added.
         """
-        wanted, self._retries = self._retries + effects.loads, []
+        wanted, self._loads = self._loads + effects.loads, []
         effects.loads = []
-        settled = not effects.durable and not effects.volatile
         scans = self._scans + effects.scans
         effects.scans = []
         effects.looks[:0] = self._looks
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
+        pending = _Pending(effects)
         searched = bool(scans)
         for _ in range(LOAD_ROUNDS):
             searched |= self._look(effects)
@@ -382,30 +415,29 @@ class Broker:
             searched = False
             for load in wanted:
                 found = self._read(load.queue, "load", load.lane, load.after, load.limit)
-                if found.corrupt and self._disk is not None:
-                    self._disk.quarantine("entries", found.corrupt)
+                self._quarantine(found)
                 entries = found.entries
                 if effects.touches_unloaded:
-                    changes = effects.durable.entries, effects.volatile.entries
-                    entries = [entry for entry in entries if not _is_deleted(entry, changes)]
-                if self._state.loaded(load, entries, len(found.corrupt), found.complete, settled, effects):
-                    after = found.entries[-1].position if found.entries else load.after
-                    self._retries.append(load._replace(after=after))
+                    entries = [entry for entry in entries if not pending.deletes(entry)]
+                if found.complete:
+                    entries = pending.with_new(load.queue, load.lane, load.after, entries)
+                wrong = self._state.loaded(load, entries, len(found.corrupt), found.complete)
+                if wrong is not None:
+                    _log.error("! %s; they are corrected; run 'holdfast check' to see whether messages are lost", wrong)
             self._state.settle_down(now_ms, effects)
             wanted, effects.loads = effects.loads, []
-        self._retries += wanted
+        self._loads = wanted
         self._scans = scans[SCANS:] + effects.scans
         self._looks = effects.looks
 
     def _scan(self, scan: Scan, effects: Effects) -> None:
         """Show a consumer with a selector the next part of the backlog."""
         found = self._read(scan.queue, "load", scan.lane, scan.after, -(-scan.limit // SCANS))
-        changes = effects.durable.entries, effects.volatile.entries
-        entries = [entry for entry in found.entries if not _is_deleted(entry, changes)]
+        self._quarantine(found)
+        pending = _Pending(effects)
+        entries = [entry for entry in found.entries if not pending.deletes(entry)]
         if found.complete:
-            known = {entry.position for entry in entries}
-            new = (each for batch in (effects.durable, effects.volatile) for each in _new_entries(batch, scan))
-            entries += sorted((each for each in new if each.position not in known), key=_by_position)
+            entries = pending.with_new(scan.queue, scan.lane, scan.after, entries)
         complete = found.complete
         through = max([scan.after, *(each.position for each in (*found.entries[-1:], *entries[-1:]))])
         size = 0
@@ -550,6 +582,12 @@ class Broker:
                 bodies[index] = body
         return bodies
 
+    def _annotations_of(self, entry: RawEntry) -> dict[str, Any] | None:
+        """What the engine has added to a message."""
+        if not entry.flags & FLAG_ANNOTATED:
+            return None
+        return self._annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
+
     def _annotations(self, key: bytes, flags: int, pending: Effects | None = None) -> dict[str, Any] | None:
         if pending is not None:
             batch = pending.durable if flags & FLAG_PERSISTENT else pending.volatile
@@ -682,27 +720,23 @@ class Broker:
 
     # Chores.
 
-    def _chunks(self, queue: int) -> Iterator[list[RawEntry]]:
-        """All entries of a queue, in chunks, lane by lane."""
-        for lane in (*range(10), DELAYED_LANE):
-            after = 0
-            while True:
-                found = self._read(queue, "load", lane, after, CHUNK_ENTRIES)
-                if found.corrupt and self._disk is not None:
-                    self._disk.quarantine("entries", found.corrupt)
-                if found.entries:
-                    after = found.entries[-1].position
-                    yield found.entries
-                if found.complete:
-                    break
+    def _chunks(self, queue: int) -> Iterator[tuple[c.Range, list[RawEntry]]]:
+        """All entries of a queue, in chunks: read in the cycle that asks for the next one."""
+        for delayed in (False, True):
+            position: int | None = 0
+            while position is not None:
+                wanted = c.Range(queue, position, _LAST_POSITION, CHUNK_ENTRIES, delayed=delayed)
+                found, position = self._entries(wanted)
+                if found:
+                    yield wanted, found
 
     def _trim_and_drop(self, queue: int) -> Iterator[c.Command]:
-        for entries in self._chunks(queue):
-            yield c.Trim(queue, entries)
+        for wanted, entries in self._chunks(queue):
+            yield c.Trim(wanted, entries)
         yield c.Drop(queue)
 
     def _move_and_drop(self, queue: int) -> Iterator[c.Command]:
-        for entries in self._chunks(queue):
+        for _, entries in self._chunks(queue):
             yield c.Move(queue, entries)
         yield c.Drop(queue)
 
@@ -731,13 +765,7 @@ class Reader:
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
         bodies = self._broker._bodies([(entry.number, entry.flags) for entry in entries])
-        return [(body, self.annotations(entry)) for entry, body in zip(entries, bodies, strict=True)]
-
-    def annotations(self, entry: RawEntry) -> dict[str, Any] | None:
-        """What the engine has added to a message."""
-        if not entry.flags & FLAG_ANNOTATED:
-            return None
-        return self._broker._annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
+        return [(body, self._broker._annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
 
     @property
     def has_chores(self) -> bool:
@@ -768,17 +796,43 @@ class _Waiter:
         return self._result
 
 
-def _is_deleted(entry: RawEntry, changes: tuple[dict[bytes, Any], dict[bytes, Any]]) -> bool:
-    key = entry_key(entry.queue, entry.lane, entry.position)
-    return any(key in changed and changed[key] is None for changed in changes)
+class _Pending:
+    """What a cycle has changed and not written yet, as those see it who read the stores."""
 
+    def __init__(self, effects: Effects) -> None:
+        self._batches = effects.durable.entries, effects.volatile.entries
+        self._indexed = -1
+        self._new: dict[bytes, list[RawEntry]] = {}
 
-def _new_entries(batch: StoreBatch, scan: Scan) -> Iterator[RawEntry]:
-    """Entries of a batch that the scan of its lane would have come to, were they committed."""
-    lane = entry_key(scan.queue, scan.lane, 0)[:5]
-    for key, entry in batch.entries.items():
-        if isinstance(entry, Entry) and key.startswith(lane) and entry.position > scan.after:
-            yield _raw(scan.queue, entry)
+    def deletes(self, entry: RawEntry) -> bool:
+        """Whether this entry of a store has ended or moved."""
+        key = entry_key(entry.queue, entry.lane, entry.position)
+        return any(key in changed and changed[key] is None for changed in self._batches)
+
+    def with_new(self, queue: int, lane: int, after: int, entries: list[RawEntry]) -> list[RawEntry]:
+        """The entries that a store has to the end of a lane, and those that came in behind them."""
+        size = sum([len(changed) for changed in self._batches])
+        if size != self._indexed:
+            self._index(size)
+        new = self._new.get(entry_key(queue, lane, 0)[:5])
+        if new is None:
+            return entries
+        known = {entry.position for entry in entries}
+        # Positions only grow: what is new stands behind everything that is in a store, or is in memory already.
+        added = [
+            each for each in new if each.position > after and each.position not in known and not self.deletes(each)
+        ]
+        return entries + sorted(added, key=_by_position)
+
+    def _index(self, size: int) -> None:
+        """Arrange what came in by lane."""
+        self._indexed = size
+        self._new = {}
+        for changed in self._batches:
+            for key, entry in changed.items():
+                if isinstance(entry, Entry):
+                    queue = int.from_bytes(key[:4])
+                    self._new.setdefault(key[:5], []).append(_raw(queue, entry))
 
 
 def _raw(queue: int, entry: Entry) -> RawEntry:

@@ -16,8 +16,9 @@ Theory of operation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from heapq import heappop, heappush
 from typing import Any
 
 from ack_modes import Outcome
@@ -25,7 +26,7 @@ from broker_adapter.destination import Destination, DestinationKind, checked_nam
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load, Scan
 from broker_adapter.engine.holding import Held, Holding
-from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
+from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
@@ -55,6 +56,11 @@ from broker_adapter.errors import (
 )
 from broker_adapter.selector import parse_selector
 from broker_adapter.settings import EngineSettings
+
+#: Queues without consumers that keep what is ready in memory, for consumers that come and go.
+IDLE_WINDOWS = 64
+#: How often one decision lets go out what its own steps have made available, such as dead letters.
+_ROUNDS = 8
 
 #: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
 FIRST_VOLATILE_QUEUE = 1 << 31
@@ -97,6 +103,7 @@ class Totals:
         self.redelivered = 0
         self.expired = 0
         self.dead_lettered = 0
+        self.miscounted = 0
         self.duplicates_rejected = 0
         self.refused = 0
         self.quarantined = 0
@@ -131,6 +138,7 @@ class BrokerState:
         self.browsers: dict[int, Browser] = {}
         self.streams: dict[tuple[Any, ...], int] = {}  #: last sequence; the least recently used first
         self.totals = Totals()
+        self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._holding = Holding()
@@ -143,7 +151,9 @@ class BrokerState:
         self._next_publishing = 1
         self._looking: dict[int, Browser] = {}
         self._awake: dict[int, QueueState] = {}
-        self._resting: dict[int, QueueState] = {}  #: queues that have resting messages
+        self._idle: dict[int, QueueState] = {}  #: queues without consumers that keep something ready in memory
+        self._consumed = 0  #: queues that have consumers
+        self._resting: list[tuple[int, int]] = []  #: a heap of (due, queue): when resting messages are due
         self._drains: list[tuple[Consumer, c.Reply | None]] = []
         self._now_ms = 0  #: the time of the decision under way
 
@@ -151,16 +161,16 @@ class BrokerState:
 
     def restore(
         self,
-        queues: Iterable[tuple[int, CatalogRecord, Counters | None]],
+        queues: Iterable[tuple[int, CatalogRecord, Counters | None, Sequence[int]]],
         streams: Iterable[tuple[bytes, int]],
         next_message: int,
     ) -> list[int]:
         """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
         ended = []
         self._next_message = next_message
-        for number, record, counters in queues:
+        for number, record, counters, lanes in queues:
             self._next_queue = max(self._next_queue, number + 1)
-            queue = self._make_queue(number, Destination(record.name), record, counters)
+            queue = self._make_queue(number, Destination(record.name), record, counters, lanes)
             if record.kind == "ended":
                 ended.append(number)
             elif record.kind == "staged":
@@ -194,19 +204,25 @@ class BrokerState:
         self.settle_down(now_ms, effects)
         return effects
 
-    def loaded(
-        self, load: Load, entries: Sequence[RawEntry], corrupt: int, complete: bool, settled: bool, effects: Effects
-    ) -> bool:
-        """Entries that a ``Load`` asked for.  Returns whether it is to be repeated after the next commit.
+    def loaded(self, load: Load, entries: Sequence[RawEntry], corrupt: int, complete: bool) -> str | None:
+        """Entries that a ``Load`` asked for: all that the stores have, with the changes of this cycle.
 
         ``settle_down`` must follow.
+
+        Returns:
+            What was wrong with the counters of the queue, where something was.
         """
         queue = self.queues.get(load.queue)
         if queue is None:
-            return False
+            return None
         self._awake[queue.id] = queue
         self.totals.quarantined += corrupt
-        return queue.loaded(load.lane, entries, corrupt, complete, settled)
+        wrong = queue.loaded(load, entries, corrupt, complete)
+        if not wrong:
+            return None
+        self.totals.miscounted += abs(wrong)
+        more = f"{wrong} messages more" if wrong > 0 else f"{-wrong} messages less"
+        return f"the counters of {queue.label!r} had {more} than its store has in lane {load.lane}"
 
     def scanned(
         self, scan: Scan, messages: Iterable[tuple[RawEntry, Selectable]], through: int, complete: bool
@@ -222,9 +238,9 @@ class BrokerState:
         consumer = self.consumers.get(scan.consumer)
         if consumer is None or consumer.search is None:
             return
-        search = consumer.search
-        found = [entry for entry, message in messages if selects(search.selector, message)]
-        consumer.queue.scanned(search, scan.lane, through, found, complete)
+        selector = consumer.search.selector
+        found = [entry for entry, message in messages if selects(selector, message)]
+        consumer.queue.scanned(consumer, scan.lane, through, found, complete)
         self._awake[consumer.queue.id] = consumer.queue
 
     def looked(self, queue: QueueState, entry: Entry, message: Selectable) -> None:
@@ -233,36 +249,79 @@ class BrokerState:
         self._awake[queue.id] = queue
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
-        """Let what was held go on, hand messages out, answer drains, note the counters."""
-        if self._holding.count:
-            self._resume_held(now_ms, effects)
+        """Let what was held go on, hand messages out, answer drains, note the counters.
+
+        It costs what the queues cost that something happened to, however many there are.
+        """
+        touched: dict[int, QueueState] = {}
         if self._resting:
             self._wake_rested(now_ms, effects)
-        awake, self._awake = self._awake, {}
-        for queue in awake.values():
-            if queue.consumers:
-                for entry in queue.dispatch(now_ms, effects):
-                    self._expire(queue, entry, effects)
-        for consumer, reply in self._drains:
-            if consumer.is_waiting:
-                continue
-            dropped, consumer.credit = consumer.credit, 0
-            if reply is not None:
-                effects.replies.append((reply, dropped))
+        for _ in range(_ROUNDS):
+            if self._holding.count:
+                self._resume_held(now_ms, effects)
+            if self.memory.limited and self.memory.in_hand < self.memory.max_in_hand:
+                self._awake.update(self.memory.limited)
+                self.memory.limited.clear()
+            awake, self._awake = self._awake, {}
+            if not awake:
+                break
+            touched.update(awake)
+            for queue in awake.values():
+                depth = queue.depth
+                if queue.consumers:
+                    for entry in queue.dispatch(now_ms, effects):
+                        self._expire(queue, entry, effects)
+                elif queue.ready:
+                    self._note_idle(queue)
+                if queue.held and queue.depth < depth:
+                    self._awake[queue.id] = queue  # what was taken at once has made room
+        if self._drains:
+            self._answer_drains(effects)
         if self._looking:
             effects.browsers += self._looking.values()
             self._looking = {}
-        if self._drains:
-            self._drains = [drain for drain in self._drains if drain[0].is_waiting]
-        for queue in (*awake.values(), *self._awake.values()):
+        for queue in (*touched.values(), *self._awake.values()):
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
                 effects.durable.put("queues", queue_key(queue.id), encode_counters(queue.counters()))
 
+    def _answer_drains(self, effects: Effects) -> None:
+        waiting = []
+        for consumer, reply in self._drains:
+            if consumer.is_waiting:
+                waiting.append((consumer, reply))
+                continue
+            dropped, consumer.credit = consumer.credit, 0
+            if reply is not None:
+                effects.replies.append((reply, dropped))
+        self._drains = waiting
+
+    def _note_idle(self, queue: QueueState) -> None:
+        """A queue that nobody consumes keeps its window for a while, until others do the same."""
+        self._idle.pop(queue.id, None)
+        self._idle[queue.id] = queue
+        if len(self._idle) > IDLE_WINDOWS:
+            oldest = next(iter(self._idle))
+            self._idle.pop(oldest).drop_window()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another decision is due although nothing is asked for."""
+        return bool(self._awake)
+
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused, or a resting message to be delivered again."""
-        due = [self._holding.next_deadline_ms(), *(queue.resting.first_due_ms() for queue in self._resting.values())]
+        due = [self._holding.next_deadline_ms(), self._next_rested_ms()]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
+
+    def _next_rested_ms(self) -> int | None:
+        resting = self._resting
+        while resting:
+            queue = self.queues.get(resting[0][1])
+            if queue is not None and queue.resting:
+                return resting[0][0]
+            heappop(resting)
+        return None
 
     def waiting(self) -> list[c.Reply]:
         """Those who have no answer yet: held sends and drains.  For the end of the engine."""
@@ -388,7 +447,12 @@ class BrokerState:
         return self._make_queue(number, destination, record, None)
 
     def _make_queue(
-        self, number: int, destination: Destination, record: CatalogRecord, counters: Counters | None
+        self,
+        number: int,
+        destination: Destination,
+        record: CatalogRecord,
+        counters: Counters | None,
+        lanes: Sequence[int] = (),
     ) -> QueueState:
         settings = self.settings
         queue = QueueState(
@@ -396,10 +460,11 @@ class BrokerState:
             destination,
             record,
             durable=self.durable and number < FIRST_VOLATILE_QUEUE,
-            window=settings.window_messages,
+            memory=self.memory,
             max_deliveries=None if destination.name == settings.dead_letter_queue else settings.max_deliveries,
             max_unsettled=settings.max_unsettled_messages,
             counters=counters,
+            lanes=lanes,
         )
         if record.selector is not None:
             queue.selector = parse_selector(record.selector)
@@ -416,11 +481,14 @@ class BrokerState:
         """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
         for held in self._holding.remove(queue.held):
             self._refuse(held, f"{queue.label!r} was deleted", effects)
-        for consumer in [each for each in self.consumers.values() if each.queue is queue]:
+        for consumer in (*queue.consumers, *queue.leaving):
             for entry in consumer.unsettled.values():
                 queue.give_back(entry, effects)  # so that it can be trimmed
+            self._let_go(consumer, len(consumer.unsettled))
             consumer.unsettled.clear()
-        self._resting.pop(queue.id, None)
+        queue.leaving.clear()
+        for entry in queue.resting.take_all():
+            queue.give_back(entry, effects)
         queue.record = queue.record._replace(kind="ended")
         if queue.durable:
             effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
@@ -430,6 +498,8 @@ class BrokerState:
         queue = self.queues.pop(command.queue, None)
         if queue is not None:
             self._awake.pop(queue.id, None)
+            self._idle.pop(queue.id, None)
+            self.memory.limited.pop(queue.id, None)
             if self.staged.get(queue.record.name) is queue:
                 del self.staged[queue.record.name]
             if queue.durable:
@@ -479,6 +549,10 @@ class BrokerState:
         )
         self._next_consumer += 1
         self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
+        if not queue.consumers:
+            self._idle.pop(queue.id, None)
+            self._consumed += 1
+            self.memory.share(self._consumed)
         queue.add_consumer(consumer)
         self._reply(command, consumer.id, effects)
 
@@ -558,7 +632,7 @@ class BrokerState:
             )
         if queue.consumers:
             raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
-        if any(consumer.queue is queue for consumer in self.consumers.values()):
+        if queue.leaving:
             raise IllegalStateException(
                 f"cannot unsubscribe {command.name!r}: a session holds messages of it; acknowledge or commit them first"
             )
@@ -584,9 +658,16 @@ class BrokerState:
     def _give_back_all(self, consumer: Consumer, failed: bool, effects: Effects) -> None:
         """The deliveries that a consumer holds have failed, or nobody has looked at them."""
         outcome = Outcome.MODIFIED if failed else Outcome.RELEASED
-        for entry in consumer.unsettled.values():
+        self._let_go(consumer, len(consumer.unsettled))
+        unsettled, consumer.unsettled = consumer.unsettled, {}
+        for entry in unsettled.values():
             self._return(consumer.queue, entry, outcome, effects)
-        consumer.unsettled.clear()
+
+    def _let_go(self, consumer: Consumer, deliveries: int) -> None:
+        """A consumer holds so many deliveries less: it, or others, may get more."""
+        self.memory.in_hand -= deliveries
+        if consumer.attached:
+            consumer.queue.offer(consumer)
 
     def _end_browser(self, browser: Browser, effects: Effects) -> None:
         self._looking.pop(browser.id, None)
@@ -598,20 +679,25 @@ class BrokerState:
         if consumer.attached:
             consumer.attached = False
             consumer.credit = 0
-            consumer.queue.remove_consumer(consumer)
-            self._awake[consumer.queue.id] = consumer.queue
+            queue = consumer.queue
+            queue.remove_consumer(consumer)
+            self._awake[queue.id] = queue
+            if not queue.consumers:
+                self._consumed -= 1
+                self.memory.share(self._consumed)
 
     def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
         """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
         self.consumers.pop(consumer.id, None)
         client.consumers.pop(consumer.id, None)
         queue = consumer.queue
+        queue.leaving.pop(consumer, None)
         record = queue.record
         if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
             return
         if not self._is_volatile(queue):
             return
-        if any(other.queue is queue for other in self.consumers.values() if not other.attached):
+        if queue.leaving:
             return
         self._end_subscription(queue, effects)
 
@@ -624,6 +710,7 @@ class BrokerState:
         if consumer is not None and consumer.attached:
             consumer.credit += command.messages
             consumer.room_bytes = consumer.slice_bytes
+            consumer.queue.offer(consumer)
             self._awake[consumer.queue.id] = consumer.queue
         elif command.consumer in self.browsers:
             browser = self._looking[command.consumer] = self.browsers[command.consumer]
@@ -643,6 +730,7 @@ class BrokerState:
             self._reply(command, 0, effects)
             return
         consumer.room_bytes = consumer.slice_bytes
+        consumer.queue.offer(consumer)
         self._awake[consumer.queue.id] = consumer.queue
         self._drains.append((consumer, command.reply))
 
@@ -824,33 +912,44 @@ class BrokerState:
         )
 
     def _resume_held(self, now_ms: int, effects: Effects) -> None:
-        for line in self._holding.lines():
-            self._resume(line, now_ms, effects)
-        self._holding.tidy()
+        """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
+        holding = self._holding
+        for queue in list(self._awake.values()):
+            if queue.held:
+                self._resume(queue.held, now_ms, effects)
+        self._resume(holding.at_large, now_ms, effects)
+        for held in holding.overdue(now_ms):
+            if held.line is not None:
+                self._end_overdue(held, now_ms, effects)
 
     def _resume(self, line: deque[Held], now_ms: int, effects: Effects) -> None:
-        holding = self._holding
         for _ in range(len(line)):
             if not line:
                 return
-            held = holding.take(line)
-            if not self._ends(held, now_ms, effects):
-                if line and line[0] is held:
-                    return
-                continue  # it waits in another line now
-            followers = holding.end(held)
-            while followers:
-                following = followers.popleft()
-                if not self._ends(following, now_ms, effects):
-                    holding.lead(following, followers)
-                    break
+            held = self._holding.take(line)
+            if self._retry(held, now_ms, effects):
+                self._resume_followers(held, now_ms, effects)
+            elif line and line[0] is held:
+                return
 
-    def _ends(self, held: Held, now_ms: int, effects: Effects) -> bool:
-        """Try one that waited; returns False where it still waits."""
-        if held.deadline_ms <= now_ms:
+    def _resume_followers(self, held: Held, now_ms: int, effects: Effects) -> None:
+        """One that waited has ended: those that it led go on, as far as they can."""
+        holding = self._holding
+        followers = holding.end(held)
+        while followers:
+            following = followers.popleft()
+            if not self._retry(following, now_ms, effects):
+                holding.lead(following, followers)
+                break
+
+    def _end_overdue(self, held: Held, now_ms: int, effects: Effects) -> None:
+        """The time of one that waits is over: it is refused, unless there is room now."""
+        self._holding.withdraw(held)
+        if not self._retry(held, now_ms, effects):
+            if held.line is not None:
+                self._holding.withdraw(held)
             self._refuse(held, f"{held.reason}; held back for {(now_ms - held.since_ms) / 1000:.1f} s", effects)
-            return True
-        return self._retry(held, now_ms, effects)
+        self._resume_followers(held, now_ms, effects)
 
     def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
         try:
@@ -905,6 +1004,7 @@ class BrokerState:
                 else:
                     self._return(queue, entry, outcome, effects)
             self.totals.settled += settled
+            self._let_go(consumer, settled)
             self._awake[queue.id] = queue
             if not consumer.attached and not unsettled:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
@@ -935,16 +1035,24 @@ class BrokerState:
         if not delay_ms or len(queue.resting) >= self.settings.max_resting_messages:
             queue.give_back(entry, effects)
             return
-        queue.resting.add(entry, self._now_ms + delay_ms)
-        self._resting[queue.id] = queue
+        due_ms = self._now_ms + delay_ms
+        first_ms = queue.resting.first_due_ms()
+        queue.resting.add(entry, due_ms)
+        if first_ms is None or due_ms < first_ms:
+            heappush(self._resting, (due_ms, queue.id))
 
     def _wake_rested(self, now_ms: int, effects: Effects) -> None:
-        for queue in list(self._resting.values()):
+        resting = self._resting
+        while resting and resting[0][0] <= now_ms:
+            queue = self.queues.get(heappop(resting)[1])
+            if queue is None:
+                continue
             for entry in queue.resting.due(now_ms):
                 queue.give_back(entry, effects)
                 self._awake[queue.id] = queue
-            if not queue.resting:
-                del self._resting[queue.id]
+            next_ms = queue.resting.first_due_ms()
+            if next_ms is not None:
+                heappush(resting, (next_ms, queue.id))
 
     def _dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
         self.totals.dead_lettered += 1
@@ -990,6 +1098,7 @@ class BrokerState:
             consumer.queue.forget(entry, effects, keep_message=True)
             self._awake[consumer.queue.id] = consumer.queue
             consumer.credit += 1 if consumer.attached else 0
+            self._let_go(consumer, 1)
             self.totals.quarantined += 1
         self._reply(command, None, effects)
 
@@ -1031,6 +1140,7 @@ class BrokerState:
             consumer = self.consumers.get(consumer_number)
             entry = consumer.unsettled.pop(number, None) if consumer is not None else None
             if consumer is not None and entry is not None:
+                self._let_go(consumer, 1)
                 self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
                 if not consumer.attached and not consumer.unsettled:
                     self._forget_consumer(consumer, self.clients[consumer.client], effects)
@@ -1113,10 +1223,11 @@ class BrokerState:
                 self._spread(message, queues, now_ms, effects)
             for queue in queues:
                 self._awake[queue.id] = queue
+        self.totals.settled += len(command.settlements)
         for consumer_number, number, outcome in command.settlements:
             consumer = self.consumers[consumer_number]
             entry = consumer.unsettled.pop(number)
-            self.totals.settled += 1
+            self._let_go(consumer, 1)
             if outcome is Outcome.ACCEPTED:
                 consumer.queue.forget(entry, effects)
             else:
@@ -1204,7 +1315,7 @@ class BrokerState:
         source = self.queues[command.queue]
         target = self._queue(Destination(source.record.target or ""), effects)
         for raw in command.entries:
-            entry = source.find(raw)
+            entry = source.find(raw, effects)
             if entry is not None:
                 source.forget(entry, effects, keep_message=True)
                 target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
@@ -1215,31 +1326,38 @@ class BrokerState:
 
     def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:
         effects.touches_unloaded = True
-        source = self.queues.get(command.queue)
+        source = self.queues.get(command.range.queue)
         moved = 0
         if source is not None:
-            for raw, home in command.entries:
-                target = self._home(home, effects)
-                limit = self.settings.max_queue_messages
+            limit = self.settings.max_queue_messages
+            for raw, annotations in command.found:
+                target = self._home(annotations, command.to, effects)
                 if target is None or target is source or (limit is not None and target.depth >= limit):
                     continue
-                entry = source.find(raw)
+                entry = source.find(raw, effects)
                 if entry is not None:
                     self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
                     moved += 1
             self._awake[source.id] = source
-        self._reply(command, moved, effects)
+        self._reply(command, (moved, len(command.found), command.next), effects)
 
-    def _home(self, home: c.Home, effects: Effects) -> QueueState | None:
-        """The queue of a home; None where it does not exist any more."""
-        if home.subscription is not None:
-            for durable in (True, False):
-                queue = self.subscriptions.get((home.client_id, home.subscription, durable))
-                if queue is not None and queue.record.topic == home.name:
-                    return queue
-            return None
+    def _home(self, annotations: Mapping[str, Any] | None, to: str | None, effects: Effects) -> QueueState | None:
+        """The queue that a message goes back to; None where nobody knows, or it does not exist any more."""
+        name = to
+        if name is None:
+            if annotations is None or not isinstance(annotations.get(DEAD_LETTER_QUEUE), str):
+                return None
+            name = annotations[DEAD_LETTER_QUEUE]
+            subscription = annotations.get(DEAD_LETTER_SUBSCRIPTION)
+            if subscription is not None:
+                for durable in (True, False):
+                    key = (annotations.get(DEAD_LETTER_CLIENT_ID), subscription, durable)
+                    queue = self.subscriptions.get(key)
+                    if queue is not None and queue.record.topic == name:
+                        return queue
+                return None
         try:
-            return self._queue(_named_queue(home.name), effects)
+            return self._queue(_named_queue(name), effects)
         except JMSException:
             return None
 
@@ -1247,16 +1365,16 @@ class BrokerState:
 
     def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
         effects.touches_unloaded = True
-        queue = self.queues.get(command.queue)
+        queue = self.queues.get(command.range.queue)
         dropped = 0
         if queue is not None:
-            for raw in command.entries:
-                entry = queue.find(raw)
+            for raw in command.found:
+                entry = queue.find(raw, effects)
                 if entry is not None:
                     queue.forget(entry, effects)
                     dropped += 1
             self._awake[queue.id] = queue
-        self._reply(command, dropped, effects)
+        self._reply(command, (dropped, command.next), effects)
 
     def _forgive(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
         queue = self.queues.get(command.queue)
@@ -1274,7 +1392,7 @@ class BrokerState:
             queue = self.queues.get(raw.queue) if raw is not None else None
             if raw is None or queue is None:
                 continue
-            entry = queue.find(raw)
+            entry = queue.find(raw, effects)
             if entry is None:
                 continue  # in a consumer's hands; it is looked at again if it comes back
             self._awake[queue.id] = queue
@@ -1288,17 +1406,14 @@ class BrokerState:
 
     def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
         totals = self.totals
-        hands: dict[int, int] = {}
-        for consumer in self.consumers.values():
-            hands[consumer.queue.id] = hands.get(consumer.queue.id, 0) + len(consumer.unsettled)
         queues = [
             QueueStatistics(
                 name=queue.label if queue.record.kind != "subscription" else f"{queue.record.topic}:{queue.label}",
                 kind=queue.record.kind,
                 messages=queue.depth,
                 bytes=queue.bytes,
-                in_hand=hands.get(queue.id, 0),
-                delayed=queue.delayed.stored + len(queue.resting),
+                in_hand=queue.in_hand,
+                delayed=queue.delayed.behind + len(queue.resting),
                 consumers=len(queue.consumers),
                 held_producers=sum(1 + len(held.followers or ()) for held in queue.held),
                 next_position=queue.next_position,

@@ -7,7 +7,7 @@ quickly and not raise.  ``reply(result)`` gets the result named in the docstring
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -214,15 +214,30 @@ class ResolveCommit(NamedTuple):
     reply: Reply | None = None
 
 
-class Trim(NamedTuple):
-    """Drop these entries of a queue, in any order, except those that consumers hold.
+class Range(NamedTuple):
+    """Entries of a queue by position.
 
-    The broker makes it from what the store has (``purge``, ``settle_through``, the end of a queue).  Replies with
-    the number dropped.
+    A command that ends or moves entries names them by such a range.  The driver reads them in the cycle that carries
+    out the command: by then, an entry that was read earlier may have ended, or may be somewhere else.
     """
 
     queue: int
-    entries: Sequence[RawEntry]
+    first: int
+    last: int  #: inclusive
+    limit: int  #: of one cycle
+    positions: frozenset[int] | None = None  #: only these of them
+    delayed: bool = False  #: those that are not due yet, in place of the others
+
+
+class Trim(NamedTuple):
+    """Drop the entries of a range, except those that consumers hold.
+
+    Replies with the number dropped and the first position of the range that is left for another command; None: none.
+    """
+
+    range: Range
+    found: Sequence[RawEntry] = ()  #: supplied by the driver
+    next: int | None = None  #: supplied by the driver
     reply: Reply | None = None
 
 
@@ -300,22 +315,17 @@ class Move(NamedTuple):
     reply: Reply | None = None
 
 
-class Home(NamedTuple):
-    """Where a message goes back to: a queue, or the subscription of this name and client id on a topic."""
-
-    name: str
-    subscription: str | None = None
-    client_id: str | None = None
-
-
 class Redrive(NamedTuple):
-    """Put messages that were set aside back into their queues, to be delivered again from the start.
+    """Put messages of a range that were set aside back into their queues, to be delivered again from the start.
 
-    Replies with the number put back; those whose queue or subscription is gone or full stay where they are.
+    Replies with the number put back, the number looked at, and the first position of the range that is left for another
+    command (None: none).  Those stay where they are whose queue or subscription is gone, full or unknown.
     """
 
-    queue: int
-    entries: Sequence[tuple[RawEntry, Home]]
+    range: Range
+    to: str | None = None  #: a queue to put them into, instead of where they come from
+    found: Sequence[tuple[RawEntry, Mapping[str, Any] | None]] = ()  #: with annotations; supplied by the driver
+    next: int | None = None  #: supplied by the driver
     reply: Reply | None = None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
@@ -32,9 +33,22 @@ class Held:
         reason: what it waits for.
         followers: later sends of the same connection to the same destination, of which it is the head; None: there are
             none.
+        line: where it waits; None: it does not, or not any more.
+        is_timed: whether its deadline is noted.
     """
 
-    __slots__ = ("arrival", "command", "deadline_ms", "errors", "followers", "index", "reason", "since_ms")
+    __slots__ = (
+        "arrival",
+        "command",
+        "deadline_ms",
+        "errors",
+        "followers",
+        "index",
+        "is_timed",
+        "line",
+        "reason",
+        "since_ms",
+    )
 
     def __init__(self, command: c.Enqueue | c.Commit, arrival: int, now_ms: int, deadline_ms: int) -> None:
         self.command = command
@@ -45,6 +59,8 @@ class Held:
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
         self.followers: deque[Held] | None = None  # made where there are some: every send passes here
+        self.line: deque[Held] | None = None
+        self.is_timed = False
 
 
 class Holding:
@@ -61,6 +77,8 @@ class Holding:
         self._queues: dict[int, QueueState] = {}
         self._heads: dict[tuple[int, Destination], Held] = {}
         self._arrivals = 0
+        #: a heap of (deadline, arrival, held) of those that came into a line; those that wait no more are passed over
+        self._deadlines: list[tuple[int, int, Held]] = []
 
     def __iter__(self) -> Iterator[Held]:
         for line in self.lines():
@@ -94,6 +112,11 @@ class Holding:
         if queue is not None:
             line = queue.held
             self._queues[queue.id] = queue
+        held.line = line
+        if not held.is_timed:
+            held.is_timed = True
+            heappush(self._deadlines, (held.deadline_ms, held.arrival, held))
+            self._tidy()
         if line and held.arrival < line[0].arrival:
             line.appendleft(held)
             return
@@ -102,14 +125,35 @@ class Holding:
             index -= 1
         line.insert(index, held)
 
+    def _tidy(self) -> None:
+        """What has ended must not pile up."""
+        most = 2 * self.count + 64
+        if len(self._deadlines) > most:
+            for _, _, held in self._deadlines:
+                held.is_timed = held.line is not None
+            self._deadlines = [each for each in self._deadlines if each[2].is_timed]
+            heapify(self._deadlines)
+        if len(self._queues) > most:
+            self.lines()
+
     def lines(self) -> list[deque[Held]]:
-        """All lines, that at large last."""
+        """All lines in which somebody waits, and last that at large."""
+        self._queues = {number: queue for number, queue in self._queues.items() if queue.held}
         return [*(queue.held for queue in self._queues.values()), self.at_large]
 
     def take(self, line: deque[Held]) -> Held:
         """The first of a line waits no more, or has to be sent back by :meth:`wait`."""
         self.count -= 1
-        return line.popleft()
+        held = line.popleft()
+        held.line = None
+        return held
+
+    def withdraw(self, held: Held) -> None:
+        """One that waits, waits no more, or has to be sent back by :meth:`wait`."""
+        assert held.line is not None
+        self.count -= 1
+        held.line.remove(held)
+        held.line = None
 
     def end(self, held: Held) -> deque[Held]:
         """One that was taken out of its line has ended; returns its followers, who wait for nobody now."""
@@ -132,6 +176,7 @@ class Holding:
         for held in line:
             if is_over(held):
                 self.count -= 1
+                held.line = None
                 removed += [held, *self.end(held)]
             else:
                 kept.append(held)
@@ -139,11 +184,18 @@ class Holding:
         line.extend(kept)
         return sorted(removed, key=lambda held: held.arrival)
 
-    def tidy(self) -> None:
-        """Forget the lines in which nobody stands."""
-        for queue in [queue for queue in self._queues.values() if not queue.held]:
-            del self._queues[queue.id]
+    def overdue(self, now_ms: int) -> list[Held]:
+        """Those whose time is over."""
+        found: list[Held] = []
+        while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
+            held = heappop(self._deadlines)[2]
+            held.is_timed = False
+            found.append(held)
+        return found
 
     def next_deadline_ms(self) -> int | None:
-        """When the first one is to be refused.  All have the same time, so it is the first of a line."""
-        return min((line[0].deadline_ms for line in self.lines() if line), default=None)
+        """When the next one is to be refused.  Followers have to wait for their head in any case."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].line is None:
+            heappop(deadlines)[2].is_timed = False
+        return deadlines[0][0] if deadlines else None

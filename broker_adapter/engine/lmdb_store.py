@@ -125,8 +125,22 @@ class LmdbStore:
         with self._env.begin() as txn:
             for key, value in txn.cursor(db=self._db["catalog"]):
                 (queue,) = unpack_queue_key(key)
-                found.append(StoredQueue(queue, self._record(key, value), self._counters(txn, key)))
+                lanes = self._lanes(txn, queue)
+                found.append(StoredQueue(queue, self._record(key, value), self._counters(txn, key), lanes))
         return found
+
+    def _lanes(self, txn: Any, queue: int) -> list[int]:
+        """The lanes that a queue has entries in."""
+        lanes: list[int] = []
+        with txn.cursor(db=self._db["entries"]) as cursor:
+            lane = 0
+            while lane <= DELAYED_LANE and cursor.set_range(entry_key(queue, lane, 0)):
+                found, lane, _ = unpack_entry_key(cursor.key())
+                if found != queue:
+                    break
+                lanes.append(lane)
+                lane += 1
+        return lanes
 
     def _record(self, key: bytes, value: bytes) -> CatalogRecord:
         try:

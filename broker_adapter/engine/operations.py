@@ -41,7 +41,7 @@ tells a queue from one of the same name that was made after it was deleted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -50,9 +50,6 @@ import attrs
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import (
-    DEAD_LETTER_CLIENT_ID,
-    DEAD_LETTER_QUEUE,
-    DEAD_LETTER_SUBSCRIPTION,
     BrokerState,
 )
 from broker_adapter.engine.queue_state import QueueState
@@ -84,17 +81,11 @@ class EngineReader(Protocol):
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """By position, without delayed ones."""
 
-    def delayed(self, queue: int, after: int, limit: int) -> Loaded:
-        """Those not due yet."""
-
     def first_position(self, queue: int) -> int | None:
         """The lowest position that is there."""
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[tuple[int, bytes] | None, dict[str, Any] | None]]:
         """Bodies and annotations."""
-
-    def annotations(self, entry: RawEntry) -> dict[str, Any] | None:
-        """What the engine has added to a message."""
 
     @property
     def has_chores(self) -> bool:
@@ -111,6 +102,11 @@ class Engine(Protocol):
         """Keep everybody else out."""
 
 
+#: A step of an operation: a command, or something to read between two cycles.  The generator gets its result.
+Step = c.Command | Callable[[EngineReader], Any]
+Steps = Generator[Step, Any, Any]
+
+
 def perform(engine: Engine, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
     """Carry out one operation of the table above.
 
@@ -125,11 +121,32 @@ def perform(engine: Engine, operation: str, arguments: Mapping[str, Any], timeou
         MessageFormatException: an argument is missing or of the wrong type, or the operation is unknown.
         OperationTimedOutException: not done in time; what was done so far stays done, and it may be repeated.
     """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    steps = steps_of(operation, arguments)
+    result: Any = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration as end:
+            return end.value
+        left = _left(deadline)
+        if isinstance(step, tuple):
+            result = engine.call(step, left)
+        else:
+            with engine.reading() as reader:
+                result = step(reader)
+
+
+def steps_of(operation: str, arguments: Mapping[str, Any]) -> Steps:
+    """The steps of one operation; each may be carried out in another cycle of the engine, and others in between.
+
+    Raises:
+        MessageFormatException: the operation is unknown.
+    """
     handler = _OPERATIONS.get(operation)
     if handler is None:
         raise MessageFormatException(f"unknown operation {operation!r}; the operations are {', '.join(_OPERATIONS)}")
-    deadline = None if timeout is None else time.monotonic() + timeout
-    return handler(engine, _Arguments(operation, arguments), deadline)
+    return handler(_Arguments(operation, arguments))
 
 
 class _Arguments:
@@ -201,67 +218,56 @@ def _left(deadline: float | None) -> float | None:
     return left
 
 
-def _statistics(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
-    result: dict[str, Any] = attrs.asdict(engine.call(c.Statistics(), _left(deadline)))
+def _statistics(arguments: _Arguments) -> Steps:
+    result: dict[str, Any] = attrs.asdict((yield c.Statistics()))
     result["queues"] = list(result["queues"])
     return result
 
 
-def _purge(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
-    with engine.reading() as reader:
-        number = arguments.queue(reader.state).id
-        last = reader.state.queues[number].next_position - 1
-    dropped = _settle(engine, number, last, deadline)
-    after = 0
-    while True:
-        with engine.reading() as reader:
-            found = reader.delayed(number, after, _SETTLE_ENTRIES)
-        if found.entries:
-            after = found.entries[-1].position
-            dropped += engine.call(c.Trim(number, found.entries), _left(deadline))
-        if found.complete:
-            return dropped
+def _purge(arguments: _Arguments) -> Steps:
+    def through(reader: EngineReader) -> tuple[int, int]:
+        queue = arguments.queue(reader.state)
+        return queue.id, queue.next_position - 1
+
+    number, last = yield through
+    dropped = yield from _settle(number, last)
+    return dropped + (yield from _settle(number, last, delayed=True))
 
 
-def _redrive(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+def _settle(queue: int, last: int, *, delayed: bool = False) -> Steps:
+    """Drop what has positions up to ``last``, except what consumers hold."""
+    dropped = 0
+    position: int | None = 0
+    while position is not None:
+        some, position = yield c.Trim(c.Range(queue, position, last, _SETTLE_ENTRIES, delayed=delayed))
+        dropped += some
+    return dropped
+
+
+def _redrive(arguments: _Arguments) -> Steps:
     to = arguments.get("to", str, None)
     limit = arguments.get("limit", int, None)
-    with engine.reading() as reader:
+
+    def through(reader: EngineReader) -> tuple[int, int]:
         queue = arguments.queue(reader.state, reader.state.settings.dead_letter_queue)
-        number, last = queue.id, queue.next_position - 1
-    first = moved = seen = 0
-    while limit is None or moved < limit:
-        with engine.reading() as reader:
-            most = _RANGE_ENTRIES if limit is None else min(_RANGE_ENTRIES, limit - moved)
-            found = reader.entries(number, first, last, most)
-            homes = [_home(reader.annotations(entry), to) for entry in found.entries]
-        entries = [(entry, home) for entry, home in zip(found.entries, homes, strict=True) if home is not None]
-        if found.entries:
-            first = found.entries[-1].position + 1
-            seen += len(found.entries)
-            moved += engine.call(c.Redrive(number, entries), _left(deadline))
-        if found.complete:
-            break
+        return queue.id, queue.next_position - 1
+
+    number, last = yield through
+    moved = seen = 0
+    position: int | None = 0
+    while position is not None and (limit is None or moved < limit):
+        most = _RANGE_ENTRIES if limit is None else min(_RANGE_ENTRIES, limit - moved)
+        some, looked_at, position = yield c.Redrive(c.Range(number, position, last, most), to)
+        moved += some
+        seen += looked_at
     return {"moved": moved, "left": seen - moved}
 
 
-def _home(annotations: Mapping[str, Any] | None, to: str | None) -> c.Home | None:
-    """Where a message is to go; None where nobody knows."""
-    if to is not None:
-        return c.Home(to)
-    if annotations is None or not isinstance(annotations.get(DEAD_LETTER_QUEUE), str):
-        return None
-    return c.Home(
-        annotations[DEAD_LETTER_QUEUE],
-        annotations.get(DEAD_LETTER_SUBSCRIPTION),
-        annotations.get(DEAD_LETTER_CLIENT_ID),
-    )
-
-
-def _bounds(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+def _bounds(arguments: _Arguments) -> Steps:
     if arguments.get("kind", str, "queue") == "queue":
-        engine.call(c.Declare(Destination(arguments.get("destination", str))), _left(deadline))
-    with engine.reading() as reader:
+        yield c.Declare(Destination(arguments.get("destination", str)))
+
+    def bounds(reader: EngineReader) -> dict[str, Any]:
         queue = arguments.queue(reader.state)
         first = reader.first_position(queue.id)
         return {
@@ -270,12 +276,14 @@ def _bounds(engine: Engine, arguments: _Arguments, deadline: float | None) -> di
             "next": queue.next_position,
         }
 
+    return (yield bounds)
 
-def _read_range(engine: Engine, arguments: _Arguments, deadline: float | None) -> dict[str, Any]:
+
+def _read_range(arguments: _Arguments) -> Steps:
     first, last = arguments.get("first", int), arguments.get("last", int)
     max_bytes = min(arguments.get("max_bytes", int, MAX_RANGE_BYTES), MAX_RANGE_BYTES)
-    _left(deadline)
-    with engine.reading() as reader:
+
+    def read(reader: EngineReader) -> tuple[Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
         found = reader.entries(queue.id, max(first, 0), min(last, queue.next_position - 1), _RANGE_ENTRIES)
         entries: list[RawEntry] = []
@@ -285,7 +293,9 @@ def _read_range(engine: Engine, arguments: _Arguments, deadline: float | None) -
             if entries and size > max_bytes:
                 break
             entries.append(entry)
-        bodies = reader.messages(entries)
+        return found, entries, reader.messages(entries)
+
+    found, entries, bodies = yield read
     messages = [
         (entry.position, entry.delivery_count, *body, annotations)
         for entry, (body, annotations) in zip(entries, bodies, strict=True)
@@ -295,74 +305,72 @@ def _read_range(engine: Engine, arguments: _Arguments, deadline: float | None) -
     return {"messages": messages, "next": last + 1 if done else entries[-1].position + 1}
 
 
-def _settle_through(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
-    with engine.reading() as reader:
+def _settle_through(arguments: _Arguments) -> Steps:
+    position = arguments.get("position", int)
+
+    def through(reader: EngineReader) -> tuple[int, int]:
         queue = arguments.this_queue(reader)
         if queue.consumers:
             raise IllegalStateException(
                 f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"
                 " them, or give each reader a subscription of its own"
             )
-        number = queue.id
-        last = min(arguments.get("position", int), queue.next_position - 1)
-    return _settle(engine, number, last, deadline)
+        return queue.id, min(position, queue.next_position - 1)
+
+    number, last = yield through
+    return (yield from _settle(number, last))
 
 
-def _settle(engine: Engine, queue: int, last: int, deadline: float | None) -> int:
-    """Drop what has positions up to ``last``, except what consumers hold."""
-    first = dropped = 0
-    while True:
-        with engine.reading() as reader:
-            found = reader.entries(queue, first, last, _SETTLE_ENTRIES)
-        if found.entries:
-            first = found.entries[-1].position + 1
-            dropped += engine.call(c.Trim(queue, found.entries), _left(deadline))
-        if found.complete:
-            return dropped
+def _settle_positions(arguments: _Arguments) -> Steps:
+    def trim(queue: int, positions: list[int]) -> Steps:
+        wanted = c.Range(queue, positions[0], positions[-1], _SETTLE_ENTRIES, frozenset(positions))
+        dropped, _ = yield c.Trim(wanted)
+        return dropped
+
+    return (yield from _with_given(arguments, trim))
 
 
-def _settle_positions(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
-    found = _given(engine, arguments, deadline)
-    return sum(engine.call(c.Trim(queue, entries), _left(deadline)) for queue, entries in found)
+def _forgive(arguments: _Arguments) -> Steps:
+    def forgive(queue: int, positions: list[int]) -> Steps:
+        return (yield c.Forgive(queue, positions))
+
+    return (yield from _with_given(arguments, forgive))
 
 
-def _forgive(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
-    found = _given(engine, arguments, deadline)
-    return sum(
-        engine.call(c.Forgive(queue, [entry.position for entry in entries]), _left(deadline))
-        for queue, entries in found
-    )
+def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -> Steps:
+    """Do something with those of the positions given at which the message of that name is; returns the sum.
 
-
-def _given(engine: Engine, arguments: _Arguments, deadline: float | None) -> Iterator[tuple[int, list[RawEntry]]]:
-    """The queue and what is there under the positions and names given, in parts."""
+    A position is never used again, so what is known of its message stays true; whether it is still there is for the
+    command to see.
+    """
     given = {}
     for pair in arguments.get("given", list):
         if not isinstance(pair, list | tuple) or len(pair) != 2 or type(pair[0]) is not int:
             raise MessageFormatException(f"{pair!r:.100} is not a position and a name")
         given[pair[0]] = tuple(pair[1]) if isinstance(pair[1], list | tuple) else pair[1]
     # What came before this request is done: what a lost connection had is given back.
-    engine.call(c.ResolveCommit(c.CommitId("", 0)), _left(deadline))
+    yield c.ResolveCommit(c.CommitId("", 0))
     positions = sorted(given)
+    total = 0
     while positions:
         run = [position for position in positions[:_SETTLE_ENTRIES] if position - positions[0] < _SETTLE_ENTRIES]
         del positions[: len(run)]
-        with engine.reading() as reader:
+
+        def matching(reader: EngineReader, run: list[int] = run) -> tuple[int, list[int]]:
             queue = arguments.queue(reader.state)
-            entries = [
-                each
-                for each in reader.entries(queue.id, run[0], run[-1], _SETTLE_ENTRIES).entries
-                if each.position in given
-            ]
+            found = reader.entries(queue.id, run[0], run[-1], _SETTLE_ENTRIES).entries
+            entries = [each for each in found if each.position in given]
             bodies = reader.messages(entries)
-            formats = reader.state.formats
-        matching = [
-            entry
-            for entry, (message, _) in zip(entries, bodies, strict=True)
-            if message is not None and _name(formats, *message) == given[entry.position]
-        ]
-        if matching:
-            yield queue.id, matching
+            return queue.id, [
+                entry.position
+                for entry, (message, _) in zip(entries, bodies, strict=True)
+                if message is not None and _name(reader.state.formats, *message) == given[entry.position]
+            ]
+
+        number, found = yield matching
+        if found:
+            total += yield from act(number, found)
+    return total
 
 
 def _name(formats: Formats, form: int, payload: bytes) -> Any:
@@ -374,7 +382,7 @@ def _name(formats: Formats, form: int, payload: bytes) -> Any:
     return envelope.message_id if envelope.identity is None else tuple(envelope.identity)
 
 
-def _stage(engine: Engine, arguments: _Arguments, deadline: float | None) -> None:
+def _stage(arguments: _Arguments) -> Steps:
     messages = []
     for payload in arguments.get("messages", list):
         if not isinstance(payload, bytes):
@@ -397,43 +405,33 @@ def _stage(engine: Engine, arguments: _Arguments, deadline: float | None) -> Non
                 c.group_number(envelope.group_id if isinstance(envelope.group_id, str) else None),
             )
         )
-    engine.call(
-        c.Stage(
-            arguments.get("transaction", str),
-            Destination(arguments.get("queue", str)),
-            arguments.get("first", int),
-            messages,
-        ),
-        _left(deadline),
+    yield c.Stage(
+        arguments.get("transaction", str),
+        Destination(arguments.get("queue", str)),
+        arguments.get("first", int),
+        messages,
     )
 
 
-def _publish(engine: Engine, arguments: _Arguments, deadline: float | None) -> bool:
+def _publish(arguments: _Arguments) -> Steps:
     """Returns when the messages are in their queue."""
-    published: bool = engine.call(
-        c.Publish(arguments.get("group", str), arguments.get("number", int), arguments.strings("transactions")),
-        _left(deadline),
+    published: bool = yield c.Publish(
+        arguments.get("group", str), arguments.get("number", int), arguments.strings("transactions")
     )
-    while published:
-        with engine.reading() as reader:
-            if not reader.has_chores:
-                break
-        engine.call(c.Due(()), _left(deadline))  # each cycle of the engine moves some
+    while published and (yield lambda reader: reader.has_chores):
+        yield c.Due(())  # each cycle of the engine moves some
     return published
 
 
-def _discard(engine: Engine, arguments: _Arguments, deadline: float | None) -> int:
-    dropped: int = engine.call(c.Discard(arguments.strings("transactions")), _left(deadline))
-    return dropped
+def _discard(arguments: _Arguments) -> Steps:
+    return (yield c.Discard(arguments.strings("transactions")))
 
 
-def _resolve_commit(engine: Engine, arguments: _Arguments, deadline: float | None) -> bool | None:
-    commit_id = c.CommitId(arguments.get("session", str), arguments.get("number", int))
-    done: bool | None = engine.call(c.ResolveCommit(commit_id), _left(deadline))
-    return done
+def _resolve_commit(arguments: _Arguments) -> Steps:
+    return (yield c.ResolveCommit(c.CommitId(arguments.get("session", str), arguments.get("number", int))))
 
 
-_OPERATIONS: dict[str, Callable[[Engine, _Arguments, float | None], Any]] = {
+_OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {
     "statistics": _statistics,
     "purge": _purge,
     "redrive": _redrive,

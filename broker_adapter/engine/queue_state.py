@@ -5,19 +5,27 @@ Theory of operation
     positions strictly increase over the whole queue and are never used again.
 
     Only a window of a lane is in memory.  ``Lane.heap`` holds the positions that are ready, ``QueueState.ready`` their
-    entries.  All entries up to ``Lane.loaded_through`` are in memory or in a consumer's hands; ``Lane.unloaded`` more
-    stand behind it in the store.  An entry that comes back (released, failed) is pushed onto the heap again, and so
-    returns to its original position.  A heap may hold positions whose entry is gone; they are skipped.
+    entries.  All entries up to ``Lane.loaded_through`` are in memory or in a consumer's hands; unless the lane is
+    ``at_end``, more may stand behind it in the stores.  ``at_end`` is set only when the stores have been read to the
+    end of the lane.  ``Lane.behind`` counts what stands there; it never decides whether something does, and is checked
+    whenever the lane has been read to its end.  An entry that comes back (released, failed) is pushed onto the heap
+    again, and so returns to its original position.  A heap may hold positions whose entry is gone; they are skipped.
+
+    An entry that is to end or to move, and that no consumer holds, is read from the stores in the same cycle
+    (``find``), and what the cycle has changed already is looked up in its batches: nothing that was read in an earlier
+    cycle is trusted.
 
     ``Lane.cursor`` is the last durable position that may have been handed out.  It is stored with the commit that the
     delivery waits for, so that after a crash the messages up to it are marked as redelivered.
 
-    A consumer with a selector (:mod:`search`) takes entries out of order, also such as stand behind the window.  These
-    come into memory *early*: ``Lane.early`` has the positions behind ``loaded_through`` that are in memory or in a
-    consumer's hands, and no longer count as unloaded.
+    A consumer without a selector that may get a message is in ``takers``; these take turns.  A consumer with a selector
+    (:mod:`search`) takes entries out of order, also such as stand behind the window.  These come into memory *early*:
+    ``Lane.early`` has the positions behind ``loaded_through`` that are in memory or in a consumer's hands, and do not
+    count as behind it.  Such a consumer is in ``finders`` while it has found something or has to search on.  So a
+    dispatch costs what it hands out, however many consumers there are.
 
-    The messages of a *group* go to one consumer for as long as it is there.  Who comes across a message of another's
-    group reserves it for that one.  Consumers with different selectors have groups of their own.
+    The messages of a *group* go to one consumer for as long as it is there.  A message whose consumer cannot take it
+    now is reserved for it.  Consumers with different selectors have groups of their own.
 
     A queue only records changes in the batch of the store that the entry lives in; the broker writes them.
 """
@@ -25,8 +33,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
@@ -58,6 +65,39 @@ from broker_adapter.selector import Selector
 
 #: Positions that a restart skips where messages that did not survive it had used them.
 POSITION_RESERVE = 65_536
+#: Deliveries that a consumer may hold although all consumers together hold as many as they may.
+LEAST_UNSETTLED = 16
+#: Entries of a queue that may be in memory, however many queues share the memory.
+LEAST_WINDOW = 16
+
+
+class Memory:
+    """What the queues of one engine may keep in memory, and the consumers hold.
+
+    Attributes:
+        window: entries of one queue that may be ready in memory.
+        in_hand: entries that all consumers hold.
+        max_in_hand: how many they may hold; above it a consumer gets nothing while it holds ``LEAST_UNSETTLED``.
+        limited: queues whose consumers got nothing because of that.
+    """
+
+    __slots__ = ("_most_each", "_most_together", "in_hand", "limited", "max_in_hand", "window")
+
+    def __init__(self, window: int, most_together: int, max_in_hand: int) -> None:
+        self._most_each = window
+        self._most_together = most_together
+        self.window = window
+        self.in_hand = 0
+        self.max_in_hand = max_in_hand
+        self.limited: dict[int, QueueState] = {}
+
+    def share(self, queues: int) -> None:
+        """So many queues have consumers: they share what may be in memory."""
+        self.window = min(self._most_each, max(LEAST_WINDOW, self._most_together // max(1, queues)))
+
+    def most_unsettled(self, most: int) -> int:
+        """How many deliveries a consumer may hold now, of ``most`` that it may hold at all."""
+        return most if self.in_hand < self.max_in_hand else min(most, LEAST_UNSETTLED)
 
 
 class Entry:
@@ -89,9 +129,24 @@ class Entry:
 
 
 class Lane:
-    """The messages of one priority."""
+    """The messages of one priority.
+
+    Attributes:
+        number: 9 - priority, or that of the delayed messages.
+        heap: positions of entries that are ready.
+        loaded_through: up to here everything is in memory or in consumers' hands.
+        at_end: whether nothing stands behind ``loaded_through``, but for ``early``.
+        early: positions behind ``loaded_through`` that are in memory or in consumers' hands.
+        behind: how many entries stand behind ``loaded_through`` in the stores, by count.
+        loading: whether a load is under way.
+        stored: entries of it in the durable store.
+        cursor: the last durable position that may have been handed out.
+        restart_cursor: that of the start.
+    """
 
     __slots__ = (
+        "at_end",
+        "behind",
         "cursor",
         "early",
         "heap",
@@ -100,19 +155,19 @@ class Lane:
         "number",
         "restart_cursor",
         "stored",
-        "unloaded",
     )
 
-    def __init__(self, number: int, counters: LaneCounters | None = None) -> None:
+    def __init__(self, number: int, stored: int = 0, cursor: int = 0, *, at_end: bool = True) -> None:
         self.number = number
         self.heap: list[int] = []
         self.loaded_through = 0
-        self.early: set[int] = set()  #: positions behind ``loaded_through`` that do not count as unloaded
-        self.unloaded = counters.stored if counters else 0
+        self.at_end = at_end
+        self.early: set[int] = set()
+        self.behind = stored
         self.loading = False
-        self.stored = counters.stored if counters else 0  #: entries of it in the durable store
-        self.cursor = counters.cursor if counters else 0
-        self.restart_cursor = self.cursor
+        self.stored = stored
+        self.cursor = cursor
+        self.restart_cursor = cursor
 
 
 class Consumer:
@@ -123,10 +178,12 @@ class Consumer:
         "client",
         "credit",
         "exclusive",
+        "groups",
         "id",
         "next_number",
         "presettled",
         "queue",
+        "queued",
         "reserved",
         "room_bytes",
         "search",
@@ -159,7 +216,9 @@ class Consumer:
         self.attached = True
         self.exclusive = exclusive
         self.search = None if selector is None else Search(selector)
+        self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
+        self.groups: set[tuple[str | None, int]] = set()
 
     @property
     def is_waiting(self) -> bool:
@@ -218,7 +277,9 @@ class QueueState:
     """A queue, or the queue behind a subscription."""
 
     __slots__ = (
+        "_behind_bytes",
         "_by_number",
+        "_owed",
         "bytes",
         "consumers",
         "counters_due",
@@ -227,14 +288,17 @@ class QueueState:
         "destination",
         "durable",
         "exclusive",
+        "finders",
         "groups",
         "held",
         "id",
         "kept",
         "label",
         "lanes",
+        "leaving",
         "max_deliveries",
         "max_unsettled",
+        "memory",
         "next_position",
         "owner",
         "ready",
@@ -244,7 +308,7 @@ class QueueState:
         "searching",
         "selector",
         "stored_bytes",
-        "window",
+        "takers",
     )
 
     def __init__(
@@ -254,39 +318,62 @@ class QueueState:
         record: CatalogRecord,
         *,
         durable: bool,
-        window: int,
+        memory: Memory,
         max_deliveries: int | None,
         max_unsettled: int,
         counters: Counters | None = None,
+        lanes: Iterable[int] = (),
         owner: int | None = None,
     ) -> None:
+        """A queue, new or as the store has it.
+
+        Args:
+            number: names it in the stores.
+            destination: whose messages it holds.
+            record: what it is.
+            durable: whether its persistent messages survive a restart.
+            memory: shared with the engine's other queues.
+            max_deliveries: failed deliveries of a message, after which it is set aside; None: no limit.
+            max_unsettled: deliveries that a consumer may hold.
+            counters: what the store says of its entries.
+            lanes: those that the store has entries of, whatever the counters say.
+            owner: the client of a temporary queue.
+        """
         self.id = number
         self.destination = destination
         self.label = record.name
         self.record = record
         self.durable = durable
-        self.window = window
+        self.memory = memory
         self.max_deliveries = max_deliveries
         self.max_unsettled = max_unsettled
-        self.owner = owner  #: the client of a temporary queue
+        self.owner = owner
         self.next_position = counters.next_position if counters else 1
         self.reserved = self.next_position
         self.stored_bytes = counters.stored_bytes if counters else 0
         self.bytes = self.stored_bytes
         self.lanes: list[Lane] = []
         self._by_number: dict[int, Lane] = {}
-        self.delayed = Lane(DELAYED_LANE)
+        self.delayed = Lane(DELAYED_LANE, at_end=False)
         self.depth = 0
         for lane in counters.lanes if counters else ():
             self.depth += lane.stored
             if lane.lane == DELAYED_LANE:
-                self.delayed = Lane(DELAYED_LANE, lane)
+                self.delayed = Lane(DELAYED_LANE, lane.stored, at_end=False)
             else:
-                self._add_lane(Lane(lane.lane, lane))
+                self._add_lane(Lane(lane.lane, lane.stored, lane.cursor, at_end=False))
+        for lane_number in lanes:
+            if lane_number != DELAYED_LANE and lane_number not in self._by_number:
+                self._add_lane(Lane(lane_number, at_end=False))
+        self._behind_bytes = self.stored_bytes  #: of what is counted as behind, in all lanes
         self.ready: dict[int, Entry] = {}
-        self.consumers: deque[Consumer] = deque()
+        self.consumers: dict[Consumer, None] = {}  #: those attached, in the order in which they came
+        self.leaving: dict[Consumer, None] = {}  #: those detached that hold deliveries
+        self.takers: deque[Consumer] = deque()
+        self.finders: deque[Consumer] = deque()
+        self._owed: deque[Consumer] = deque()  #: those that may get what was reserved for them
         self.exclusive: list[Consumer] = []  #: in the order in which they came; the first one gets everything
-        self.searching: list[Consumer] = []  #: those with a selector
+        self.searching: dict[Consumer, None] = {}  #: those with a selector
         self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
         self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
         self.kept = 0  #: messages that are reserved for the consumers of their groups
@@ -352,6 +439,7 @@ class QueueState:
         for consumer in self.searching:
             if consumer.search is not None:
                 consumer.search.lane(entry.lane.number).put_off()
+                self.offer(consumer)
 
     def _add(self, entry: Entry, batch: StoreBatch) -> None:
         lane = entry.lane
@@ -362,16 +450,17 @@ class QueueState:
             lane.stored += 1
             self.stored_bytes += entry.size
             self.counters_due = True
-        if lane is self.delayed:
-            return
-        if entry.expires_at_ms:
-            batch.put("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, entry.key), b"")
-        if lane.unloaded or len(self.ready) >= self.window:
-            lane.unloaded += 1
-        else:
-            lane.loaded_through = entry.position
-            self.ready[entry.position] = entry
-            heappush(lane.heap, entry.position)
+        if lane is not self.delayed:
+            if entry.expires_at_ms:
+                batch.put("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, entry.key), b"")
+            if lane.at_end and len(self.ready) < self.memory.window:
+                lane.loaded_through = entry.position
+                self.ready[entry.position] = entry
+                heappush(lane.heap, entry.position)
+                return
+            lane.at_end = False
+        lane.behind += 1
+        self._behind_bytes += entry.size
 
     def _add_lane(self, lane: Lane) -> Lane:
         self._by_number[lane.number] = lane
@@ -382,122 +471,202 @@ class QueueState:
 
     def add_consumer(self, consumer: Consumer) -> None:
         """Let a consumer take part."""
-        self.consumers.append(consumer)
+        self.consumers[consumer] = None
         if consumer.exclusive:
             self.exclusive.append(consumer)
         if consumer.search is not None:
-            self.searching.append(consumer)
+            self.searching[consumer] = None
+
+    def offer(self, consumer: Consumer) -> None:
+        """Let a consumer have its turn, if it has credit: it may get something now."""
+        if consumer.reserved:
+            self._owed.append(consumer)
+        if not consumer.queued and consumer.credit > 0:
+            consumer.queued = True
+            (self.takers if consumer.search is None else self.finders).append(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer takes part no more: what was kept for it is for others."""
-        self.consumers.remove(consumer)
+        del self.consumers[consumer]
         if consumer.exclusive:
             self.exclusive.remove(consumer)
         for lane_number, position in consumer.reserved:
             heappush(self._by_number[lane_number].heap, position)
         self.kept -= len(consumer.reserved)
         consumer.reserved = []
-        selector = None
+        for key in consumer.groups:
+            del self.groups[key]
         if consumer.search is not None:
             selector = consumer.search.selector.text
             consumer.search = None
-            self.searching.remove(consumer)
+            del self.searching[consumer]
             if not self.searching:
                 self._forget_early()
-        groups = [key for key, owner in self.groups.items() if owner is consumer]
-        for key in groups:
-            del self.groups[key]
-        if groups and selector is not None:
-            for other in self.searching:
-                if other.search is not None and other.search.selector.text == selector:
-                    other.search.restart()  # it passed over what was in these groups
+            if consumer.groups:
+                for other in self.searching:
+                    if other.search is not None and other.search.selector.text == selector:
+                        other.search.restart()  # it passed over what was in these groups
+                        self.offer(other)
+        consumer.groups = set()
+        if not self.consumers:
+            self.takers.clear()
+            self.finders.clear()
+            self._owed.clear()
+        if consumer.unsettled:
+            self.leaving[consumer] = None
 
     def _forget_early(self) -> None:
         """Nobody searches any more: what came into memory for that comes again in its turn."""
         for lane in self.lanes:
             early = [position for position in lane.early if position > lane.loaded_through and position in self.ready]
             for position in early:
-                del self.ready[position]
-                lane.early.discard(position)
-            lane.unloaded += len(early)
+                self._put_behind(self.ready.pop(position))
+            lane.early.difference_update(early)
+
+    def _put_behind(self, entry: Entry) -> None:
+        """An entry is in memory no more; it is in its store."""
+        entry.lane.at_end = False
+        entry.lane.behind += 1
+        self._behind_bytes += entry.size
+
+    def drop_window(self) -> None:
+        """Keep nothing in memory that is ready: there is no consumer.  A later load brings it again."""
+        for entry in self.ready.values():
+            self._put_behind(entry)
+        self.ready.clear()
+        for lane in self.lanes:
+            lane.heap.clear()
+            if not lane.at_end:
+                lane.loaded_through = 0
+                lane.early.clear()
+        for entry in (*self._in_hands(), *self.resting.entries()):
+            if not entry.lane.at_end:
+                entry.lane.early.add(entry.position)
+
+    def _in_hands(self) -> Iterator[Entry]:
+        for consumer in (*self.consumers, *self.leaving):
+            yield from consumer.unsettled.values()
 
     # Messages go out.
 
     def dispatch(self, now_ms: int, effects: Effects) -> list[Entry]:
-        """Hand out what the consumers have credit for, one message each in turn.  Returns what has expired."""
-        expired: list[Entry] = []
-        consumers = deque(self.exclusive[:1]) if self.exclusive else self.consumers
-        out: dict[Consumer, list[Outgoing]] = {}
-        idle = 0
-        while idle < len(consumers):
-            consumer = consumers[0]
-            if consumer.credit <= 0 or consumer.room_bytes <= 0 or len(consumer.unsettled) >= self.max_unsettled:
-                consumers.rotate(-1)
-                idle += 1
-                continue
-            messages = out.get(consumer)
-            if messages is None:
-                messages = out[consumer] = []
-            # A lone consumer takes all it may at once; several take turns.
-            room = min(consumer.credit, self.max_unsettled - len(consumer.unsettled)) if len(consumers) == 1 else 1
-            kept = self.kept
-            taken = self._hand_out(consumer, room, messages, expired, now_ms, effects)
-            if taken < room and not self.searching and not self.groups:
-                break
-            idle = 0 if taken or self.kept > kept else idle + 1
-            consumers.rotate(-1)
-        for consumer, messages in out.items():
-            if messages:
-                effects.deliveries.append((consumer, messages))
-        return expired
+        """Hand out what the consumers have credit for.  Returns what has expired.
 
-    def _hand_out(
-        self,
-        consumer: Consumer,
-        room: int,
-        messages: list[Outgoing],
-        expired: list[Entry],
-        now_ms: int,
-        effects: Effects,
-    ) -> int:
-        """Hand out up to ``room`` messages; returns how many."""
-        first = consumer.next_number
-        last = first + room
-        give = partial(self._give, consumer, messages, expired, now_ms, effects)
-        if consumer.search is not None:
-            self._hand_out_found(consumer, consumer.search, last, give, effects)
+        A lone consumer takes all that it may at once; several take turns, one message each.
+        """
+        turn = _Turn(self, now_ms, effects)
+        if self.exclusive:
+            self._serve(self.exclusive[0], turn)
         else:
-            while consumer.reserved and consumer.next_number < last and consumer.room_bytes > 0:
-                self.kept -= 1
-                entry = self.ready.pop(heappop(consumer.reserved)[1], None)
-                if entry is not None:
-                    give(entry)
-            if consumer.next_number < last and consumer.room_bytes > 0:
-                self._hand_out_next(consumer, last, messages, expired, now_ms, effects)
-        taken = consumer.next_number - first
-        consumer.credit -= taken
-        return taken
+            while self._owed:
+                self._hand_out_reserved(self._owed.popleft(), turn)
+            takers, finders = self.takers, self.finders
+            dry = False
+            while True:
+                progress = False
+                if not dry and takers:
+                    progress = self._next_taker(turn)
+                    dry = not progress
+                if finders:
+                    progress |= self._next_finder(turn)
+                if not progress:
+                    break
+        for consumer, messages in turn.out.items():
+            effects.deliveries.append((consumer, messages))
+            if not consumer.presettled:
+                self.memory.in_hand += len(messages)
+        return turn.expired
 
-    def _hand_out_next(
-        self,
-        consumer: Consumer,
-        last: int,
-        messages: list[Outgoing],
-        expired: list[Entry],
-        now_ms: int,
-        effects: Effects,
-    ) -> None:
-        """Hand out what comes next, up to the delivery before ``last``.  Here most messages go: it calls little."""
+    def _serve(self, consumer: Consumer, turn: _Turn) -> None:
+        """Hand out all that one consumer may have, as if it were alone."""
+        self._hand_out_reserved(consumer, turn)
+        room = turn.room_of(consumer)
+        if room <= 0:
+            return
+        if consumer.search is not None:
+            self._hand_out_found(consumer, consumer.search, room, turn)
+        else:
+            self._hand_out_next(consumer, room, turn)
+
+    def _next_taker(self, turn: _Turn) -> bool:
+        """Hand out one message to the next consumer without a selector, or all it may have to a lone one.
+
+        Returns False where there is none for any of them.
+        """
+        takers = self.takers
+        while takers:
+            consumer = takers[0]
+            room = turn.room_of(consumer)
+            if room > 0:
+                break
+            takers.popleft()
+            consumer.queued = False
+        else:
+            return False
+        if len(takers) == 1 and not self.finders:
+            self._hand_out_next(consumer, room, turn)
+            return False
+        while True:
+            entry = self._take_next(turn)
+            if entry is None:
+                return False
+            if entry.group and not self._may_take(consumer, entry):
+                owner = self.groups[None, entry.group]
+                if turn.room_of(owner) > 0 and not owner.reserved:
+                    turn.give(owner, entry)
+                elif not self._reserve(entry):
+                    return False
+                continue
+            turn.give(consumer, entry)
+            takers.rotate(-1)
+            return True
+
+    def _take_next(self, turn: _Turn) -> Entry | None:
+        """Take out the entry that comes next for whoever has no selector; None where none is in memory."""
+        ready = self.ready
+        for lane in self.lanes:
+            heap = lane.heap
+            while True:
+                if not lane.at_end and (not heap or heap[0] > lane.loaded_through):
+                    self._ask_for_more(lane, turn.effects)
+                    return None  # nothing may overtake what is on its way into memory
+                if not heap:
+                    break
+                entry = ready.pop(heappop(heap), None)
+                if entry is None:
+                    continue
+                if entry.expires_at_ms and entry.expires_at_ms <= turn.now_ms:
+                    turn.expired.append(entry)
+                    continue
+                return entry
+        return None
+
+    def _ask_for_more(self, lane: Lane, effects: Effects) -> None:
+        if not lane.loading:
+            lane.loading = True
+            effects.loads.append(Load(self.id, lane.number, lane.loaded_through, self.memory.window))
+
+    def _hand_out_reserved(self, consumer: Consumer, turn: _Turn) -> None:
+        """Hand out what was reserved for a consumer."""
+        while consumer.reserved and turn.room_of(consumer) > 0:
+            self.kept -= 1
+            entry = self.ready.pop(heappop(consumer.reserved)[1], None)
+            if entry is not None:
+                turn.give_unless_expired(consumer, entry)
+
+    def _hand_out_next(self, consumer: Consumer, room: int, turn: _Turn) -> None:
+        """Hand out what comes next to a lone consumer.  Here most messages go: it calls little."""
+        now_ms, effects = turn.now_ms, turn.effects
         ready, unsettled = self.ready, consumer.unsettled
+        messages: list[Outgoing] = []
         room_bytes = consumer.room_bytes
-        number = consumer.next_number
+        first = number = consumer.next_number
+        last = first + room
         for lane in self.lanes:
             heap = lane.heap
             while number < last:
-                if lane.unloaded and (not heap or heap[0] > lane.loaded_through):
-                    if not lane.loading:
-                        lane.loading = True
-                        effects.loads.append(Load(self.id, lane.number, lane.loaded_through, self.window))
+                if not lane.at_end and (not heap or heap[0] > lane.loaded_through):
+                    self._ask_for_more(lane, effects)
                     last = number  # nothing may overtake what is on its way into memory
                     break
                 if not heap:
@@ -506,7 +675,7 @@ class QueueState:
                 if entry is None:
                     continue
                 if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
-                    expired.append(entry)
+                    turn.expired.append(entry)
                     continue
                 if entry.group and not self._may_take(consumer, entry):
                     if not self._reserve(entry):
@@ -527,11 +696,35 @@ class QueueState:
                     last = number
         consumer.room_bytes = room_bytes
         consumer.next_number = number
+        consumer.credit -= number - first
+        if messages:
+            turn.messages_of(consumer).extend(messages)
 
-    def _hand_out_found(
-        self, consumer: Consumer, search: Search, last: int, give: Callable[[Entry], None], effects: Effects
-    ) -> None:
-        """Hand out what a selector has found, and search on where nothing is left."""
+    def _next_finder(self, turn: _Turn) -> bool:
+        """Hand out what the next consumer with a selector has found; a lone one gets all it may have."""
+        finders = self.finders
+        while finders:
+            consumer = finders[0]
+            room = turn.room_of(consumer)
+            search = consumer.search
+            if room > 0 and search is not None:
+                alone = len(finders) == 1 and not self.takers
+                if self._hand_out_found(consumer, search, room if alone else 1, turn):
+                    finders.rotate(-1)
+                    return True
+            # What it finds later offers it again.
+            finders.popleft()
+            consumer.queued = False
+        return False
+
+    def _hand_out_found(self, consumer: Consumer, search: Search, room: int, turn: _Turn) -> int:
+        """Hand out up to ``room`` messages that a selector has found, and search on where nothing is left.
+
+        Returns how many were handed out.
+        """
+        effects = turn.effects
+        first = consumer.next_number
+        last = first + room
         for lane in self.lanes:
             looking = search.lane(lane.number)
             while consumer.next_number < last and consumer.room_bytes > 0:
@@ -541,39 +734,25 @@ class QueueState:
                 if entry is None or (entry.group and not self._may_take(consumer, entry)):
                     continue
                 del self.ready[entry.position]
+                self._tidy(lane)
                 if entry.flags & FLAG_PERSISTENT and not entry.flags & FLAG_HANDED:
                     entry.flags |= FLAG_HANDED
                     effects.durable.entries[entry.key] = entry
-                give(entry)
+                turn.give_unless_expired(consumer, entry)
             else:
-                return
+                break
             if not looking.complete:
                 if not looking.scanning:
                     looking.scanning = True
-                    effects.scans.append(Scan(consumer.id, self.id, lane.number, looking.through, self.window))
-                return
+                    effects.scans.append(Scan(consumer.id, self.id, lane.number, looking.through, self.memory.window))
+                break
+        return consumer.next_number - first
 
-    def _give(
-        self,
-        consumer: Consumer,
-        messages: list[Outgoing],
-        expired: list[Entry],
-        now_ms: int,
-        effects: Effects,
-        entry: Entry,
-    ) -> None:
-        """Hand out one message, which is in nobody's hands."""
-        if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
-            expired.append(entry)
-            return
-        number = consumer.next_number
-        consumer.next_number = number + 1
-        consumer.room_bytes -= entry.size
-        messages.append(Outgoing(number, entry.position, entry.delivery_count, entry.number, entry.flags, entry.key))
-        if consumer.presettled:
-            self.forget(entry, effects)
-        else:
-            consumer.unsettled[number] = entry
+    def _tidy(self, lane: Lane) -> None:
+        """Positions whose entry was taken out of turn must not pile up."""
+        if len(lane.heap) > 2 * len(self.ready) + 64:
+            lane.heap = [position for position in lane.heap if position in self.ready]
+            heapify(lane.heap)
 
     # Message groups.
 
@@ -581,17 +760,25 @@ class QueueState:
         """Whether the group of a message is this consumer's; a group that is nobody's becomes its own."""
         search = consumer.search
         key = (None if search is None else search.selector.text, entry.group)
-        return self.groups.setdefault(key, consumer) is consumer
+        owner = self.groups.get(key)
+        if owner is None:
+            self.groups[key] = consumer
+            consumer.groups.add(key)
+            return True
+        return owner is consumer
 
     def _reserve(self, entry: Entry) -> bool:
         """Keep a message for the consumer that has its group; returns False where as many are kept as may be."""
         self.ready[entry.position] = entry
-        if self.kept >= self.window:
+        if self.kept >= self.memory.window:
             heappush(entry.lane.heap, entry.position)
             return False
-        self.kept += 1
-        heappush(self.groups[None, entry.group].reserved, (entry.lane.number, entry.position))
+        self._keep(self.groups[None, entry.group], entry)
         return True
+
+    def _keep(self, owner: Consumer, entry: Entry) -> None:
+        self.kept += 1
+        heappush(owner.reserved, (entry.lane.number, entry.position))
 
     # Selectors.
 
@@ -599,38 +786,54 @@ class QueueState:
         """Those who search look at a message that came in or came back, if it is still there."""
         if entry.position not in self.ready:
             return
+        window = self.memory.window
+        lane = entry.lane.number
+        answers: dict[str, bool] = {}  # many consumers may have the same selector
         for consumer in self.searching:
             search = consumer.search
-            if (
-                search is not None
-                and search.lane(entry.lane.number).look(entry.position, self.window)
-                and wants(search.selector)
-            ):
-                search.add(entry.lane.number, entry.position)
+            if search is None:
+                continue
+            if not search.lane(lane).look(entry.position, window):
+                self.offer(consumer)  # a scan will come to it
+                continue
+            text = search.selector.text
+            wanted = answers.get(text)
+            if wanted is None:
+                wanted = answers[text] = wants(search.selector)
+            if wanted:
+                search.add(lane, entry.position)
+                self.offer(consumer)
 
     def scanned(
-        self, search: Search, lane_number: int, through: int, found: Iterable[RawEntry], complete: bool
+        self, consumer: Consumer, lane_number: int, through: int, found: Iterable[RawEntry], complete: bool
     ) -> None:
         """What a scan has found.
 
         Args:
-            search: whose.
+            consumer: whose, attached.
             lane_number: of the scan.
             through: the last position that was looked at.
             found: what the selector wants of it.
             complete: whether there is nothing behind it.
         """
+        search = consumer.search
+        assert search is not None
         looking = search.lane(lane_number)
         looking.scanning = False
         looking.through = max(looking.through, through)
         looking.complete = complete
-        lane = self._by_number[lane_number]
+        lane = self._lane(lane_number)
         for raw in found:
             if raw.position > lane.loaded_through and raw.position not in lane.early:
                 self._bring_in(raw, lane)
                 lane.early.add(raw.position)
             if raw.position in self.ready:
                 search.add(lane_number, raw.position)
+        self.offer(consumer)
+
+    def _lane(self, number: int) -> Lane:
+        """The lane of this number; what the counters do not know of may still be in the store."""
+        return self._by_number.get(number) or self._add_lane(Lane(number, at_end=False))
 
     def _bring_in(self, raw: RawEntry, lane: Lane) -> None:
         """Make an entry in memory of one that was only in the store."""
@@ -638,55 +841,76 @@ class QueueState:
         may_have_been_delivered = raw.position <= lane.restart_cursor or raw.flags & FLAG_HANDED
         if count == 0 and may_have_been_delivered and raw.flags & FLAG_PERSISTENT:
             count = 1  # before the restart
-        lane.unloaded -= 1
+        lane.behind -= 1
+        self._behind_bytes -= raw.size
         self.ready[raw.position] = _entry_of(raw, lane, count)
         heappush(lane.heap, raw.position)
 
-    def loaded(
-        self, lane_number: int, entries: Iterable[RawEntry], corrupt: int, complete: bool, settled: bool
-    ) -> bool:
-        """Entries that ``Load`` asked for have come.
+    def loaded(self, load: Load, entries: Iterable[RawEntry], corrupt: int, complete: bool) -> int:
+        """Entries that were asked for have come.
 
         Args:
-            lane_number: of the load.
-            entries: in order of position.
+            load: the question.
+            entries: in order of position, as the stores have them, with the changes of this cycle.
             corrupt: how many could not be trusted, and are in quarantine now.
-            complete: whether the stores have nothing behind the last one.
-            settled: whether the stores have seen every change (nothing waits for a commit).
+            complete: whether there is nothing behind the last one.
 
         Returns:
-            Whether more is to come after the next commit.
+            How many entries the counters had too many (below 0: too few), where the lane has been read to its end.
         """
-        lane = self._by_number[lane_number]
+        lane = self._lane(load.lane)
         lane.loading = False
+        if load.after != lane.loaded_through:
+            return 0  # the window was dropped meanwhile: the next dispatch asks again
         for raw in entries:
-            if raw.position not in lane.early:
+            if raw.position in lane.early:
+                lane.early.discard(raw.position)
+            else:
                 self._bring_in(raw, lane)
-            lane.early.discard(raw.position)
             lane.loaded_through = raw.position
         if corrupt:
-            lane.unloaded -= corrupt
-            lane.stored -= corrupt
-            self.depth -= corrupt
+            self._uncount(lane, corrupt)
+        if not complete:
+            return 0
+        lane.at_end = True
+        lane.early.clear()
+        wrong = lane.behind
+        if wrong:
+            self._uncount(lane, wrong)
+        if self._behind_bytes and not self.delayed.behind and all(each.at_end for each in self.lanes):
+            self._uncount_bytes()
+        return wrong
+
+    def _uncount(self, lane: Lane, entries: int) -> None:
+        """So many entries that were counted as behind ``loaded_through`` are not there (below 0: too few were).
+
+        The counters of a store that is damaged may be anything.
+        """
+        lane.behind -= entries
+        self.depth = max(0, self.depth - entries)
+        if self.durable:
+            lane.stored = max(0, lane.stored - entries)
             self.counters_due = True
-        if complete and lane.unloaded > 0:
-            if not settled:
-                lane.loading = True
-                return True
-            # The counters promise what the store does not have: the store is right.
-            self.depth -= lane.unloaded
-            lane.stored -= min(lane.stored, lane.unloaded)
-            lane.unloaded = 0
+
+    def _uncount_bytes(self) -> None:
+        """Everything is in memory: what is still counted as behind is not there."""
+        self.bytes = max(0, self.bytes - self._behind_bytes)
+        if self.durable:
+            self.stored_bytes = max(0, self.stored_bytes - self._behind_bytes)
             self.counters_due = True
-        lane.unloaded = max(lane.unloaded, 0)
-        return False
+        self._behind_bytes = 0
 
     # Messages come back, or end.
 
     def give_back(self, entry: Entry, effects: Effects) -> None:
         """Make a message available again, at its original position."""
         self.ready[entry.position] = entry
-        heappush(entry.lane.heap, entry.position)
+        owner = self.groups.get((None, entry.group)) if entry.group else None
+        if owner is not None and owner.reserved:
+            self._keep(owner, entry)  # ahead of what is kept for its consumer already
+            self.offer(owner)
+        else:
+            heappush(entry.lane.heap, entry.position)
         if self.searching:
             self._arrived(entry, effects)
 
@@ -713,20 +937,25 @@ class QueueState:
     def forget(self, entry: Entry, effects: Effects, *, keep_message: bool = False) -> None:
         """Remove an entry; with ``keep_message`` another place takes the message over."""
         flags = entry.flags
+        lane = entry.lane
         if flags & FLAG_PERSISTENT:
             batch = effects.durable
-            entry.lane.stored -= 1
-            self.stored_bytes -= entry.size
+            if lane.stored:
+                lane.stored -= 1
+            if (left := self.stored_bytes - entry.size) >= 0:
+                self.stored_bytes = left
             self.counters_due = True
         else:
             batch = effects.volatile
         batch.entries[entry.key] = None
-        if entry.lane.early and entry.position in entry.lane.early:
-            entry.lane.early.discard(entry.position)
+        if entry.position > lane.loaded_through:
+            lane.early.discard(entry.position)
             effects.touches_unloaded = True
-        self.depth -= 1
-        self.bytes -= entry.size
-        if entry.expires_at_ms and entry.lane is not self.delayed:
+        if self.depth:
+            self.depth -= 1
+        if (left := self.bytes - entry.size) >= 0:
+            self.bytes = left
+        if entry.expires_at_ms and lane is not self.delayed:
             batch.put("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, entry.key), None)
         if flags & FLAG_ANNOTATED:
             batch.put("annotations", entry.key, None)
@@ -737,23 +966,35 @@ class QueueState:
         else:
             batch.gone.append(entry.number)
 
-    def find(self, raw: RawEntry) -> Entry | None:
-        """The entry of a stored record, taken out of what is ready; None where a consumer holds it.
+    def find(self, raw: RawEntry, effects: Effects) -> Entry | None:
+        """The entry of a record that a store has in this cycle, taken out of what is ready.
 
-        An entry that was not in memory is made, and no longer counts as unloaded.
+        Args:
+            raw: as the store has it; read in this cycle.
+            effects: what the cycle has changed so far.
+
+        Returns:
+            None where a consumer holds it, or where the cycle has ended or moved it already.  An entry that was not in
+            memory is made, and does not count as behind the window any more.
         """
+        key = entry_key(raw.queue, raw.lane, raw.position)
+        for changed in (effects.durable.entries, effects.volatile.entries):
+            if key in changed and changed[key] is None:
+                return None
         if raw.lane == DELAYED_LANE:
-            return _entry_of(raw, self.delayed, raw.delivery_count)
-        lane = self._by_number[raw.lane]
+            return self._from_behind(raw, self.delayed)
+        lane = self._lane(raw.lane)
         if raw.position > lane.loaded_through and raw.position not in lane.early:
-            lane.unloaded -= 1
-            return _entry_of(raw, lane, raw.delivery_count)
+            return self._from_behind(raw, lane)
         entry = self.ready.pop(raw.position, None) or self.resting.take(raw.position)
-        if entry is not None and len(lane.heap) > 2 * len(self.ready) + 64:
-            # Positions without an entry would pile up where nobody consumes.
-            lane.heap = [position for position in lane.heap if position in self.ready]
-            heapify(lane.heap)
+        if entry is not None:
+            self._tidy(lane)  # where nobody consumes, positions without an entry would pile up
         return entry
+
+    def _from_behind(self, raw: RawEntry, lane: Lane) -> Entry:
+        lane.behind -= 1
+        self._behind_bytes -= raw.size
+        return _entry_of(raw, lane, raw.delivery_count)
 
     def now_due(self, entry: Entry, effects: Effects) -> Entry:
         """Give a delayed message its place at the end of its lane."""
@@ -775,12 +1016,69 @@ class QueueState:
     @property
     def in_hand(self) -> int:
         """Messages that consumers hold."""
-        return sum(len(consumer.unsettled) for consumer in self.consumers)
+        return sum([len(consumer.unsettled) for consumer in (*self.consumers, *self.leaving)])
 
     @property
     def is_loading(self) -> bool:
         """Whether entries are on their way into memory."""
         return any(lane.loading for lane in self.lanes)
+
+
+class _Turn:
+    """One dispatch: what it hands out, and to whom."""
+
+    __slots__ = ("_most", "_queue", "effects", "expired", "now_ms", "out")
+
+    def __init__(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
+        self._queue = queue
+        self._most = queue.memory.most_unsettled(queue.max_unsettled)
+        self.now_ms = now_ms
+        self.effects = effects
+        self.expired: list[Entry] = []
+        self.out: dict[Consumer, list[Outgoing]] = {}
+
+    def room_of(self, consumer: Consumer) -> int:
+        """How many messages a consumer may still get."""
+        if consumer.credit <= 0 or consumer.room_bytes <= 0:
+            return 0
+        if consumer.credit + len(consumer.unsettled) <= self._most:
+            return consumer.credit
+        queue = self._queue
+        if self._most < queue.max_unsettled:
+            queue.memory.limited[queue.id] = queue
+        return self._most - len(consumer.unsettled)
+
+    def messages_of(self, consumer: Consumer) -> list[Outgoing]:
+        """What a consumer gets."""
+        messages = self.out.get(consumer)
+        if messages is None:
+            messages = self.out[consumer] = []
+        return messages
+
+    def give_unless_expired(self, consumer: Consumer, entry: Entry) -> None:
+        """Hand out one message, which is in nobody's hands."""
+        if entry.expires_at_ms and entry.expires_at_ms <= self.now_ms:
+            self.expired.append(entry)
+        else:
+            self.give(consumer, entry)
+
+    def give(self, consumer: Consumer, entry: Entry) -> None:
+        """Hand out one message that has not expired."""
+        number = consumer.next_number
+        consumer.next_number = number + 1
+        consumer.credit -= 1
+        consumer.room_bytes -= entry.size
+        self.messages_of(consumer).append(
+            Outgoing(number, entry.position, entry.delivery_count, entry.number, entry.flags, entry.key)
+        )
+        if consumer.presettled:
+            self._queue.forget(entry, self.effects)
+            return
+        consumer.unsettled[number] = entry
+        lane = entry.lane
+        if consumer.search is None and entry.position > lane.cursor and entry.flags & FLAG_PERSISTENT:
+            lane.cursor = entry.position
+            self._queue.counters_due = True
 
 
 def _entry_of(raw: RawEntry, lane: Lane, delivery_count: int) -> Entry:

@@ -60,9 +60,13 @@ class Resting(Generic[E]):
         found = self._by_position.pop(position, None)
         return None if found is None else found[1]
 
+    def entries(self) -> list[E]:
+        """Everything that rests."""
+        return [entry for _, entry in self._by_position.values()]
+
     def take_all(self) -> list[E]:
         """Take out everything."""
-        entries = [entry for _, entry in self._by_position.values()]
+        entries = self.entries()
         self._by_position.clear()
         self._due.clear()
         return entries

@@ -26,6 +26,7 @@ class StoredQueue(NamedTuple):
     queue: int
     record: CatalogRecord
     counters: Counters | None
+    lanes: list[int]  #: those that have entries, whatever the counters say
 
 
 class Store(Protocol):
