@@ -114,7 +114,9 @@ class Inner(Transport, Protocol):
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``."""
 
-    def resolve_commit(self, session: int, commit_number: int, timeout: float | None) -> bool | None:
+    def resolve_commit(
+        self, session: int, commit_number: int, age_seconds: float, timeout: float | None
+    ) -> bool | None:
         """Whether a commit of an earlier connection was done; None where the broker cannot tell."""
 
 
@@ -915,12 +917,8 @@ class FailoverTransport:
             if self._phase is not Phase.SERVING or inner is None or inner.is_lost or link.interrupted is not None:
                 self._unsent.append(send)
                 return True
-        # It came to what was lost after something new had taken its place, so it was never on its way.  What its
-        # producer sent since may be ahead of it, and would make it a repetition under its old identity.
-        identity = send.envelope.identity
-        if identity is not None:
-            apart = identity._replace(producer_id=f"{identity.producer_id}/{send.serial}")
-            send.envelope = send.envelope._replace(identity=apart)
+        # It came to what was lost after something new had taken its place.  What its producer sent since may be ahead
+        # of it; the engine takes identities in any order.
         self._resend(inner, send)
         return True
 
@@ -965,7 +963,7 @@ class FailoverTransport:
             raise TransactionRolledBackException(
                 f"nothing was committed: the connection was lost before: {error.reason}"
             ) from error
-        self._resolve(session, commit_number, inner, peer, doubt, deadline)
+        self._resolve(session, commit_number, inner, peer, doubt, deadline - limit, deadline)
 
     def _resolve(
         self,
@@ -974,6 +972,7 @@ class FailoverTransport:
         inner: Inner,
         peer: Peer | None,
         doubt: TransactionInDoubtException,
+        began: float,
         deadline: float,
     ) -> None:
         if peer is None or peer.store is None:
@@ -990,7 +989,8 @@ class FailoverTransport:
                     f"{doubt.reason}; the broker that is connected now has another store, and cannot tell"
                 )
             try:
-                done = inner.resolve_commit(session, commit_number, max(0.0, deadline - time.monotonic()))
+                now = time.monotonic()
+                done = inner.resolve_commit(session, commit_number, now - began, max(0.0, deadline - now))
                 break
             except JMSException as error:
                 if not inner.is_lost:

@@ -249,7 +249,19 @@ class EngineSettings:
     max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
     max_producers: int = _option(
-        100_000, "producers whose last message is remembered to reject a repetition; the oldest is forgotten", least=1
+        100_000, "producers whose messages are remembered to reject a repetition; the oldest is forgotten", least=1
+    )
+    commit_memory_seconds: float = _option(
+        7 * 86400.0,
+        "time for which the last commit of a session is remembered, so that a client that lost its connection can learn"
+        " what became of it",
+        least=60,
+    )
+    publish_memory_seconds: float = _option(
+        400 * 86400.0,
+        "time for which the last published batch of a group (of a Spark query) is remembered, so that it is not"
+        " published again",
+        least=60,
     )
     staged_timeout_seconds: float = _option(
         3600.0, "age at which a staged transaction that nobody published is dropped", least=1

@@ -424,12 +424,25 @@ class AmqpTransport:
             return ()
         return servers_of(self.request("watch_servers", {}, timeout))
 
-    def resolve_commit(self, session: int, commit_number: int, timeout: float | None) -> bool | None:
-        """Whether a commit of an earlier connection of this client was done; None where the broker cannot tell."""
+    def resolve_commit(
+        self, session: int, commit_number: int, age_seconds: float, timeout: float | None
+    ) -> bool | None:
+        """Whether a commit of an earlier connection of this client was done; None where the broker cannot tell.
+
+        Args:
+            session: the session's number.
+            commit_number: counts the session's commits.
+            age_seconds: how long ago it was made.
+            timeout: longest wait in seconds; None: as long as requests may take.
+        """
         protocol = self._protocol_in_use()
         if not protocol.is_holdfast:
             return None
-        arguments = {"session": protocol.commit_name(session), "number": commit_number}
+        arguments = {
+            "session": protocol.commit_name(session),
+            "number": commit_number,
+            "age_ms": int(age_seconds * 1000),
+        }
         done: bool | None = self.request("resolve_commit", arguments, timeout)
         return done
 

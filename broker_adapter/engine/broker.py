@@ -31,6 +31,7 @@ from typing import Any
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
+from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import perform
@@ -75,6 +76,8 @@ SCAN_BYTES = 1024 * 1024
 _LAST_POSITION = (1 << 64) - 1
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
+#: How often a part of the names that were not used for long is forgotten.
+_SWEEP_MS = 60_000
 #: How often the room on the disk is looked at.
 _ROOM_CHECK_MS = 250
 
@@ -126,6 +129,8 @@ class Broker:
         self._due_ms: int | None = None
         self._staged_check_ms = 0
         self._room_checked_ms = 0
+        self._sweep_ms = 0
+        self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
         self._bytes_since_check = 0
         self._failure_listeners: list[Callable[[JMSException], None]] = []
         if self._disk is not None:
@@ -320,12 +325,27 @@ class Broker:
             if old:
                 _log.warning("dropping %d staged transactions that nobody published: %s", len(old), old[:10])
                 commands.append(c.Discard(old))
+        if self._disk is not None and self._sweep_ms <= now_ms:
+            commands += self._sweep(self._disk, now_ms)
         while self._chores:
             command = next(self._chores[0], None)
             if command is not None:
                 commands.append(command)
                 break
             self._chores.popleft()
+
+    def _sweep(self, disk: LmdbStore, now_ms: int) -> list[c.Command]:
+        """Have names forgotten that were not used for long: a part of each table at a time."""
+        self._sweep_ms = now_ms + _SWEEP_MS
+        commands: list[c.Command] = []
+        for numbers in (self._state.commits, self._state.published):
+            found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)
+            self._swept[numbers.table] = found[-1][0] if len(found) == CHUNK_ENTRIES else b""
+            disk.quarantine(numbers.table, [key for key, record in found if record is None])
+            old = [key for key, record in found if record is not None and numbers.is_over(record.used_ms, now_ms)]
+            if old:
+                commands.append(c.ForgetNames(numbers.table, old))
+        return commands
 
     def _gather(self, commands: list[c.Command]) -> int:
         """Take commands from the inbox, as many as one commit may hold.  Returns the bytes that come in."""
@@ -371,7 +391,16 @@ class Broker:
         if type(command) is c.Redrive:
             found, after = self._entries(command.range)
             return command._replace(found=[(each, self._annotations_of(each)) for each in found], next=after)
+        if type(command) is c.Commit or type(command) is c.ResolveCommit:
+            if command.commit_id is not None:
+                self._look_up(self._state.commits, command.commit_id.session)
+        elif type(command) is c.Publish:
+            self._look_up(self._state.published, command.group)
         return command
+
+    def _look_up(self, numbers: LastNumbers, name: str) -> None:
+        if self._disk is not None and numbers.needs(name):
+            numbers.learn(name, self._disk.last_number(numbers.table, name))
 
     def _entries(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
         """The entries of a range, and the first position that is left for another cycle."""

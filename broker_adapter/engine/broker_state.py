@@ -15,7 +15,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -26,6 +26,7 @@ from broker_adapter.destination import Destination, DestinationKind, checked_nam
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load, Scan
 from broker_adapter.engine.holding import Held, Holding
+from broker_adapter.engine.identities import LastNumbers, Sequences
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
@@ -34,13 +35,15 @@ from broker_adapter.engine.records import (
     CatalogRecord,
     Counters,
     RawEntry,
+    SequencesRecord,
     decode_stream_key,
     encode_annotations,
     encode_catalog,
     encode_counters,
-    encode_producer,
+    encode_sequences,
     lane_of_delayed,
     queue_key,
+    short_name,
     stream_key,
 )
 from broker_adapter.engine.resting import redelivery_delay_ms
@@ -136,7 +139,10 @@ class BrokerState:
         self.client_ids: dict[str, int] = {}
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
-        self.streams: dict[tuple[Any, ...], int] = {}  #: last sequence; the least recently used first
+        #: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first
+        self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
+        self.commits = LastNumbers("commits", int(settings.commit_memory_seconds * 1000), durable=durable)
+        self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.totals = Totals()
         self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
@@ -162,7 +168,7 @@ class BrokerState:
     def restore(
         self,
         queues: Iterable[tuple[int, CatalogRecord, Counters | None, Sequence[int]]],
-        streams: Iterable[tuple[bytes, int]],
+        streams: Iterable[tuple[bytes, SequencesRecord]],
         next_message: int,
     ) -> list[int]:
         """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
@@ -181,8 +187,8 @@ class BrokerState:
                 self.topics.setdefault(Destination(record.topic or "", DestinationKind.TOPIC), []).append(queue)
             else:
                 self.by_destination[queue.destination] = queue
-        for key, sequence in streams:
-            self.streams[decode_stream_key(key)] = sequence
+        for key, sequences in streams:
+            self.streams[decode_stream_key(key)] = Sequences.of(sequences)
         return ended
 
     # The one entrance.
@@ -773,7 +779,7 @@ class BrokerState:
         wanting: Sequence[QueueState] = local
         all_durable = self.durable and all(queue.durable for queue in local)
         stream: tuple[Any, ...] | None = None
-        last = 0
+        seen: Sequences | None = None
         producer_id, thread_id = None, None
         taken = 0
         blocked: QueueState | None = None
@@ -805,15 +811,16 @@ class BrokerState:
             identity = message.identity
             if identity is not None:
                 if identity.producer_id != producer_id or identity.thread_id != thread_id:
-                    if stream is not None:
-                        self._note_stream(stream, last, now_ms, effects)
+                    if stream is not None and seen is not None:
+                        self._note_stream(stream, seen, now_ms, effects)
                     producer_id, thread_id = identity.producer_id, identity.thread_id
-                    stream = (name, int(kind), producer_id, thread_id)
-                    last = self.streams.get(stream, 0)
-                if identity.sequence <= last:
+                    stream = (name, int(kind), short_name(producer_id), thread_id)
+                    seen = self.streams.get(stream)
+                if seen is None:
+                    seen = Sequences.begin(identity.sequence)
+                elif not seen.add(identity.sequence):
                     self.totals.duplicates_rejected += 1
                     continue
-                last = identity.sequence
             taken += 1
             if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
                 self.totals.expired += 1
@@ -822,8 +829,8 @@ class BrokerState:
         else:
             held.index = len(messages)
         self.totals.enqueued += taken
-        if stream is not None:
-            self._note_stream(stream, last, now_ms, effects)
+        if stream is not None and seen is not None:
+            self._note_stream(stream, seen, now_ms, effects)
         for queue in local:
             self._awake[queue.id] = queue
         if reason:
@@ -864,15 +871,15 @@ class BrokerState:
             return queue.owner == client
         return self._client(client).client_id == queue.record.client_id
 
-    def _note_stream(self, stream: tuple[Any, ...], sequence: int, now_ms: int, effects: Effects) -> None:
+    def _note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         streams = self.streams
-        streams.pop(stream, None)
-        streams[stream] = sequence
+        streams[stream] = seen
+        streams.move_to_end(stream)
         if self.durable:
-            effects.durable.put("producers", stream_key(*stream), encode_producer(sequence, now_ms))
+            key = stream_key(*stream)
+            effects.durable.put("producers", key, encode_sequences(key, seen.record(now_ms)))
         if len(streams) > self.settings.max_producers:
-            oldest = next(iter(streams))
-            del streams[oldest]
+            oldest, _ = streams.popitem(last=False)
             if self.durable:
                 effects.durable.put("producers", stream_key(*oldest), None)
 
@@ -1129,8 +1136,9 @@ class BrokerState:
 
     def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         session, number = command.commit_id
-        done: bool | None = number <= self.streams.get(("commit", session), 0)
-        if not done and len(self.streams) >= self.settings.max_producers:
+        last = self.commits.last(session)
+        done: bool | None = last is not None and number <= last
+        if last is None and self.commits.may_be_forgotten(command.age_ms):
             done = None
         self._reply(command, done, effects)
 
@@ -1151,7 +1159,7 @@ class BrokerState:
         command = held.command
         assert isinstance(command, c.Commit)
         commit_id = command.commit_id
-        if commit_id is not None and commit_id.number <= self.streams.get(("commit", commit_id.session), 0):
+        if commit_id is not None and commit_id.number <= (self.commits.last(commit_id.session) or 0):
             self._reply(command, None, effects)
             return True
         settings = self.settings
@@ -1210,19 +1218,26 @@ class BrokerState:
         # From here on nothing can fail.
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes
+        streams: dict[tuple[Any, ...], Sequences] = {}
         for queues, destination, message in sends:
             identity = message.identity
             if identity is not None:
-                stream = (destination.name, int(destination.kind), identity.producer_id, identity.thread_id)
-                if identity.sequence <= self.streams.get(stream, 0):
+                producer_id, thread_id, sequence = identity
+                stream = (destination.name, int(destination.kind), short_name(producer_id), thread_id)
+                seen = self.streams.get(stream)
+                if seen is None:
+                    seen = self.streams[stream] = Sequences.begin(sequence)
+                elif not seen.add(sequence):
                     self.totals.duplicates_rejected += 1
                     continue
-                self._note_stream(stream, identity.sequence, now_ms, effects)
+                streams[stream] = seen
             self.totals.enqueued += 1
             if message.expires_at_ms is None or message.expires_at_ms > now_ms:
                 self._spread(message, queues, now_ms, effects)
             for queue in queues:
                 self._awake[queue.id] = queue
+        for stream, seen in streams.items():
+            self._note_stream(stream, seen, now_ms, effects)
         self.totals.settled += len(command.settlements)
         for consumer_number, number, outcome in command.settlements:
             consumer = self.consumers[consumer_number]
@@ -1236,7 +1251,7 @@ class BrokerState:
             if not consumer.attached and not consumer.unsettled:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
         if commit_id is not None:
-            self._note_stream(("commit", commit_id.session), commit_id.number, now_ms, effects)
+            self.commits.note(commit_id.session, commit_id.number, now_ms, effects.durable)
         self._reply(command, None, effects)
         return True
 
@@ -1273,8 +1288,8 @@ class BrokerState:
         self._reply(command, None, effects)
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
-        stream = ("commit", command.group)
-        published = command.number <= self.streams.get(stream, -1)
+        last = self.published.last(command.group)
+        published = last is not None and command.number <= last
         staged = [self.staged.get(name) for name in command.transactions]
         if published:
             for queue in staged:
@@ -1297,7 +1312,7 @@ class BrokerState:
             effects.published.append(queue.id)
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
-        self._note_stream(stream, command.number, now_ms, effects)
+        self.published.note(command.group, command.number, now_ms, effects.durable)
         self._reply(command, True, effects)
 
     def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
@@ -1309,6 +1324,11 @@ class BrokerState:
                 del self.staged[name]
                 dropped += 1
         self._reply(command, dropped, effects)
+
+    def _forget_names(self, command: c.ForgetNames, now_ms: int, effects: Effects) -> None:
+        for key in command.keys:
+            effects.durable.put(command.table, key, None)
+        self._reply(command, None, effects)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
         effects.touches_unloaded = True
@@ -1505,6 +1525,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Stage: BrokerState._stage,
     c.Publish: BrokerState._publish,
     c.Discard: BrokerState._discard,
+    c.ForgetNames: BrokerState._forget_names,
     c.Move: BrokerState._move,
     c.Redrive: BrokerState._redrive,
     c.Statistics: BrokerState._statistics,

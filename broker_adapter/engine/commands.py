@@ -208,9 +208,10 @@ class Commit(NamedTuple):
 
 
 class ResolveCommit(NamedTuple):
-    """Was this commit done?  Replies True or False; None where it may have been forgotten."""
+    """Was this commit, made so long ago, done?  Replies True or False; None where it may have been forgotten."""
 
     commit_id: CommitId
+    age_ms: int = 0
     reply: Reply | None = None
 
 
@@ -307,6 +308,14 @@ class Discard(NamedTuple):
     reply: Reply | None = None
 
 
+class ForgetNames(NamedTuple):
+    """Drop these records of a table of last numbers: they have not been used for long.  Replies None."""
+
+    table: str
+    keys: Sequence[bytes]
+    reply: Reply | None = None
+
+
 class Move(NamedTuple):
     """Move these entries of a published transaction to its target.  Replies None."""
 
@@ -367,6 +376,7 @@ Command = (
     | Stage
     | Publish
     | Discard
+    | ForgetNames
     | Move
     | Redrive
     | Statistics

@@ -27,23 +27,29 @@ from broker_adapter.engine.records import (
     TABLES,
     CatalogRecord,
     Counters,
+    LastRecord,
     RawEntry,
+    SequencesRecord,
     decode_annotations,
     decode_catalog,
     decode_counters,
     decode_entry,
+    decode_last,
     decode_message,
-    decode_producer,
+    decode_reference,
     decode_schedule_key,
+    decode_sequences,
+    decode_stream_key,
     encode_entry,
+    encode_last,
     encode_message,
+    encode_reference,
     entry_key,
+    last_key,
     message_key,
-    reference_value,
     unpack_entry_key,
     unpack_message_key,
     unpack_queue_key,
-    unpack_reference,
 )
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.errors import (
@@ -114,8 +120,27 @@ class LmdbStore:
                     f" {STORE_VERSION}: upgrade it"
                 )
             else:
-                txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
+                self._upgrade(txn, msgpack.unpackb(version))
+            self._has_old = txn.get(b"has_old", db=meta) is not None
             self.unique = (txn.get(b"unique", db=meta) or b"").decode()
+
+    def _upgrade(self, txn: Any, version: int) -> None:
+        """Take over a store that an older version has written; most records are read as they are."""
+        if version == STORE_VERSION:
+            return
+        meta = self._db["meta"]
+        txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
+        txn.put(b"has_old", b"\1", db=meta)
+        if version < 3:
+            producers = self._db["producers"]
+            for key, value in list(txn.cursor(db=producers)):
+                name = decode_stream_key(key)
+                if len(name) == 2:  # a session's commits, or a group's published batches: nothing tells which
+                    record = LastRecord(*decode_sequences(key, value)[:3:2])
+                    for table in ("commits", "published"):
+                        new_key = last_key(name[1])
+                        txn.put(new_key, encode_last(new_key, record), db=self._db[table])
+                    txn.delete(key, db=producers)
 
     # What a start needs.
 
@@ -179,18 +204,45 @@ class LmdbStore:
         next_position = last + 1 + (1 << 32)
         return Counters(next_position, size, tuple((lane, count, 0) for lane, count in sorted(lanes.items())))  # type: ignore[misc]
 
-    def streams(self) -> list[tuple[bytes, int]]:
-        """(key, last sequence) of every producer's stream, the least recently used first."""
+    def streams(self) -> list[tuple[bytes, SequencesRecord]]:
+        """(key, sequences) of every producer's stream, the least recently used first."""
         found = []
+        damaged = []
         with self._env.begin() as txn:
             for key, value in txn.cursor(db=self._db["producers"]):
                 try:
-                    sequence, used_ms = decode_producer(value)
+                    found.append((key, decode_sequences(key, value)))
                 except StoreCorruptException:
-                    continue
-                found.append((used_ms, key, sequence))
-        found.sort()
-        return [(key, sequence) for _, key, sequence in found]
+                    damaged.append(key)
+        # Without its numbers a producer's next message is new: none is taken for a repetition.
+        self.quarantine("producers", damaged)
+        return sorted(found, key=lambda each: each[1].used_ms)
+
+    def last_number(self, table: str, name: str) -> LastRecord | None:
+        """The record of a name in ``commits`` or ``published``; one that cannot be trusted goes into quarantine."""
+        key = last_key(name)
+        with self._env.begin() as txn:
+            value = txn.get(key, db=self._db[table])
+        if value is None:
+            return None
+        try:
+            return decode_last(key, value)
+        except StoreCorruptException:
+            self.quarantine(table, [key])
+            return None
+
+    def last_numbers(self, table: str, after: bytes, limit: int) -> list[tuple[bytes, LastRecord | None]]:
+        """Up to ``limit`` records of ``commits`` or ``published`` behind a key; None where one cannot be trusted."""
+        found: list[tuple[bytes, LastRecord | None]] = []
+        with self._env.begin() as txn, txn.cursor(db=self._db[table]) as cursor:
+            for key, value in _from(cursor, after + b"\0"):
+                if len(found) == limit:
+                    break
+                try:
+                    found.append((key, decode_last(key, value)))
+                except StoreCorruptException:
+                    found.append((key, None))
+        return found
 
     def next_message(self) -> int:
         """The number for the next new message."""
@@ -213,14 +265,15 @@ class LmdbStore:
                     with txn.cursor(db=db["messages"]) as cursor:
                         cursor.putmulti(
                             [
-                                (message_key(number), encode_message(message.format, message.payload))
+                                (message_key(number), encode_message(number, message.format, message.payload))
                                 for number, message in batch.messages.items()
                             ],
                             append=True,
                         )
                     txn.put(b"next_message", msgpack.packb(max(batch.messages) + 1), db=db["meta"])
                 for number, count in batch.references:
-                    txn.put(message_key(number), reference_value(count), db=db["references"])
+                    key = message_key(number)
+                    txn.put(key, encode_reference(key, count), db=db["references"])
                 if batch.entries:
                     puts = []
                     delete, entries = txn.delete, db["entries"]
@@ -270,16 +323,25 @@ class LmdbStore:
 
     def _unreference(self, txn: Any, number: int) -> None:
         key = message_key(number)
-        found = txn.get(key, db=self._db["references"])
-        left = (unpack_reference(found)[0] if found else 1) - 1
+        references = self._db["references"]
+        found = txn.get(key, db=references)
+        try:
+            left = decode_reference(key, found) - 1 if found else 0
+        except StoreCorruptException:
+            # Nobody knows how many entries are left: the message stays, and a check counts them.
+            _log.error("! the count of references to message %d cannot be trusted; the message is kept", number)
+            return
         if left > 0:
-            txn.put(key, reference_value(left), db=self._db["references"])
+            txn.put(key, encode_reference(key, left), db=references)
         else:
-            txn.delete(key, db=self._db["references"])
+            txn.delete(key, db=references)
             txn.delete(key, db=self._db["messages"])
 
     def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
         """Move records to the table ``quarantine``, as they are."""
+        keys = list(keys)
+        if not keys:
+            return
         with self._env.begin(write=True) as txn:
             for key in keys:
                 value = txn.pop(key, db=self._db[table])
@@ -357,7 +419,7 @@ class LmdbStore:
             for number in numbers:
                 value = txn.get(message_key(number), db=self._db["messages"])
                 try:
-                    yield None if value is None else decode_message(value)
+                    yield None if value is None else decode_message(number, value, old=self._has_old)
                 except StoreCorruptException:
                     yield None
 

@@ -30,9 +30,10 @@ list) or else its message id
     The number of messages dropped: those that wait at such a position under that name, and nobody has in hand.
 ``forgive`` of a queue, with ``given`` as before
     The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.
-``resolve_commit`` with ``session`` (the name in the commit's id) and ``number``
-    True where that commit was done, False where it was not; None where so many producers were remembered since that
-    this one may have been forgotten.  Nothing of a connection that is gone is done after this answer.
+``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
+was made; default 0)
+    True where that commit was done, False where it was not; None where it may have been forgotten, since it was made
+    longer ago than ``commit_memory_seconds``.  Nothing of a connection that is gone is done after this answer.
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.
@@ -428,7 +429,8 @@ def _discard(arguments: _Arguments) -> Steps:
 
 
 def _resolve_commit(arguments: _Arguments) -> Steps:
-    return (yield c.ResolveCommit(c.CommitId(arguments.get("session", str), arguments.get("number", int))))
+    commit_id = c.CommitId(arguments.get("session", str), arguments.get("number", int))
+    return (yield c.ResolveCommit(commit_id, arguments.get("age_ms", int, 0)))
 
 
 _OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {

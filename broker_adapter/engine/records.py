@@ -4,14 +4,18 @@
 table       key                                    value
 ==========  =====================================  ==========================================================
 messages    number u64                             crc u32, message-format u32, payload
-references  number u64                             count u32 (only for messages that several queues hold)
+references  number u64                             count u32, crc u32 (only for messages that several queues hold)
 entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, group u16,
                                                    expiry u48, size u32, crc u32
 annotations as in entries                          msgpack map: what the engine adds to the properties
 schedule    due u64, kind u8, entry key            empty
 queues      queue u32                              msgpack: next position, bytes, lanes (:class:`Counters`)
 catalog     queue u32                              msgpack: what the queue is (:class:`CatalogRecord`)
-producers   msgpack: the stream's name             sequence u64, last used u64 (ms)
+producers   msgpack: the stream's name, or its     last u64, solid i64, last used u64 (ms), crc u32,
+            hash where that is long                mask of the numbers seen (:class:`SequencesRecord`)
+commits     session, or its hash where that is     last number u64, last used u64 (ms), crc u32
+            long
+published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
 meta        name                                   msgpack
 ==========  =====================================  ==========================================================
@@ -19,13 +23,15 @@ meta        name                                   msgpack
 All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
 then by position: the order of delivery.  Lane :data:`DELAYED_LANE` holds what is not due yet.
 
-LMDB pages carry no checksum, so the records that messages depend on carry their own; that of an entry covers
-its key as well.  A record that fails is moved to ``quarantine``: never delivered, never lost from sight.
+LMDB pages carry no checksum, so the records that messages depend on carry their own, which covers their keys as well:
+a record in the wrong place is as bad as a damaged one.  A record that fails is moved to ``quarantine``: never
+delivered, never lost from sight.
 """
 
 from __future__ import annotations
 
 import struct
+from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -33,9 +39,10 @@ import msgpack
 
 from broker_adapter.errors import StoreCorruptException
 
-#: Version of the layout above; a store with a greater one is refused, an older one is read as it is: version 1 had no
-#: groups.
-STORE_VERSION = 2
+#: Version of the layout above; a store with a greater one is refused, an older one is read as it is.  Version 1 had no
+#: groups.  Versions 1 and 2 had no tables ``commits`` and ``published`` (their records were in ``producers``), no
+#: checksums in ``references`` and ``producers``, and those of messages did not cover the number.
+STORE_VERSION = 3
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -58,6 +65,8 @@ TABLES = (
     "queues",
     "catalog",
     "producers",
+    "commits",
+    "published",
     "quarantine",
     "meta",
 )
@@ -68,8 +77,6 @@ entry_key = struct.Struct(">IBQ").pack
 unpack_entry_key = struct.Struct(">IBQ").unpack
 unpack_message_key = struct.Struct(">Q").unpack
 unpack_queue_key = struct.Struct(">I").unpack
-reference_value = struct.Struct(">I").pack
-unpack_reference = struct.Struct(">I").unpack
 
 #: The group of an entry stands above its expiry, which needs no more than 48 bits until the year 10889.
 _GROUP_SHIFT = 48
@@ -80,7 +87,14 @@ _entry_body = struct.Struct(">QIHQI")
 _entry_value = struct.Struct(">QIHQII")
 _message_head = struct.Struct(">II")
 _schedule_head = struct.Struct(">QB")
-_producer = struct.Struct(">QQ")
+_reference = struct.Struct(">II")
+_sequences = struct.Struct(">QqQ")
+_last = struct.Struct(">QQ")
+_crc = struct.Struct(">I")
+#: Longest name that is its own key; LMDB's keys end at 511 bytes.
+_MAX_NAME_BYTES = 200
+#: Longest producer id that is part of the key of its stream as it is, in ASCII characters.
+_MAX_SHORT_NAME = 64
 
 
 class RawEntry(NamedTuple):
@@ -129,20 +143,45 @@ def decode_entry(key: bytes, value: bytes) -> RawEntry:
     )
 
 
-def encode_message(message_format: int, payload: bytes) -> bytes:
+def encode_message(number: int, message_format: int, payload: bytes) -> bytes:
     """A stored message: checksum, format, payload."""
-    return _message_head.pack(crc32(payload, message_format), message_format) + payload
+    return _message_head.pack(crc32(payload, (message_format ^ number) & 0xFFFFFFFF), message_format) + payload
 
 
-def decode_message(value: bytes) -> tuple[int, bytes]:
-    """(message-format, payload) of a stored message; raises StoreCorruptException where its checksum is wrong."""
+def decode_message(number: int, value: bytes, *, old: bool = False) -> tuple[int, bytes]:
+    """(message-format, payload) of a stored message; raises StoreCorruptException where its checksum is wrong.
+
+    Args:
+        number: the message's, which the checksum covers.
+        value: the record.
+        old: whether a checksum that does not cover the number will do, as versions before 3 wrote it.
+    """
     if len(value) < _message_head.size:
         raise StoreCorruptException(f"message record of {len(value)} bytes is too short")
     crc, message_format = _message_head.unpack_from(value)
     payload = value[_message_head.size :]
-    if crc32(payload, message_format) != crc:
+    if crc32(payload, (message_format ^ number) & 0xFFFFFFFF) != crc and not (
+        old and crc32(payload, message_format) == crc
+    ):
         raise StoreCorruptException("message record fails its checksum")
     return message_format, payload
+
+
+def encode_reference(key: bytes, count: int) -> bytes:
+    """How many entries refer to a message."""
+    return _reference.pack(count, crc32(count.to_bytes(4), crc32(key)))
+
+
+def decode_reference(key: bytes, value: bytes) -> int:
+    """The count; raises StoreCorruptException where its checksum is wrong.  Versions before 3 wrote none."""
+    if len(value) == 4:
+        return int.from_bytes(value)
+    if len(value) != _reference.size:
+        raise StoreCorruptException(f"reference record of {len(value)} bytes")
+    count, crc = _reference.unpack(value)
+    if crc32(value[:4], crc32(key)) != crc:
+        raise StoreCorruptException("reference record fails its checksum")
+    return int(count)
 
 
 def schedule_key(due_ms: int, kind: int, key: bytes) -> bytes:
@@ -156,17 +195,60 @@ def decode_schedule_key(key: bytes) -> tuple[int, int, bytes]:
     return due_ms, kind, key[_schedule_head.size :]
 
 
-def encode_producer(sequence: int, used_ms: int) -> bytes:
-    """Last sequence of a producer's stream, and when it was used."""
-    return _producer.pack(sequence, used_ms)
+class SequencesRecord(NamedTuple):
+    """The sequence numbers that were seen of a producer's stream: see :class:`identities.Sequences`."""
+
+    last: int
+    solid: int
+    used_ms: int  #: when one was last added
+    mask: bytes = b""
 
 
-def decode_producer(value: bytes) -> tuple[int, int]:
-    """(sequence, last used in ms)."""
-    if len(value) != _producer.size:
+def encode_sequences(key: bytes, record: SequencesRecord) -> bytes:
+    """The record of a stream, with a checksum over key and value."""
+    head = _sequences.pack(record.last, record.solid, record.used_ms)
+    return head + _crc.pack(crc32(record.mask, crc32(head, crc32(key)))) + record.mask
+
+
+def decode_sequences(key: bytes, value: bytes) -> SequencesRecord:
+    """The record of a stream; raises StoreCorruptException.  Versions before 3 wrote the highest number only."""
+    if len(value) == _last.size:
+        last, used_ms = _last.unpack(value)
+        return SequencesRecord(last, 0, used_ms)
+    if len(value) < _sequences.size + 4:
         raise StoreCorruptException(f"producer record of {len(value)} bytes")
-    sequence, used_ms = _producer.unpack(value)
-    return sequence, used_ms
+    head, mask = value[: _sequences.size], value[_sequences.size + 4 :]
+    if _crc.pack(crc32(mask, crc32(head, crc32(key)))) != value[_sequences.size : _sequences.size + 4]:
+        raise StoreCorruptException("producer record fails its checksum")
+    last, solid, used_ms = _sequences.unpack(head)
+    return SequencesRecord(last, solid, used_ms, mask)
+
+
+class LastRecord(NamedTuple):
+    """The last number of a name, and when it was done."""
+
+    number: int
+    used_ms: int
+
+
+def encode_last(key: bytes, record: LastRecord) -> bytes:
+    """The last number of a name, with a checksum over key and value."""
+    body = _last.pack(*record)
+    return body + _crc.pack(crc32(body, crc32(key)))
+
+
+def decode_last(key: bytes, value: bytes) -> LastRecord:
+    """The last number of a name; raises StoreCorruptException."""
+    body = value[: _last.size]
+    if len(value) != _last.size + 4 or _crc.pack(crc32(body, crc32(key))) != value[_last.size :]:
+        raise StoreCorruptException("record of a last number fails its checksum")
+    return LastRecord(*_last.unpack(body))
+
+
+def last_key(name: str) -> bytes:
+    """Key of a name in ``commits`` and ``published``; that of a long one is made of its hash."""
+    key = name.encode(errors="surrogatepass")
+    return b"=" + key if len(key) <= _MAX_NAME_BYTES else b"#" + blake2b(key, digest_size=32).digest()
 
 
 class LaneCounters(NamedTuple):
@@ -233,13 +315,20 @@ def decode_annotations(value: bytes) -> dict[str, Any]:
 
 
 def stream_key(*name: Any) -> bytes:
-    """Key of a producer's stream, or of a session's commits, in ``producers``."""
+    """Key of a producer's stream in ``producers``."""
     return bytes(msgpack.packb(name))
 
 
 def decode_stream_key(key: bytes) -> tuple[Any, ...]:
     """The name of a stream."""
     return tuple(msgpack.unpackb(key, use_list=False))
+
+
+def short_name(name: str) -> str:
+    """A name that may be part of a key: a long one is replaced by its hash."""
+    if len(name) <= _MAX_SHORT_NAME and name.isascii():
+        return name
+    return "#" + blake2b(name.encode(errors="surrogatepass"), digest_size=24).hexdigest()
 
 
 def _with_crc(body: bytes) -> bytes:

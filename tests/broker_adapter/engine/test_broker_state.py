@@ -11,7 +11,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue, topi
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.records import KIND_DELIVER, RawEntry, decode_annotations, unpack_entry_key
+from broker_adapter.engine.records import KIND_DELIVER, RawEntry, decode_annotations, stream_key, unpack_entry_key
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import (
     IllegalStateException,
@@ -218,6 +218,29 @@ def test_an_identity_is_taken_once_for_each_destination() -> None:
     rules.send(client, Q, b"x", identity=Identity("p", 2, 1))
     assert (rules.depth("q"), rules.depth("other")) == (4, 1)
     assert rules.do(c.Statistics()).duplicates_rejected == 2
+
+
+def test_messages_that_arrive_out_of_their_producers_order_are_all_taken_once() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for sequence in (5, 2, 7, 2, 3, 5, 1, 7, 6, 4, 4):
+        rules.send(client, Q, b"%d" % sequence, identity=Identity("p", 1, sequence))
+    rules.do(
+        c.Commit(
+            client, None, [(Q, c.NewMessage(0, b"", identity=Identity("p", 1, number))) for number in (9, 8, 9)], []
+        )
+    )
+    assert rules.depth("q") == 9
+    assert rules.do(c.Statistics()).duplicates_rejected == 5
+
+
+def test_a_producer_with_a_long_name_is_known() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for name in ("x" * 5000, "x" * 5001, "x" * 5000, "\N{SNOWMAN}" * 60, "\ud800"):
+        rules.send(client, queue("n" * 400), b"", identity=Identity(name, 1, 1))
+    assert rules.depth("n" * 400) == 4
+    assert all(len(stream_key(*stream)) <= 511 for stream in rules.state.streams)
 
 
 def test_the_producer_that_was_silent_longest_is_forgotten_at_the_limit() -> None:

@@ -13,6 +13,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.identities import CACHED_NAMES
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
@@ -475,11 +476,43 @@ def test_a_commit_is_resolved_after_a_restart(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_an_engine_that_may_have_forgotten_says_so(tmp_path: Path) -> None:
+def test_commits_and_published_batches_are_not_forgotten_for_others(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(max_producers=3), str(tmp_path))
     client = connect(broker)
-    for session in "abc":
-        broker.call(c.Commit(client, c.CommitId(session, 1), [(queue("q"), named(ord(session)))], []), WAIT)
-    assert ask(broker, "resolve_commit", session="a", number=1) is not False
-    assert ask(broker, "resolve_commit", session="never seen", number=1) is None
+    broker.call(c.Commit(client, c.CommitId("mine", 7), [(queue("q"), named(1))], []), WAIT)
+    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("x")])
+    assert ask(broker, "publish", group="mine", number=3, transactions=["t"]) is True
+    commits = [c.Commit(client, c.CommitId(f"session {n}", 1), [], []) for n in range(CACHED_NAMES)]
+    groups = [c.Publish(f"group {n}", 1, []) for n in range(CACHED_NAMES)]
+    broker.submit_all([*commits, *groups])
+    for number in range(10):
+        send(broker, client, "q", "x", identity=Identity(f"producer {number}", 1, 1))
+    assert ask(broker, "resolve_commit", session="mine", number=7) is True
+    assert ask(broker, "resolve_commit", session="mine", number=8) is False
+    assert ask(broker, "publish", group="mine", number=3, transactions=[]) is False
+    broker.close()
+
+
+def test_a_commit_is_in_doubt_only_where_it_was_made_too_long_ago(broker: Broker) -> None:
+    day = 86_400_000
+    assert ask(broker, "resolve_commit", session="never seen", number=1) is False
+    assert ask(broker, "resolve_commit", session="never seen", number=1, age_ms=6 * day) is False
+    assert ask(broker, "resolve_commit", session="never seen", number=1, age_ms=8 * day) is None
+    broker.call(c.Commit(connect(broker), c.CommitId("s", 5), [(queue("q"), named(1))], []), WAIT)
+    assert ask(broker, "resolve_commit", session="s", number=5, age_ms=8 * day) is True
+    assert ask(broker, "resolve_commit", session="s", number=6, age_ms=8 * day) is False
+
+
+def test_names_that_were_not_used_for_long_are_swept_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(EngineSettings(commit_memory_seconds=60), str(tmp_path))
+    broker.call(c.Commit(connect(broker), c.CommitId("old", 5), [(queue("q"), named(1))], []), WAIT)
+    broker.close()
+    later = time.time_ns() + 61 * 10**9
+    monkeypatch.setattr("broker_adapter.engine.broker._now_ms", lambda: later // 10**6)
+    broker = Broker(EngineSettings(commit_memory_seconds=60), str(tmp_path))
+    broker.call(c.Statistics(), WAIT)
+    broker.call(c.Statistics(), WAIT)
+    assert ask(broker, "resolve_commit", session="old", number=5, age_ms=61_000) is None
     broker.close()

@@ -28,10 +28,11 @@ from broker_adapter.engine.records import (
     Counters,
     LaneCounters,
     RawEntry,
+    SequencesRecord,
     encode_annotations,
     encode_catalog,
     encode_counters,
-    encode_producer,
+    encode_sequences,
     entry_key,
     queue_key,
     schedule_key,
@@ -177,15 +178,16 @@ def test_everything_is_there_after_it_is_opened_again(tmp_path: Path) -> None:
     counters = Counters(2, 1, (LaneCounters(5, 1, 0),))
     batch.put("catalog", queue_key(1), encode_catalog(CatalogRecord("queue", "q")))
     batch.put("queues", queue_key(1), encode_counters(counters))
-    batch.put("producers", stream_key("old"), encode_producer(5, 100))
-    batch.put("producers", stream_key("new"), encode_producer(6, 200))
+    streams = [(stream_key("old"), SequencesRecord(5, 1, 100)), (stream_key("new"), SequencesRecord(6, 2, 200, b"m"))]
+    for key, record in reversed(streams):
+        batch.put("producers", key, encode_sequences(key, record))
     store.commit(batch)
     unique = store.unique
     store.close()
     store = reopened(tmp_path)
     assert store.unique == unique
     assert [(each.queue, each.record.name, each.counters) for each in store.queues()] == [(1, "q", counters)]
-    assert store.streams() == [(stream_key("old"), 5), (stream_key("new"), 6)]
+    assert store.streams() == streams
     assert store.next_message() == 42
     store.close()
 

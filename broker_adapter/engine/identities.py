@@ -1,0 +1,173 @@
+"""Was this number of this name taken?  What the engine remembers, so that nothing is done twice or wrongly refused.
+
+Theory of operation
+    A message carries an identity: a producer, a thread of it, and a sequence number that the producer counts up.  A
+    message that is sent again, after a failover say, has the identity that it had.  Messages may arrive out of their
+    producer's order (delayed, re-routed, bridged, put back from a dead-letter queue) and with gaps (a producer that
+    sends to several destinations).  So :class:`Sequences` remembers which numbers were seen, not only the highest one.
+    It never takes a number for seen that was not.  It may forget one that is far behind the highest.
+
+    The commits of a session and the published batches of a group are done in order, so the last number of each name is
+    enough (:class:`LastNumbers`).  Names are forgotten by age: other names, however many, do not displace one.  The
+    store of a durable engine has all of them, and only those used lately are in memory: the driver looks up the others
+    (``needs``, ``learn``) in the cycle that asks for them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.records import LastRecord, SequencesRecord, encode_last, last_key
+
+#: Numbers below the highest one that are known one by one where there are gaps.
+WINDOW: Final = 8192
+_FULL: Final = (1 << WINDOW) - 1
+#: Names of a table that are kept in memory where the store has the others.
+CACHED_NAMES: Final = 10_000
+#: Names of a table that an engine without a disk remembers at most.
+MOST_NAMES: Final = 1_000_000
+
+
+class Sequences:
+    """The sequence numbers of one stream that were seen.
+
+    Attributes:
+        last: the highest one.
+        solid: everything from here up to ``last`` was seen; with a ``mask``, up to below the window.
+        mask: where there are gaps: bit ``n`` says whether ``last - n`` was seen, for ``WINDOW`` numbers; None: no gaps.
+    """
+
+    __slots__ = ("last", "mask", "solid")
+
+    def __init__(self, last: int, solid: int, mask: int | None = None) -> None:
+        self.last = last
+        self.solid = solid
+        self.mask = mask
+
+    @classmethod
+    def begin(cls, sequence: int) -> Sequences:
+        """A stream of which one number was seen."""
+        return cls(sequence, sequence)
+
+    @classmethod
+    def of(cls, record: SequencesRecord) -> Sequences:
+        """As the store has them."""
+        return cls(record.last, record.solid, int.from_bytes(record.mask) if record.mask else None)
+
+    def record(self, used_ms: int) -> SequencesRecord:
+        """For the store."""
+        mask = b"" if self.mask is None else self.mask.to_bytes(WINDOW // 8)
+        return SequencesRecord(self.last, self.solid, used_ms, mask)
+
+    def __contains__(self, sequence: int) -> bool:
+        """Whether this number was seen, as far as it is remembered."""
+        below = self.last - sequence
+        if self.mask is None or below >= WINDOW:
+            return self.solid <= sequence <= self.last
+        return below >= 0 and bool(self.mask >> below & 1)
+
+    def add(self, sequence: int) -> bool:
+        """Note a number; returns False where it was seen before."""
+        above = sequence - self.last
+        if self.mask is None:
+            if above == 1:
+                self.last = sequence
+                return True
+            if above <= 0 and sequence >= self.solid:
+                return False
+            # There is a gap from now on.
+            seen = min(self.last - self.solid + 1, WINDOW)
+            self.mask = (1 << seen) - 1
+            self.solid = min(self.solid, self.last - WINDOW + 1)
+            if seen < WINDOW:
+                self.solid = self.last - WINDOW + 1
+        if above > 0:
+            self._raise(sequence, above)
+        elif -above >= WINDOW:
+            return sequence < self.solid  # too far behind to be remembered
+        else:
+            bit = 1 << -above
+            if self.mask & bit:
+                return False
+            self.mask |= bit
+        if self.mask == _FULL:
+            self.mask = None
+        return True
+
+    def _raise(self, sequence: int, above: int) -> None:
+        """A new highest number: the window moves up, and what leaves it is remembered as far as it has no gap."""
+        mask = self.mask or 0
+        bottom = sequence - WINDOW  # the highest number below the new window
+        if above > WINDOW:
+            self.solid = bottom + 1
+            self.mask = 1
+        else:
+            leaving = mask >> (WINDOW - above)
+            missing = ~leaving & ((1 << above) - 1)
+            if missing:
+                self.solid = bottom - ((missing & -missing).bit_length() - 1) + 1
+            self.mask = (mask << above | 1) & _FULL
+        self.last = sequence
+
+
+class LastNumbers:
+    """The last number of each name in one table, such as the last commit of each session.
+
+    Args:
+        table: of the store.
+        memory_ms: how long a name is remembered after its last number.
+        durable: whether a store has what is not in memory.
+    """
+
+    def __init__(self, table: str, memory_ms: int, *, durable: bool) -> None:
+        self.table = table
+        self._memory_ms = memory_ms
+        self._durable = durable
+        self._names: OrderedDict[str, LastRecord | None] = OrderedDict()  #: the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def needs(self, name: str) -> bool:
+        """Whether the driver has to look this name up in the store, before it is asked for."""
+        return self._durable and name not in self._names
+
+    def learn(self, name: str, record: LastRecord | None) -> None:
+        """What the store has of a name."""
+        self._names[name] = record
+        self._names.move_to_end(name)
+        while len(self._names) > CACHED_NAMES:
+            self._names.popitem(last=False)
+
+    def last(self, name: str) -> int | None:
+        """The last number of a name; None where there is none, or it is too long ago."""
+        record = self._names.get(name)
+        return None if record is None else record.number
+
+    def note(self, name: str, number: int, now_ms: int, batch: StoreBatch) -> None:
+        """This number of the name is done."""
+        record = LastRecord(number, now_ms)
+        self._names[name] = record
+        self._names.move_to_end(name)
+        if self._durable:
+            key = last_key(name)
+            batch.put(self.table, key, encode_last(key, record))
+            while len(self._names) > CACHED_NAMES:
+                self._names.popitem(last=False)
+            return
+        oldest_ms = now_ms - self._memory_ms
+        while self._names:
+            first = next(iter(self._names.values()))
+            if len(self._names) <= MOST_NAMES and first is not None and first.used_ms >= oldest_ms:
+                break
+            self._names.popitem(last=False)
+
+    def is_over(self, used_ms: int, now_ms: int) -> bool:
+        """Whether a name that was last used then is to be forgotten."""
+        return used_ms < now_ms - self._memory_ms
+
+    def may_be_forgotten(self, age_ms: int) -> bool:
+        """Whether a name whose last number was done so long ago may not be remembered any more."""
+        return age_ms >= self._memory_ms

@@ -1,0 +1,127 @@
+"""What is remembered of the numbers that were taken."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.identities import CACHED_NAMES, WINDOW, LastNumbers, Sequences
+from broker_adapter.engine.records import decode_last, decode_sequences, encode_sequences, last_key
+
+
+def test_numbers_in_order_are_each_new_once() -> None:
+    seen = Sequences.begin(1)
+    assert all(seen.add(number) for number in range(2, 5000))
+    assert not any(seen.add(number) for number in range(1, 5000))
+
+
+def test_a_number_that_comes_late_is_new_once() -> None:
+    seen = Sequences.begin(1)
+    for number in (2, 3, 7, 8):
+        assert seen.add(number)
+    assert [seen.add(number) for number in (5, 5, 4, 6, 6, 1, 3, 8)] == [
+        True, False, True, True, False, False, False, False,
+    ]  # fmt: skip
+    assert seen.mask is not None
+    assert seen.add(9)
+
+
+def test_numbers_below_the_first_one_are_new() -> None:
+    seen = Sequences.begin(1_000_000)
+    assert seen.add(999_999)
+    assert not seen.add(999_999)
+    assert seen.add(1)
+
+
+def test_every_other_number_is_known_within_the_window() -> None:
+    seen = Sequences.begin(0)
+    for number in range(2, 50_000, 2):
+        assert seen.add(number)
+    for number in range(50_000 - WINDOW + 2, 50_000):
+        assert (number in seen) == (number % 2 == 0)
+
+
+def test_a_long_run_is_known_to_its_beginning_also_after_a_gap() -> None:
+    seen = Sequences.begin(1)
+    for number in range(2, 100_000):
+        seen.add(number)
+    assert seen.add(100_005)
+    assert not any(seen.add(number) for number in range(1, 100_000, 777))
+    assert all(seen.add(number) for number in range(100_000, 100_005))
+
+
+def test_a_stream_without_gaps_for_a_window_is_small_again() -> None:
+    seen = Sequences.begin(1)
+    seen.add(3)
+    assert seen.record(0).mask
+    for number in range(4, 4 + WINDOW):
+        seen.add(number)
+    assert not seen.record(0).mask
+    assert 2 not in seen
+
+
+def test_far_jumps_forget_and_never_take_a_new_number_for_a_known_one() -> None:
+    seen = Sequences.begin(5)
+    assert seen.add(5 + 3 * WINDOW)
+    assert seen.add(6)
+    assert seen.add(5 + 2 * WINDOW + 1)
+    assert not seen.add(5 + 2 * WINDOW + 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 50, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW]))
+def test_against_a_set(seed: int, reach: int) -> None:
+    chance = random.Random(seed)
+    number = chance.randrange(0, 20_000)
+    seen = Sequences.begin(number)
+    known = {number}
+    highest = number
+    for _ in range(chance.randrange(1, 400)):
+        number = highest + 1 if chance.random() < 0.7 else max(0, highest + chance.randrange(-reach, reach + 1))
+        is_new = seen.add(number)
+        if number not in known:
+            assert is_new, "a new number was taken for a known one"
+        elif highest - number < WINDOW:
+            assert not is_new
+        known.add(number)
+        highest = max(highest, number)
+        assert number in seen or highest - number >= WINDOW
+        if chance.random() < 0.05:
+            key = b"key"
+            seen = Sequences.of(decode_sequences(key, encode_sequences(key, seen.record(1))))
+    for number in range(max(0, highest - WINDOW + 1), highest + 2, 7):
+        assert (number in seen) == (number in known)
+
+
+def test_other_names_do_not_displace_one() -> None:
+    numbers = LastNumbers("commits", 1000, durable=True)
+    batch = StoreBatch()
+    numbers.note("mine", 5, 100, batch)
+    for other in range(CACHED_NAMES + 10):
+        numbers.note(f"other {other}", 1, 100, StoreBatch())
+    assert numbers.needs("mine")
+    assert len(numbers) == CACHED_NAMES
+    key = last_key("mine")
+    numbers.learn("mine", decode_last(key, batch.tables["commits"][key] or b""))
+    assert numbers.last("mine") == 5
+
+
+def test_without_a_disk_names_are_forgotten_by_age() -> None:
+    numbers = LastNumbers("commits", 1000, durable=False)
+    batch = StoreBatch()
+    numbers.note("a", 1, 0, batch)
+    numbers.note("b", 1, 600, batch)
+    numbers.note("c", 1, 1001, batch)
+    assert [numbers.last(name) for name in "abc"] == [None, 1, 1]
+    assert not batch.tables
+    assert not numbers.needs("a")
+
+
+def test_a_long_name_has_a_key_that_the_store_takes() -> None:
+    assert len(last_key("x" * 10_000)) <= 64
+    assert last_key("x" * 10_000) != last_key("x" * 10_001)
+    assert last_key("x" * 200) == b"=" + b"x" * 200
+    assert last_key("")

@@ -1,0 +1,83 @@
+"""Stores that earlier versions have written are read as they are; a small one of each is kept beside this file."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, settle
+
+STORES = Path(__file__).parent / "stores"
+
+
+def opened(directory: Path, version: int) -> Broker:
+    directory.mkdir(exist_ok=True)
+    data = gzip.decompress((STORES / f"version_{version}.mdb.gz").read_bytes())
+    (directory / "data.mdb").write_bytes(data)
+    return Broker(EngineSettings(max_store_bytes=16 * 1024 * 1024), str(directory))
+
+
+def again(sequence: int, name: str) -> c.NewMessage:
+    """A message of the old store, sent again."""
+    identity = Identity("producer", 1, sequence)
+    return c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(queue(name), identity=identity)), identity=identity)
+
+
+def bodies(handouts: list[c.Handout]) -> list[str]:
+    return [unpack(each.payload).body for each in handouts]
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_everything_of_version_2_is_there(tmp_path: Path, starts: int) -> None:
+    broker = opened(tmp_path, 2)
+    for _ in range(starts - 1):
+        broker.close()
+        broker = Broker(EngineSettings(max_store_bytes=16 * 1024 * 1024), str(tmp_path))
+    client = connect(broker, "me")
+    # The first of 20 orders (the odd ones are more urgent) were rejected, acknowledged and committed.
+    orders = [f"orders {number}" for number in (*range(7, 20, 2), *range(2, 21, 2), 21)]
+    assert sorted(bodies(drained(broker, client, "orders"))) == sorted(orders)
+    assert bodies(drained(broker, client, "DLQ")) == ["orders 1"]
+    for name in ("one", "two"):
+        subscription = Subscription(name, durable=True, shared=False)
+        consumer, inbox = attach(broker, client, topic("news"), credit=10, subscription=subscription)
+        got = inbox.wait_for(5)
+        assert bodies(got) == [f"news {number}" for number in range(1, 6)]
+        settle(broker, consumer, got)
+    assert bodies(drained(broker, client, "target")) == ["staged 1"]
+    assert [depth(broker, name) for name in ("later", "old", "t2")] == [1, 1, 1]
+    broker.close()
+
+
+def test_what_version_2_had_done_is_not_done_again(tmp_path: Path) -> None:
+    broker = opened(tmp_path, 2)
+    client = connect(broker, "me")
+    before = depth(broker, "orders")
+    assert broker.call(c.Enqueue(client, queue("orders"), [again(20, "orders"), again(21, "orders")]), WAIT) is None
+    assert depth(broker, "orders") == before
+    assert broker.call(c.Enqueue(client, queue("orders"), [again(22, "orders")]), WAIT) is None
+    assert depth(broker, "orders") == before + 1
+    for number, done in ((7, True), (8, False)):
+        assert broker.request("resolve_commit", {"session": "session", "number": number}, WAIT) is done
+    assert broker.request("publish", {"group": "group", "number": 3, "transactions": []}, WAIT) is False
+    assert broker.request("publish", {"group": "group", "number": 4, "transactions": ["t2"]}, WAIT) is True
+    assert bodies(drained(broker, client, "target")) == ["staged 1", "staged 2"]
+    broker.close()
+
+
+def test_messages_of_version_2_are_settled_like_new_ones(tmp_path: Path) -> None:
+    broker = opened(tmp_path, 2)
+    client = connect(broker, "me")
+    consumer, inbox = attach(broker, client, "orders", credit=100)
+    settle(broker, consumer, inbox.wait_for(depth(broker, "orders")), Outcome.ACCEPTED)
+    assert depth(broker, "orders") == 0
+    broker.close()
