@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from broker_adapter.engine.maintenance import check_store
+from broker_adapter.settings import EngineSettings
+
 
 class ServerProcess:
     """A server that can be killed and started again on the same store and port.
@@ -32,6 +35,9 @@ class ServerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.kill()
+        if kind is None and (self.data / "data.mdb").exists():
+            report = check_store(self.data, EngineSettings())
+            assert report.is_sound, (report.damages[:5], report.findings[:5])
 
     @property
     def url(self) -> str:

@@ -29,9 +29,11 @@ from broker_adapter.engine.holding import Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
+    FIRST_VOLATILE_QUEUE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     KIND_DELIVER,
+    KIND_EXPIRE,
     CatalogRecord,
     Counters,
     RawEntry,
@@ -43,6 +45,7 @@ from broker_adapter.engine.records import (
     encode_sequences,
     lane_of_delayed,
     queue_key,
+    schedule_key,
     short_name,
     stream_key,
 )
@@ -62,11 +65,10 @@ from broker_adapter.settings import EngineSettings
 
 #: Queues without consumers that keep what is ready in memory, for consumers that come and go.
 IDLE_WINDOWS = 64
+#: Time after which a message that expired in a consumer's hands is looked at again.
+_LOOK_AGAIN_MS = 60_000
 #: How often one decision lets go out what its own steps have made available, such as dead letters.
 _ROUNDS = 8
-
-#: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
-FIRST_VOLATILE_QUEUE = 1 << 31
 
 #: What the names of temporary destinations begin with.
 TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
@@ -1021,6 +1023,9 @@ class BrokerState:
     def _return(self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects) -> None:
         """A delivery that did not end in an acceptance."""
         self._awake[queue.id] = queue
+        if entry.expires_at_ms and entry.expires_at_ms <= self._now_ms:
+            self._expire(queue, entry, effects)
+            return
         if outcome is Outcome.RELEASED:
             queue.give_back(entry, effects)
             return
@@ -1331,7 +1336,6 @@ class BrokerState:
         self._reply(command, None, effects)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
-        effects.touches_unloaded = True
         source = self.queues[command.queue]
         target = self._queue(Destination(source.record.target or ""), effects)
         for raw in command.entries:
@@ -1345,7 +1349,6 @@ class BrokerState:
         self._reply(command, None, effects)
 
     def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:
-        effects.touches_unloaded = True
         source = self.queues.get(command.range.queue)
         moved = 0
         if source is not None:
@@ -1384,7 +1387,6 @@ class BrokerState:
     # What the store has found.
 
     def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
-        effects.touches_unloaded = True
         queue = self.queues.get(command.range.queue)
         dropped = 0
         if queue is not None:
@@ -1405,7 +1407,6 @@ class BrokerState:
         self._reply(command, forgiven, effects)
 
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
-        effects.touches_unloaded = True
         for kind, raw, key in command.items:
             for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
                 batch.put("schedule", key, None)
@@ -1414,7 +1415,11 @@ class BrokerState:
                 continue
             entry = queue.find(raw, effects)
             if entry is None:
-                continue  # in a consumer's hands; it is looked at again if it comes back
+                if raw.expires_at_ms and kind == KIND_EXPIRE:
+                    # In a consumer's hands: looked at if it comes back, and now and then, for the case of a crash.
+                    batch = effects.durable if raw.flags & FLAG_PERSISTENT else effects.volatile
+                    batch.put("schedule", schedule_key(now_ms + _LOOK_AGAIN_MS, KIND_EXPIRE, key[-13:]), b"")
+                continue
             self._awake[queue.id] = queue
             if queue.record.kind == "ended":
                 queue.forget(entry, effects)  # those who clear it up may have passed the place that it would get

@@ -99,6 +99,7 @@ class Effects:
         "published",
         "replies",
         "scans",
+        "taken_annotations",
         "touches_unloaded",
         "volatile",
     )
@@ -115,5 +116,6 @@ class Effects:
         self.published: list[
             int
         ] = []  #: staged queues whose entries are to be moved, in order, and which are then to be dropped
+        self.taken_annotations: dict[bytes, bytes] = {}  #: of entries that came and went within the cycle
         self.touches_unloaded = False  #: whether entries that are not in memory are deleted
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped

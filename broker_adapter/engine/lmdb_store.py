@@ -13,13 +13,15 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import lmdb
 import msgpack
 
+from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.records import (
     DELAYED_LANE,
@@ -47,6 +49,7 @@ from broker_adapter.engine.records import (
     entry_key,
     last_key,
     message_key,
+    quarantine_key,
     unpack_entry_key,
     unpack_message_key,
     unpack_queue_key,
@@ -63,6 +66,8 @@ from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
 
+#: Changes of a repair in one transaction.
+_REPAIRED_AT_ONCE = 10_000
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
 
@@ -73,6 +78,7 @@ class LmdbStore:
     Args:
         path: the directory; made where it does not exist.
         settings: ``max_store_bytes`` and ``min_free_disk_bytes``.
+        is_owned: whether the caller has taken its ownership already (:func:`own`), and keeps it.
 
     Raises:
         StoreLockedException: another process owns it (the error says which).
@@ -81,18 +87,21 @@ class LmdbStore:
         StoreException: it cannot be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings) -> None:
+    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, *, is_owned: bool = False) -> None:
         self.path = Path(path)
         self._settings = settings
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._owner = _own(self.path)
-        except OSError as error:
-            raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {error}") from error
+        self._owner: IO[str] | None = None
+        if not is_owned:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {error}") from error
+            self._owner = own(self.path)
         try:
             self._open()
         except BaseException:
-            self._owner.close()
+            if self._owner is not None:
+                self._owner.close()
             raise
 
     def _open(self) -> None:
@@ -104,7 +113,8 @@ class LmdbStore:
             self._db = {table: self._env.open_db(table.encode()) for table in TABLES}
         except lmdb.Error as error:
             raise StoreCorruptException(
-                f"the store in {str(self.path)!r} is not one, or is damaged: {error}; restore it from a copy"
+                f"the store in {str(self.path)!r} is not one, or is damaged: {error};"
+                f" run: holdfast check {str(self.path)!r}"
             ) from error
         with self._env.begin(write=True) as txn:
             meta = self._db["meta"]
@@ -172,7 +182,8 @@ class LmdbStore:
             return decode_catalog(value)
         except (StoreCorruptException, TypeError, ValueError) as error:
             raise StoreCorruptException(
-                f"the catalog of the store in {str(self.path)!r} is damaged (queue {key.hex()}); restore it from a copy"
+                f"the catalog of the store in {str(self.path)!r} is damaged (queue {key.hex()});"
+                f" run: holdfast check {str(self.path)!r} --repair"
             ) from error
 
     def _counters(self, txn: Any, key: bytes) -> Counters | None:
@@ -346,7 +357,7 @@ class LmdbStore:
             for key in keys:
                 value = txn.pop(key, db=self._db[table])
                 if value is not None:
-                    txn.put(table.encode() + b"\0" + key, value, db=self._db["quarantine"])
+                    txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
                     _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
 
     def quarantined(self) -> int:
@@ -453,10 +464,64 @@ class LmdbStore:
         with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
             return decode_schedule_key(cursor.key())[0] if cursor.first() else None
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """All records as of the last commit; writing goes on meanwhile, in pages that this one does not use."""
+        with self._env.begin() as txn:
+            yield Snapshot(txn, self._db, has_old=self._has_old)
+
+    def copy(self, path: Path) -> None:
+        """Write all records into a new file in another directory, without free pages."""
+        self._env.copy(str(path), compact=True)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Write the changes of a repair, in transactions of bounded size."""
+        batch: list[Change] = []
+        for change in changes:
+            batch.append(change)
+            if len(batch) == _REPAIRED_AT_ONCE:
+                self._apply(batch)
+                batch.clear()
+        self._apply(batch)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        with self._env.begin(write=True) as txn:
+            for table, key, value in changes:
+                if value is None:
+                    txn.delete(key, db=self._db[table])
+                else:
+                    txn.put(key, value, db=self._db[table])
+
     def close(self) -> None:
         """Close the files and give up the ownership."""
         self._env.close()
-        self._owner.close()
+        if self._owner is not None:
+            self._owner.close()
+
+
+class Snapshot:
+    """The records of a store at one moment; see :class:`broker_adapter.engine.check.Tables`."""
+
+    persistent = True
+
+    def __init__(self, txn: Any, tables: Mapping[str, Any], *, has_old: bool) -> None:
+        self._txn = txn
+        self._tables = tables
+        self.has_old = has_old
+
+    def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a table, in the order of their keys."""
+        with self._txn.cursor(db=self._tables[table]) as cursor:
+            yield from cursor
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """One record."""
+        found: bytes | None = self._txn.get(key, db=self._tables[table])
+        return found
+
+    def count(self, table: str) -> int:
+        """How many records a table has."""
+        return int(self._txn.stat(self._tables[table])["entries"])
 
 
 _LAST = (1 << 64) - 1
@@ -501,14 +566,18 @@ def _check_size(data: Path) -> None:
     for page in (0, _META_PAGE_BYTES):
         meta = head[page + 16 : page + 16 + 136]
         if len(meta) < 136 or int.from_bytes(meta[:4], sys.byteorder) != _LMDB_MAGIC:
-            raise StoreCorruptException(f"{str(data)!r} is not an LMDB file, or is damaged; restore it from a copy")
+            raise StoreCorruptException(
+                f"{str(data)!r} is not an LMDB file, or is damaged; run: holdfast check {str(data.parent)!r},"
+                " or restore it from a copy"
+            )
         last_page = int.from_bytes(meta[120:128], sys.byteorder)
         transaction = int.from_bytes(meta[128:136], sys.byteorder)
         newest = max(newest, (transaction, last_page))
     needed = (newest[1] + 1) * _META_PAGE_BYTES
     if size < needed:
         raise StoreCorruptException(
-            f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy"
+            f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy,"
+            f" or take out what is left of it: holdfast check {str(data.parent)!r} --repair"
         )
 
 
@@ -516,9 +585,17 @@ _LMDB_MAGIC = 0xBEEFC0DE
 _META_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def _own(path: Path) -> IO[str]:
-    """Take the lock on a store, and write into it who has it."""
-    file = open(path / "owner", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the store
+def own(path: Path) -> IO[str]:
+    """Take the lock on a store, and write into it who has it; the lock is given up when the file is closed.
+
+    Raises:
+        StoreLockedException: another process has it (the error says which).
+        StoreException: it cannot be taken.
+    """
+    try:
+        file = open(path / "owner", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the store
+    except OSError as error:
+        raise StoreException(f"the store in {str(path)!r} cannot be opened: {error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

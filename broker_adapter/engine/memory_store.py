@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush, merge
 
 from broker_adapter.engine.effects import EntryRecord, StoreBatch
@@ -12,6 +12,11 @@ from broker_adapter.engine.records import (
     RawEntry,
     decode_annotations,
     decode_schedule_key,
+    encode_entry,
+    encode_message,
+    encode_reference,
+    entry_key,
+    message_key,
     unpack_entry_key,
 )
 from broker_adapter.engine.store import Loaded
@@ -205,9 +210,48 @@ class MemoryStore:
     def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
         """Records in memory have no checksum: there is nothing to move."""
 
+    def snapshot(self) -> Snapshot:
+        """All records as they are now, in the form of a store on disk, for a check."""
+        entries: dict[bytes, bytes] = {}
+        for lanes in self._lanes.values():
+            for records in lanes.values():
+                for each in records.by_position.values():
+                    key = entry_key(each.queue, each.lane, each.position)
+                    fields = each.number, each.delivery_count, each.flags, each.expires_at_ms, each.size, each.group
+                    entries[key] = encode_entry(key, *fields)
+        messages = {message_key(number): encode_message(number, *each) for number, each in self._messages.items()}
+        counts = [(message_key(number), count) for number, count in self._references.items()]
+        references = {key: encode_reference(key, count) for key, count in counts}
+        tables = {"messages": messages, "entries": entries, "references": references}
+        return Snapshot(
+            {**tables, "annotations": dict(self._annotations), "schedule": dict.fromkeys(self._scheduled, b"")}
+        )
+
     def close(self) -> None:
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
+
+
+class Snapshot:
+    """The records of a store in memory; see :class:`broker_adapter.engine.check.Tables`."""
+
+    persistent = False
+    has_old = False
+
+    def __init__(self, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
+        self._tables = tables
+
+    def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a table, in the order of their keys."""
+        yield from sorted(self._tables.get(table, {}).items())
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """One record."""
+        return self._tables.get(table, {}).get(key)
+
+    def count(self, table: str) -> int:
+        """How many records a table has."""
+        return len(self._tables.get(table, {}))
 
 
 def _first(entries: Iterator[RawEntry], limit: int) -> Loaded:

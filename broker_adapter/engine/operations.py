@@ -5,6 +5,8 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
 
 ``statistics`` of nothing
     ``BrokerStatistics`` as a map.
+``check`` of nothing
+    What ``holdfast check --json`` prints, of the records on disk as of the last commit.
 ``purge`` of a queue
     The number of messages dropped.
 ``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)

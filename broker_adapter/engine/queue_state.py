@@ -958,6 +958,9 @@ class QueueState:
         if entry.expires_at_ms and lane is not self.delayed:
             batch.put("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, entry.key), None)
         if flags & FLAG_ANNOTATED:
+            annotations = batch.tables.get("annotations", {}).get(entry.key)
+            if annotations is not None:
+                effects.taken_annotations[entry.key] = annotations
             batch.put("annotations", entry.key, None)
         if keep_message:
             return

@@ -53,6 +53,9 @@ FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key
 FLAG_HANDED = 8  #: may have been delivered, ahead of others that the lane's cursor has not passed
 _LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
 
+#: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
+FIRST_VOLATILE_QUEUE = 1 << 31
+
 KIND_EXPIRE = 0
 KIND_DELIVER = 1
 
@@ -190,7 +193,9 @@ def schedule_key(due_ms: int, kind: int, key: bytes) -> bytes:
 
 
 def decode_schedule_key(key: bytes) -> tuple[int, int, bytes]:
-    """(due, kind, entry key)."""
+    """(due, kind, entry key); raises StoreCorruptException where it is none."""
+    if len(key) != _schedule_head.size + 13:
+        raise StoreCorruptException(f"key of the schedule of {len(key)} bytes")
     due_ms, kind = _schedule_head.unpack_from(key)
     return due_ms, kind, key[_schedule_head.size :]
 
@@ -329,6 +334,17 @@ def short_name(name: str) -> str:
     if len(name) <= _MAX_SHORT_NAME and name.isascii():
         return name
     return "#" + blake2b(name.encode(errors="surrogatepass"), digest_size=24).hexdigest()
+
+
+def quarantine_key(table: str, key: bytes) -> bytes:
+    """Key of a record of a table in ``quarantine``."""
+    return table.encode() + b"\0" + key
+
+
+def split_quarantine_key(key: bytes) -> tuple[str, bytes]:
+    """The table that a record in ``quarantine`` was in, and its key there."""
+    table, _, of_record = key.partition(b"\0")
+    return table.decode(errors="replace"), of_record
 
 
 def _with_crc(body: bytes) -> bytes:

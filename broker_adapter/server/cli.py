@@ -28,10 +28,12 @@ from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import check_store
 from broker_adapter.envelope import BodyKind, Envelope
-from broker_adapter.errors import JMSException, OperationTimedOutException
+from broker_adapter.errors import JMSException, OperationTimedOutException, StoreCorruptException
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.store_commands import add_commands, progress
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.transport import (
@@ -52,6 +54,8 @@ DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"
 #: Messages that a tool asks for ahead.
 _PREFETCH = 100
+#: Longest wait for something that takes its time, such as a check.
+_LONG_SECONDS = 3600.0
 #: Longest time that may be given, about 30 years.
 _MOST_SECONDS = 1_000_000_000
 #: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
@@ -117,6 +121,11 @@ def _parser() -> argparse.ArgumentParser:
         "--insecure", action="store_true", help="listen beyond this machine without users and TLS all the same"
     )
     serve.add_argument(
+        "--check",
+        action="store_true",
+        help="check every page and record of the store first, and do not serve one that is damaged",
+    )
+    serve.add_argument(
         "--option",
         action="append",
         default=[],
@@ -175,6 +184,8 @@ def _parser() -> argparse.ArgumentParser:
     redrive.add_argument("--to", metavar="QUEUE", help="put all of them into this queue instead")
     redrive.add_argument("--count", type=_positive, metavar="N", help="at most so many, the oldest first")
     redrive.set_defaults(run=_redrive)
+
+    add_commands(commands, _ask)
 
     user = commands.add_parser("user", help="add, remove or list the users of a users file")
     user.add_argument("action", choices=["add", "remove", "list"])
@@ -240,6 +251,13 @@ def _serve(options: argparse.Namespace) -> int:
             f"refusing to listen on {host}, which others can reach, without {missing}; give them, or say --insecure"
         )
     sys.setswitchinterval(_SWITCH_SECONDS)
+    if options.check and os.path.exists(os.path.join(options.data, "data.mdb")):
+        report = check_store(options.data, engine_settings, progress=progress())
+        if not report.is_sound:
+            raise StoreCorruptException(
+                f"the store in {options.data!r} is damaged: {len(report.damages)} pages and"
+                f" {sum(report.summary.problems.values())} records; run: holdfast check {options.data} --repair"
+            )
     broker = Broker(engine_settings, options.data)
     stopped = threading.Event()
     failed = broker.on_failure(lambda _error: stopped.set())
@@ -319,6 +337,12 @@ def _connected(
         yield transport, settings
     finally:
         transport.close(settings.close_timeout_seconds)
+
+
+def _ask(options: argparse.Namespace, operation: str, arguments: dict[str, Any]) -> Any:
+    """Make a request of a running server."""
+    with _connected(options) as (transport, _):
+        return transport.request(operation, arguments, _LONG_SECONDS)
 
 
 def _destination(options: argparse.Namespace) -> Destination:

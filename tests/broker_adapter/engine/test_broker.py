@@ -436,6 +436,7 @@ def test_a_damaged_message_is_kept_aside_and_the_others_are_delivered(disk: Engi
     assert broker._disk.quarantined() == 2  # the message and its entry
 
 
+@pytest.mark.damages
 def test_a_damaged_entry_is_kept_aside_and_the_others_are_delivered(disk: Engines) -> None:
     broker = disk.start()
     client = connect(broker)
@@ -629,3 +630,15 @@ def _change(path: Path, table: str, key: bytes, change: Any) -> None:
             value = txn.get(key)
             assert value is not None
             txn.put(key, change(value))
+
+
+def test_a_dead_letter_says_why_also_to_a_consumer_that_settles_nothing(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    send(broker, client, "q", "bad")
+    _, dead = attach(broker, client, "DLQ", credit=1, presettled=True)
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    settle(broker, consumer, inbox.wait_for(1), Outcome.REJECTED)
+    annotations = dead.wait_for(1)[0].annotations
+    assert annotations is not None
+    assert annotations["JMS_HOLDFAST_DEAD_LETTER_QUEUE"] == "q"

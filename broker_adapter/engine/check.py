@@ -1,0 +1,676 @@
+"""Every table of a store against every other: what does not fit, and how it is repaired.  No I/O.
+
+Theory of operation
+    ``Check(tables).findings()`` reads all tables once, in the order of their keys, and yields what is wrong.  Each
+    finding carries the changes that repair it.  A repair loses nothing: what cannot be trusted goes into the table
+    ``quarantine`` as it is, entries of an unknown queue get a queue that is named after them, and counters are made to
+    say what there is.  After a repair, a second check finds nothing.
+
+    Memory: 8 bytes for each entry, and the keys of the delayed entries.
+
+    What the checks cannot know: a message that was never stored, and one whose entry, body and counters are all of the
+    same earlier time, as a whole store that is restored from a copy.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
+from itertools import groupby
+from typing import Final, NamedTuple, Protocol
+
+import attrs
+import msgpack
+
+from broker_adapter.engine.records import (
+    DELAYED_LANE,
+    FIRST_VOLATILE_QUEUE,
+    FLAG_ANNOTATED,
+    FLAG_PERSISTENT,
+    FLAG_SHARED,
+    KIND_DELIVER,
+    KIND_EXPIRE,
+    CatalogRecord,
+    Counters,
+    LaneCounters,
+    RawEntry,
+    decode_annotations,
+    decode_catalog,
+    decode_counters,
+    decode_entry,
+    decode_last,
+    decode_message,
+    decode_reference,
+    decode_schedule_key,
+    decode_sequences,
+    decode_stream_key,
+    encode_catalog,
+    encode_counters,
+    encode_entry,
+    encode_reference,
+    entry_key,
+    message_key,
+    quarantine_key,
+    queue_key,
+    schedule_key,
+    unpack_message_key,
+    unpack_queue_key,
+)
+from broker_adapter.errors import StoreCorruptException
+
+#: Positions that are skipped where nobody knows which ones were used.
+SKIPPED_POSITIONS: Final = 1 << 32
+#: Lanes that an entry may have.
+_LANES: Final = frozenset((*range(10), DELAYED_LANE))
+#: Entries whose message numbers are sorted at a time.
+_SORTED_AT_ONCE: Final = 1_000_000
+_KINDS: Final = frozenset(("queue", "subscription", "staged", "ended"))
+
+Change = tuple[str, bytes, bytes | None]  #: table, key, value (None: delete)
+
+
+class Tables(Protocol):
+    """The records of a store at one moment.
+
+    Attributes:
+        has_old: whether there may be messages that a version before 3 has written.
+        persistent: whether the records survive a restart: those of the store in memory do not.
+    """
+
+    has_old: bool
+    persistent: bool
+
+    def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """All records of a table, in the order of their keys."""
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """One record."""
+
+    def count(self, table: str) -> int:
+        """How many records a table has."""
+
+
+@attrs.frozen
+class Finding:
+    """Something that does not fit.
+
+    Attributes:
+        problem: its kind, in a few words that are always the same.
+        table: where it was found.
+        key: of the record.
+        text: what is wrong, and what a repair does.
+        changes: the repair.
+        harmless: whether nothing depends on it, as a line of the schedule whose message is gone.
+    """
+
+    problem: str
+    table: str
+    key: bytes
+    text: str
+    changes: tuple[Change, ...] = ()
+    harmless: bool = False
+
+
+@attrs.define
+class Summary:
+    """What a check has seen."""
+
+    queues: int = 0
+    entries: int = 0
+    messages: int = 0
+    message_bytes: int = 0
+    delayed: int = 0
+    shared: int = 0
+    producers: int = 0
+    quarantined: int = 0
+    problems: Counter[str] = attrs.field(factory=Counter)
+    harmless: Counter[str] = attrs.field(factory=Counter)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong, harmless things apart."""
+        return not self.problems
+
+
+class _Queue:
+    """A queue of the catalogue, and what was counted of its entries."""
+
+    __slots__ = ("counted", "last", "number", "record", "size")
+
+    def __init__(self, number: int, record: CatalogRecord) -> None:
+        self.number = number
+        self.record = record
+        self.counted: Counter[int] = Counter()  #: lane → entries
+        self.size = 0
+        self.last = 0
+
+
+class _Moved(NamedTuple):
+    """Where the entries of an unknown queue are to go."""
+
+    queue: int
+    record: CatalogRecord
+
+
+class Check:
+    """A check of one store.
+
+    Args:
+        tables: its records.
+        progress: called with the records looked at so far and how many there are.
+
+    Attributes:
+        summary: what was seen; complete when ``findings`` has come to its end.
+    """
+
+    def __init__(self, tables: Tables, progress: Callable[[int, int], None] = lambda _done, _of: None) -> None:
+        self._tables = tables
+        self._progress = progress
+        self._done = 0
+        self._total = sum(tables.count(table) for table in ("catalog", "queues", "entries", "messages", "schedule"))
+        self.summary = Summary()
+        self._queues: dict[int, _Queue] = {}
+        self._moved: dict[int, _Moved] = {}  #: unknown queue → its new one
+        self._references: list[array[int]] = []  #: message number << 1 | whether the entry says that it is shared
+        self._delayed: set[bytes] = set()
+        self._expiring: dict[bytes, int] = {}  #: entries that have no line in the schedule where it should be → expiry
+        self._to_share: set[int] = set()  #: messages whose entries do not say that they are shared
+        self._to_lose: set[int] = set()  #: messages that are gone or damaged: their entries go into quarantine
+        self._highest = 0  #: number of the last message
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong.  To be exhausted; each finding may be repaired at once."""
+        for finding in self._all():
+            (self.summary.harmless if finding.harmless else self.summary.problems)[finding.problem] += 1
+            yield finding
+
+    def _all(self) -> Iterator[Finding]:
+        yield from self._check_catalog()
+        yield from self._check_entries()
+        yield from self._check_messages()
+        yield from self._check_references()
+        yield from self._check_annotations()
+        yield from self._check_schedule()
+        yield from self._check_entries_again()
+        yield from self._check_counters()
+        yield from self._check_names()
+        yield from self._check_meta()
+        self.summary.quarantined = self._tables.count("quarantine")
+        self._progress(self._total, self._total)
+
+    def _seen(self) -> None:
+        self._done += 1
+        if not self._done % 10_000:
+            self._progress(self._done, self._total)
+
+    # The catalogue.
+
+    def _check_catalog(self) -> Iterator[Finding]:
+        if not self._tables.persistent:
+            return
+        names: dict[object, int] = {}
+        for key, value in self._tables.items("catalog"):
+            self._seen()
+            (number,) = unpack_queue_key(key)
+            try:
+                record = decode_catalog(value)
+                if record.kind not in _KINDS or not isinstance(record.name, str):
+                    raise ValueError(record)
+            except (StoreCorruptException, ValueError, TypeError):
+                record = CatalogRecord("queue", f"recovered-{number}")
+                yield Finding(
+                    "damaged catalogue record",
+                    "catalog",
+                    key,
+                    f"the record of queue {number} cannot be trusted; it goes into quarantine, and the queue is named"
+                    f" {record.name!r}",
+                    (*_quarantine("catalog", key, value), ("catalog", key, encode_catalog(record))),
+                )
+            self._queues[number] = _Queue(number, record)
+            name = record.kind, record.name, record.client_id if record.kind == "subscription" else None
+            if record.kind != "ended" and name in names:
+                other = record._replace(name=f"recovered-{number}")
+                yield Finding(
+                    "two queues of one name",
+                    "catalog",
+                    key,
+                    f"queue {number} has the name {record.name!r} of queue {names[name]}; it is named {other.name!r}",
+                    (("catalog", key, encode_catalog(other)),),
+                )
+            names.setdefault(name, number)
+        self.summary.queues = len(self._queues)
+
+    # Entries.
+
+    def _check_entries(self) -> Iterator[Finding]:
+        numbers: array[int] = array("Q")
+        for key, value in self._tables.items("entries"):
+            self._seen()
+            self.summary.entries += 1
+            try:
+                entry = decode_entry(key, value)
+                if entry.lane not in _LANES:
+                    raise StoreCorruptException(f"lane {entry.lane}")
+            except StoreCorruptException as error:
+                yield Finding(
+                    "damaged entry",
+                    "entries",
+                    key,
+                    f"entry {key.hex()} cannot be trusted ({error}); it goes into quarantine",
+                    _quarantine("entries", key, value),
+                )
+                continue
+            yield from self._check_entry(key, entry)
+            numbers.append(entry.number << 1 | bool(entry.flags & FLAG_SHARED))
+            if len(numbers) == _SORTED_AT_ONCE:
+                self._references.append(array("Q", sorted(numbers)))
+                numbers = array("Q")
+        self._references.append(array("Q", sorted(numbers)))
+
+    def _check_entry(self, key: bytes, entry: RawEntry) -> Iterator[Finding]:
+        tables = self._tables
+        queue = self._queues.get(entry.queue)
+        if queue is None and tables.persistent:
+            if entry.queue not in self._moved:
+                self._moved[entry.queue] = self._home(entry.queue)
+                yield Finding(
+                    "entries of an unknown queue",
+                    "entries",
+                    key,
+                    f"the catalogue has no queue {entry.queue}; its entries get the queue"
+                    f" {self._moved[entry.queue].record.name!r}",
+                )
+            queue = self._queues[self._moved[entry.queue].queue]
+        if queue is not None:
+            queue.counted[entry.lane] += 1
+            queue.size += entry.size
+            queue.last = max(queue.last, entry.position)
+        if entry.lane == DELAYED_LANE:
+            self._delayed.add(key)
+            self.summary.delayed += 1
+        elif (
+            entry.expires_at_ms and tables.get("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, key)) is None
+        ):
+            self._expiring[key] = entry.expires_at_ms
+        flags = entry.flags
+        if tables.persistent and not flags & FLAG_PERSISTENT:
+            flags |= FLAG_PERSISTENT
+            yield Finding(
+                "entry not marked as persistent",
+                "entries",
+                key,
+                f"entry {key.hex()} is stored and not marked as persistent; it is marked",
+                (_entry_change(key, entry, flags),),
+            )
+        if flags & FLAG_ANNOTATED:
+            annotations = tables.get("annotations", key)
+            if annotations is None or not _can(decode_annotations, annotations):
+                yield Finding(
+                    "annotations missing",
+                    "entries",
+                    key,
+                    f"the annotations of entry {key.hex()} (why it was set aside) are gone or damaged; it goes on"
+                    " without them",
+                    (
+                        *(() if annotations is None else _quarantine("annotations", key, annotations)),
+                        _entry_change(key, entry, flags & ~FLAG_ANNOTATED),
+                    ),
+                )
+
+    def _home(self, unknown: int) -> _Moved:
+        """The queue that entries of an unknown queue get: its own, where its number is one that queues can have."""
+        number = unknown
+        if number >= FIRST_VOLATILE_QUEUE or number in self._queues:
+            number = max(self._queues, default=0) + 1
+        record = CatalogRecord("queue", f"recovered-{unknown}")
+        self._queues[number] = _Queue(number, record)
+        return _Moved(number, record)
+
+    # Messages, and who refers to them.
+
+    def _check_messages(self) -> Iterator[Finding]:
+        tables = self._tables
+        references = groupby(merge(*self._references), lambda word: word >> 1)
+        self._references = []
+        wanted = next(references, None)
+        for key, value in tables.items("messages"):
+            self._seen()
+            self.summary.messages += 1
+            self.summary.message_bytes += len(value)
+            (number,) = unpack_message_key(key)
+            self._highest = number
+            while wanted is not None and wanted[0] < number:
+                self._to_lose.add(wanted[0])  # the message is not there
+                wanted = next(references, None)
+            words = [*wanted[1]] if wanted is not None and wanted[0] == number else []
+            if words:
+                wanted = next(references, None)
+            try:
+                decode_message(number, value, old=tables.has_old)
+            except StoreCorruptException as error:
+                self._to_lose.add(number)
+                yield Finding(
+                    "damaged message",
+                    "messages",
+                    key,
+                    f"message {number} cannot be trusted ({error}); it goes into quarantine with its entries",
+                    _quarantine("messages", key, value),
+                )
+                continue
+            if not words:
+                yield Finding(
+                    "message without an entry",
+                    "messages",
+                    key,
+                    f"no queue holds message {number}; it goes into quarantine",
+                    _quarantine("messages", key, value),
+                )
+                continue
+            yield from self._check_shared(number, len(words), sum(word & 1 for word in words))
+        while wanted is not None:
+            self._to_lose.add(wanted[0])
+            wanted = next(references, None)
+
+    def _check_shared(self, number: int, entries: int, shared: int) -> Iterator[Finding]:
+        """The count of a message that several queues hold, and whether their entries know of it."""
+        key = message_key(number)
+        value = self._tables.get("references", key)
+        try:
+            count = None if value is None else decode_reference(key, value)
+        except StoreCorruptException:
+            count = -1
+        if entries > shared and entries > 1:
+            self._to_share.add(number)
+        elif not shared:
+            if count is not None:
+                yield Finding(
+                    "count of references left over",
+                    "references",
+                    key,
+                    f"message {number} is not shared; its count of references is dropped",
+                    (("references", key, None),),
+                    harmless=True,
+                )
+            return
+        self.summary.shared += 1
+        if count != entries:
+            said = "none" if count is None else "one that cannot be trusted" if count < 0 else str(count)
+            yield Finding(
+                "wrong count of references",
+                "references",
+                key,
+                f"{entries} queues hold message {number}, and its count is {said}; it is put right",
+                (("references", key, encode_reference(key, entries)),),
+            )
+
+    def _check_references(self) -> Iterator[Finding]:
+        for key, _ in self._tables.items("references"):
+            if self._tables.get("messages", key) is None:
+                yield Finding(
+                    "count of references left over",
+                    "references",
+                    key,
+                    f"message {int.from_bytes(key)} is gone; its count of references is dropped",
+                    (("references", key, None),),
+                    harmless=True,
+                )
+
+    # What belongs to entries.
+
+    def _check_annotations(self) -> Iterator[Finding]:
+        for key, value in self._tables.items("annotations"):
+            entry = self._entry(key)
+            if entry is None or not entry.flags & FLAG_ANNOTATED:
+                yield Finding(
+                    "annotations left over",
+                    "annotations",
+                    key,
+                    f"there is no entry {key.hex()} with annotations; they go into quarantine",
+                    _quarantine("annotations", key, value),
+                    harmless=True,
+                )
+
+    def _check_schedule(self) -> Iterator[Finding]:
+        for line, _ in self._tables.items("schedule"):
+            self._seen()
+            try:
+                due_ms, kind, key = decode_schedule_key(line)
+            except StoreCorruptException:
+                due_ms, kind, key = 0, -1, b""
+            if kind == KIND_DELIVER and key in self._delayed:
+                self._delayed.discard(key)
+                continue
+            entry = self._entry(key) if kind == KIND_EXPIRE else None
+            if entry is not None and 0 < entry.expires_at_ms <= due_ms:
+                self._expiring.pop(key, None)  # later than that: it was in a consumer's hands
+            else:
+                yield Finding(
+                    "line of the schedule left over",
+                    "schedule",
+                    line,
+                    f"the schedule has a line for {key.hex()}, which is gone or due at another time; it is dropped",
+                    (("schedule", line, None),),
+                    harmless=True,
+                )
+        for key, expires_at_ms in sorted(self._expiring.items()):
+            yield Finding(
+                "expiry not scheduled",
+                "entries",
+                key,
+                f"entry {key.hex()} expires, and the schedule does not say so; it is put in",
+                (("schedule", schedule_key(expires_at_ms, KIND_EXPIRE, key), b""),),
+            )
+        for key in sorted(self._delayed):
+            yield Finding(
+                "delivery not scheduled",
+                "entries",
+                key,
+                f"entry {key.hex()} waits for its time, which the schedule does not have; it becomes due now",
+                (("schedule", schedule_key(0, KIND_DELIVER, key), b""),),
+            )
+
+    def _entry(self, key: bytes) -> RawEntry | None:
+        value = self._tables.get("entries", key) if len(key) == 13 else None
+        try:
+            return None if value is None else decode_entry(key, value)
+        except StoreCorruptException:
+            return None
+
+    def _check_entries_again(self) -> Iterator[Finding]:
+        """What the messages have shown of their entries; and entries that get another queue."""
+        if not (self._to_lose or self._to_share or self._moved):
+            return
+        for key, value in self._tables.items("entries"):
+            entry = self._entry(key)
+            if entry is None:
+                continue
+            if entry.number in self._to_lose:
+                self._uncount(entry)
+                yield Finding(
+                    "entry without a message",
+                    "entries",
+                    key,
+                    f"message {entry.number} of entry {key.hex()} is gone or damaged; the entry goes into quarantine",
+                    _quarantine("entries", key, value),
+                )
+                continue
+            flags = entry.flags
+            if entry.number in self._to_share and not flags & FLAG_SHARED:
+                flags |= FLAG_SHARED
+                yield Finding(
+                    "entry not marked as shared",
+                    "entries",
+                    key,
+                    f"several queues hold message {entry.number}, and entry {key.hex()} does not say so; it is marked",
+                    (_entry_change(key, entry, flags),),
+                )
+            moved = self._moved.get(entry.queue)
+            if moved is not None and moved.queue != entry.queue:
+                yield self._move(key, entry._replace(flags=flags), moved.queue)
+        for moved in self._moved.values():
+            yield Finding(
+                "entries of an unknown queue",
+                "catalog",
+                queue_key(moved.queue),
+                f"queue {moved.queue} is put into the catalogue as {moved.record.name!r}",
+                (("catalog", queue_key(moved.queue), encode_catalog(moved.record)),),
+            )
+
+    def _uncount(self, entry: RawEntry) -> None:
+        moved = self._moved.get(entry.queue)
+        queue = self._queues.get(entry.queue if moved is None else moved.queue)
+        if queue is not None:
+            queue.counted[entry.lane] -= 1
+            queue.size -= entry.size
+
+    def _move(self, key: bytes, entry: RawEntry, queue: int) -> Finding:
+        """Give an entry the queue that is made for it."""
+        new_key = entry_key(queue, entry.lane, entry.position)
+        changes: list[Change] = [("entries", key, None), _entry_change(new_key, entry, entry.flags)]
+        annotations = self._tables.get("annotations", key)
+        if annotations is not None:
+            changes += [("annotations", key, None), ("annotations", new_key, annotations)]
+        if entry.lane == DELAYED_LANE:
+            changes.append(("schedule", schedule_key(0, KIND_DELIVER, new_key), b""))
+        elif entry.expires_at_ms:
+            changes.append(("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, new_key), b""))
+        return Finding(
+            "entries of an unknown queue",
+            "entries",
+            key,
+            f"entry {key.hex()} gets the queue {queue}",
+            tuple(changes),
+        )
+
+    # Counters and names.
+
+    def _check_counters(self) -> Iterator[Finding]:
+        tables = self._tables
+        if not tables.persistent:
+            return
+        for number, queue in sorted(self._queues.items()):
+            key = queue_key(number)
+            value = tables.get("queues", key)
+            counters: Counters | None = None
+            damaged = False
+            if value is not None:
+                try:
+                    counters = decode_counters(value)
+                except (StoreCorruptException, ValueError, TypeError):
+                    damaged = True
+            wrong = _differences(counters, queue)
+            if not wrong and not damaged:
+                continue
+            cursors = {lane.lane: lane.cursor for lane in counters.lanes} if counters is not None else {}
+            lanes = [
+                LaneCounters(lane, max(0, queue.counted[lane]), cursors.get(lane, 0))
+                for lane in sorted(_LANES)
+                if queue.counted[lane] > 0 or cursors.get(lane)
+            ]
+            next_position = queue.last + 1 + SKIPPED_POSITIONS
+            if counters is not None:
+                next_position = max(counters.next_position, queue.last + 1)
+            right = Counters(next_position, queue.size, tuple(lanes))
+            yield Finding(
+                "wrong counters",
+                "queues",
+                key,
+                f"the counters of queue {queue.record.name!r} {'cannot be trusted' if damaged else 'say ' + wrong};"
+                f" they are put right: {sum(queue.counted.values())} messages of {queue.size} bytes",
+                (
+                    *(_quarantine("queues", key, value) if damaged and value is not None else ()),
+                    ("queues", key, encode_counters(right)),
+                ),
+            )
+        for key, value in tables.items("queues"):
+            self._seen()
+            if unpack_queue_key(key)[0] not in self._queues:
+                yield Finding(
+                    "counters left over",
+                    "queues",
+                    key,
+                    f"there is no queue {int.from_bytes(key)}; its counters go into quarantine",
+                    _quarantine("queues", key, value),
+                    harmless=True,
+                )
+
+    def _check_names(self) -> Iterator[Finding]:
+        decoders: Iterable[tuple[str, Callable[[bytes, bytes], object]]] = (
+            ("producers", _decode_stream),
+            ("commits", decode_last),
+            ("published", decode_last),
+        )
+        for table, decode in decoders:
+            for key, value in self._tables.items(table):
+                self.summary.producers += table == "producers"
+                try:
+                    decode(key, value)
+                except (StoreCorruptException, ValueError, TypeError):
+                    yield Finding(
+                        "damaged record of numbers done",
+                        table,
+                        key,
+                        f"record {key.hex()} of table {table} cannot be trusted; it goes into quarantine, and what it"
+                        " knew of is new",
+                        _quarantine(table, key, value),
+                    )
+
+    def _check_meta(self) -> Iterator[Finding]:
+        if not self._tables.persistent or not self._highest:
+            return
+        value = self._tables.get("meta", b"next_message")
+        noted = _number(value)
+        if noted <= self._highest:
+            yield Finding(
+                "wrong number of the next message",
+                "meta",
+                b"next_message",
+                f"the next message would be number {noted}, and there is a message {self._highest}; it is put right",
+                (("meta", b"next_message", msgpack.packb(self._highest + 1)),),
+            )
+
+
+def _differences(counters: Counters | None, queue: _Queue) -> str:
+    """What the counters say wrongly, in words; empty where they are right."""
+    said = counters or Counters(1, 0, ())
+    stored = {lane.lane: lane.stored for lane in said.lanes}
+    wrong = []
+    if any(stored.get(lane, 0) != max(0, queue.counted[lane]) for lane in _LANES):
+        wrong.append(f"{sum(stored.values())} messages")
+    if said.stored_bytes != queue.size:
+        wrong.append(f"{said.stored_bytes} bytes")
+    if said.next_position <= queue.last:
+        wrong.append(f"that the next position is {said.next_position} where {queue.last} is used")
+    return " and ".join(wrong)
+
+
+def _quarantine(table: str, key: bytes, value: bytes) -> tuple[Change, Change]:
+    return (table, key, None), ("quarantine", quarantine_key(table, key), value)
+
+
+def _entry_change(key: bytes, entry: RawEntry, flags: int) -> Change:
+    _, _, _, number, count, _, expires_at_ms, size, group = entry
+    return "entries", key, encode_entry(key, number, count, flags, expires_at_ms, size, group)
+
+
+def _can(decode: Callable[[bytes], object], value: bytes) -> bool:
+    try:
+        decode(value)
+    except (StoreCorruptException, ValueError, TypeError):
+        return False
+    return True
+
+
+def _decode_stream(key: bytes, value: bytes) -> None:
+    decode_stream_key(key)
+    decode_sequences(key, value)
+
+
+def _number(value: bytes | None) -> int:
+    try:
+        number = 0 if value is None else msgpack.unpackb(value)
+    except (ValueError, msgpack.UnpackException):
+        return 0
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,389 @@
+"""What an operator does with a store that no engine has open: check it, repair it, compact it, look at its quarantine.
+
+A check looks at the pages first (:mod:`pages`), since LMDB ends the process on some damaged ones, then at the records
+(:mod:`check`).  A repair of pages writes what can be read into a new file and keeps the damaged one beside it; a repair
+of records moves what cannot be trusted into quarantine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import attrs
+import lmdb
+import msgpack
+
+from broker_adapter.engine.check import Check, Finding, Summary
+from broker_adapter.engine.lmdb_store import LmdbStore, own
+from broker_adapter.engine.pages import Damage, File, Meta, metas
+from broker_adapter.engine.records import (
+    FIRST_VOLATILE_QUEUE,
+    TABLES,
+    decode_annotations,
+    decode_catalog,
+    decode_counters,
+    decode_entry,
+    decode_last,
+    decode_message,
+    decode_reference,
+    decode_schedule_key,
+    decode_sequences,
+    quarantine_key,
+    split_quarantine_key,
+    unpack_message_key,
+    unpack_queue_key,
+)
+from broker_adapter.errors import StoreCorruptException, StoreException
+from broker_adapter.settings import EngineSettings
+
+#: Findings of which a report has the text; the others are counted.
+MAX_FINDINGS: Final = 1000
+#: Damages and findings that are told as plain data.
+_SHOWN: Final = 50
+#: Records written at once into a new file.
+_CHUNK: Final = 10_000
+_DATA: Final = "data.mdb"
+
+#: Called with what is under way, how much of it is done, and how much there is.
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(_what: str, _done: int, _of: int) -> None:
+    pass
+
+
+@attrs.define
+class Report:
+    """What a check has found.
+
+    Attributes:
+        pages: of the file.
+        damages: pages that cannot be used.
+        damaged_file: where the file with these pages is kept, if they were repaired.
+        salvaged: records that were taken from pages that no branch leads to.
+        missing: table → records that its root counts and that could not be read.
+        summary: of the records, with the number of problems by kind.
+        findings: the first ones of them.
+        repaired: whether they were repaired.
+    """
+
+    pages: int = 0
+    damages: list[Damage] = attrs.field(factory=list)
+    damaged_file: str | None = None
+    salvaged: int = 0
+    missing: Counter[str] = attrs.field(factory=Counter)
+    summary: Summary = attrs.field(factory=Summary)
+    findings: list[Finding] = attrs.field(factory=list)
+    repaired: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was wrong, harmless things apart."""
+        return not self.damages and self.summary.is_sound
+
+
+def as_answer(report: Report) -> dict[str, Any]:
+    """A report as plain data: the answer to the request ``check``, and what ``--json`` prints."""
+    summary = report.summary
+    return {
+        "sound": report.is_sound,
+        "repaired": report.repaired,
+        "pages": report.pages,
+        "damaged_pages": [
+            {"page": each.page, "table": each.table, "text": each.text} for each in report.damages[:_SHOWN]
+        ],
+        "damaged_page_count": len(report.damages),
+        "damaged_file": report.damaged_file,
+        "salvaged": report.salvaged,
+        "missing": dict(report.missing),
+        "queues": summary.queues,
+        "messages": summary.messages,
+        "message_bytes": summary.message_bytes,
+        "entries": summary.entries,
+        "delayed": summary.delayed,
+        "quarantined": summary.quarantined,
+        "problems": dict(summary.problems),
+        "harmless": dict(summary.harmless),
+        "findings": [
+            {"problem": each.problem, "table": each.table, "key": each.key.hex(), "text": each.text}
+            for each in report.findings
+            if not each.harmless
+        ][:_SHOWN],
+    }
+
+
+def check_store(
+    path: str | os.PathLike[str],
+    settings: EngineSettings,
+    *,
+    repair: bool = False,
+    progress: Progress = _silent,
+) -> Report:
+    """Check every page and every record of a store that no engine has open; a second for about 200,000 messages.
+
+    Args:
+        path: the directory.
+        settings: ``max_store_bytes``.
+        repair: whether to repair what is found.  Nothing is deleted that a message could be read from.
+        progress: told how far it is.
+
+    Returns:
+        What was found.  Where pages are damaged and not repaired, the records are not looked at.
+
+    Raises:
+        StoreLockedException: an engine has it open.
+        StoreException: there is no store, or it cannot be read.
+        StoreCorruptException: there is nothing in the file to begin with: both of its roots are damaged.
+    """
+    directory = existing_store(path)
+    report = Report()
+    with own(directory):
+        with open(directory / _DATA, "rb") as data:
+            found = metas(lambda offset, size: os.pread(data.fileno(), size, offset))
+            if not found:
+                raise StoreCorruptException(
+                    f"{str(directory / _DATA)!r} is not an LMDB file, or both of its roots are damaged; restore it"
+                    " from a copy"
+                )
+            _check_pages(data.fileno(), found, report, progress)
+            if report.damages:
+                if not repair:
+                    return report
+                _rebuild(directory, data.fileno(), found[0], settings, report, progress)
+        store = LmdbStore(directory, settings, is_owned=True)
+        try:
+            _check_records(store, report, repair, progress)
+        finally:
+            store.close()
+    report.repaired = repair and not report.is_sound
+    return report
+
+
+def existing_store(path: str | os.PathLike[str]) -> Path:
+    """The directory of a store; raises StoreException where there is none."""
+    directory = Path(path)
+    if not (directory / _DATA).exists():
+        raise StoreException(f"there is no store in {str(directory)!r}: it has no file {_DATA}")
+    return directory
+
+
+def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> None:
+    file = _file(handle, found[0], progress, "pages")
+    report.pages = file.pages
+    if len(found) < 2:
+        report.damages.append(
+            Damage(1 - found[0].page, "", "it is one of the two roots of the file, and cannot be read; the other may be"
+                   " one commit older")
+        )  # fmt: skip
+    trees = file.tables()
+    for table in TABLES:
+        if table not in trees:
+            continue  # an older version had fewer; where its record is damaged, the main tree says so
+        count = sum(1 for _ in file.records(table, trees[table]))
+        if count < trees[table].entries:
+            report.missing[table] = trees[table].entries - count
+    report.damages += file.damages
+
+
+def _file(handle: int, meta: Meta, progress: Progress, what: str) -> File:
+    return File(lambda offset, size: os.pread(handle, size, offset), meta, lambda done, of: progress(what, done, of))
+
+
+def _rebuild(
+    directory: Path, handle: int, meta: Meta, settings: EngineSettings, report: Report, progress: Progress
+) -> None:
+    """Write what can be read into a new file, and put it in the place of the damaged one, which is kept."""
+    target = directory / "rebuilding"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(mode=0o700)
+    env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False)
+    try:
+        file = _file(handle, meta, progress, "records")
+        trees = file.tables()
+        handles = {table: env.open_db(table.encode()) for table in TABLES}
+        for table in TABLES:
+            if table in trees:
+                _write(env, ((handles[table], each) for each in file.records(table, trees[table])))
+        orphans = ((handles[table], each) for each in file.orphans() for table in tables_of(*each))
+        report.salvaged = _write(env, orphans)
+        env.sync(True)
+    finally:
+        env.close()
+    kept = directory / f"{_DATA}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    os.replace(directory / _DATA, kept)
+    os.replace(target / _DATA, directory / _DATA)
+    shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(directory / "lock.mdb")
+    sync_directory(directory)
+    report.damaged_file = str(kept)
+
+
+def _write(env: Any, records: Iterator[tuple[Any, tuple[bytes, bytes]]]) -> int:
+    """Put records that are not there yet; returns how many."""
+    count = 0
+    while chunk := list(islice(records, _CHUNK)):
+        with env.begin(write=True) as txn:
+            count += sum([txn.put(key, value, db=db, overwrite=False) for db, (key, value) in chunk])
+    return count
+
+
+def tables_of(key: bytes, value: bytes) -> Sequence[str]:
+    """The tables that a record may be of, by its key and checksum; none where it is of no known kind."""
+    for tables, is_one in _RECOGNISED:
+        try:
+            if is_one(key, value):
+                return tables
+        except (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException):
+            continue
+    return ()
+
+
+def _is_message(key: bytes, value: bytes) -> bool:
+    return len(key) == 8 and decode_message(unpack_message_key(key)[0], value, old=True) is not None
+
+
+def _is_queue(key: bytes) -> bool:
+    return len(key) == 4 and unpack_queue_key(key)[0] < FIRST_VOLATILE_QUEUE
+
+
+_RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]], ...]] = (
+    (("schedule",), lambda key, value: not value and decode_schedule_key(key)),
+    (("entries",), lambda key, value: decode_entry(key, value)),
+    (("annotations",), lambda key, value: len(key) == 13 and isinstance(decode_annotations(value), dict)),
+    (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
+    (("messages",), _is_message),
+    (("catalog",), lambda key, value: _is_queue(key) and isinstance(decode_catalog(value).kind, str)),
+    (("queues",), lambda key, value: _is_queue(key) and decode_counters(value)),
+    # Nothing tells these two apart; a number too many in one of them is never asked for.
+    (("commits", "published"), lambda key, value: decode_last(key, value)),
+    (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
+    (("meta",), lambda key, value: key in (b"version", b"unique", b"next_message", b"has_old")),
+    (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
+)
+
+
+def check_records(store: LmdbStore, progress: Progress = _silent) -> Report:
+    """Check the records of a store that an engine has open, as of its last commit; its pages are not looked at.
+
+    The engine goes on meanwhile.  Pages that it frees are not used again until the check is done, so the file grows.
+    """
+    report = Report()
+    _check_records(store, report, False, progress)
+    return report
+
+
+def _check_records(store: LmdbStore, report: Report, repair: bool, progress: Progress) -> None:
+    with store.snapshot() as tables:
+        check = Check(tables, lambda done, of: progress("records", done, of))
+        changes = _noted(check.findings(), report)
+        if repair:
+            store.apply(changes)
+        else:
+            for _ in changes:
+                pass
+    report.summary = check.summary
+
+
+def _noted(findings: Iterator[Finding], report: Report) -> Iterator[Any]:
+    for finding in findings:
+        if len(report.findings) < MAX_FINDINGS:
+            report.findings.append(finding)
+        yield from finding.changes
+
+
+# Compacting.
+
+
+def compact_store(
+    path: str | os.PathLike[str], settings: EngineSettings, progress: Progress = _silent
+) -> tuple[int, int]:
+    """Write the records of a store that no engine has open into a new file without free pages.
+
+    Args:
+        path: the directory; its disk needs room for the new file beside the old one.
+        settings: ``max_store_bytes``.
+        progress: told how far it is.
+
+    Returns:
+        The bytes of the file before and after.
+
+    Raises:
+        StoreLockedException: an engine has it open.
+        StoreException: it is damaged (a check tells more), or the disk has no room.
+    """
+    directory = existing_store(path)
+    with own(directory):
+        store = LmdbStore(directory, settings, is_owned=True)
+        target = directory / "compacting"
+        before = (directory / _DATA).stat().st_size
+        try:
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(mode=0o700)
+            progress("compacting", 0, 1)
+            store.copy(target)
+        except (OSError, lmdb.Error) as error:
+            shutil.rmtree(target, ignore_errors=True)
+            raise StoreException(
+                f"the store in {str(directory)!r} could not be compacted: {error}; it is as it was"
+            ) from error
+        finally:
+            store.close()
+        with open(target / _DATA, "rb") as data:
+            os.fsync(data.fileno())
+        os.replace(target / _DATA, directory / _DATA)
+        shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(directory / "lock.mdb")
+        sync_directory(directory)
+        progress("compacting", 1, 1)
+        return before, (directory / _DATA).stat().st_size
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# The quarantine.
+
+
+class Quarantined(NamedTuple):
+    """A record that was set aside because it could not be trusted."""
+
+    table: str
+    key: bytes
+    value: bytes
+
+    @property
+    def name(self) -> str:
+        """By which a person names it: the table and the key in hexadecimal."""
+        return f"{self.table}/{self.key.hex()}"
+
+    @property
+    def payload(self) -> bytes | None:
+        """Of a message: its body as it was found, whose checksum is wrong or whose entry was lost."""
+        return self.value[8:] if self.table == "messages" and len(self.value) >= 8 else None
+
+
+def quarantined(store: LmdbStore) -> list[Quarantined]:
+    """All records in quarantine."""
+    with store.snapshot() as tables:
+        return [Quarantined(*split_quarantine_key(key), value) for key, value in tables.items("quarantine")]
+
+
+def drop_quarantined(store: LmdbStore, records: Sequence[Quarantined]) -> None:
+    """Drop records from quarantine, for good."""
+    store.apply(("quarantine", quarantine_key(each.table, each.key), None) for each in records)

@@ -1,0 +1,316 @@
+"""The pages of an LMDB file, read without LMDB: which ones are damaged, and the records of the others.
+
+LMDB trusts its pages.  One that is zeroed, or was written to the wrong place, makes it end the process or leave out
+records without a word.  So a check looks at every page before LMDB does, and a repair takes the records out of those
+that are sound.
+
+Theory of operation
+    A file is a sequence of pages.  Pages 0 and 1 are *meta* pages, each the root of one of the last two transactions;
+    the one with the higher transaction number counts.  It leads to two trees: the free pages, by the transaction that
+    freed them, and the main tree, whose records are the roots of the named tables.  Each tree has branch pages (key →
+    page) and leaf pages (key → value); a large value stands in consecutive overflow pages.  Every page carries its own
+    number, so a page in the wrong place is noticed.
+
+    A sound file uses each page once, or has it among the free ones.  What is neither belongs to a tree whose branch is
+    damaged; its leaves can still be read (``orphans``).
+
+All numbers are in the machine's byte order.  The layout is that of LMDB 0.9 on a machine of 64 bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import attrs
+
+#: Reads so many bytes at an offset of the file; fewer where it ends.
+Read = Callable[[int, int], bytes]
+
+MAGIC: Final = 0xBEEFC0DE
+_HEADER: Final = struct.Struct("=QHHHH")
+_META: Final = struct.Struct("=IIQQ")
+_TREE: Final = struct.Struct("=IHHQQQQQ")
+_NODE: Final = struct.Struct("=HHHH")
+_NUMBER: Final = struct.Struct("=Q")
+_BRANCH, _LEAF, _OVERFLOW, _META_PAGE, _DIRTY = 1, 2, 4, 8, 0x10
+_BIG, _SUBTREE = 1, 2
+_NO_PAGE: Final = (1 << 64) - 1
+#: Deepest tree that is followed; LMDB's own limit is 32.
+_MAX_DEPTH: Final = 32
+_LEAST_PAGE, _MOST_PAGE = 512, 65536
+
+
+class Tree(NamedTuple):
+    """The root of a tree."""
+
+    page_bytes: int  #: of the tree of free pages: the file's page size
+    flags: int
+    depth: int
+    branch_pages: int
+    leaf_pages: int
+    overflow_pages: int
+    entries: int
+    root: int
+
+
+class Meta(NamedTuple):
+    """One of the two roots of a file."""
+
+    page: int
+    free: Tree
+    main: Tree
+    last_page: int
+    transaction: int
+
+
+@attrs.frozen
+class Damage:
+    """A page that cannot be used.
+
+    Attributes:
+        page: its number.
+        table: whose it is; empty where that is not known.
+        text: what is wrong with it.
+    """
+
+    page: int
+    table: str
+    text: str
+
+
+class _PageError(Exception):
+    """A page is damaged."""
+
+
+def metas(read: Read) -> list[Meta]:
+    """The meta pages that can be read, the newest first."""
+    found = []
+    for page_bytes in (4096, 8192, 16384, 32768, 65536):
+        for page in (0, 1):
+            meta = _meta(read(page * page_bytes, page_bytes), page)
+            if meta is not None and meta.free.page_bytes == page_bytes:
+                found.append(meta)
+        if found:
+            break
+    return sorted(found, key=lambda meta: -meta.transaction)
+
+
+def _meta(data: bytes, page: int) -> Meta | None:
+    if len(data) < 16 + _META.size + 2 * _TREE.size + 16:
+        return None
+    number, _, flags, _, _ = _HEADER.unpack_from(data)
+    magic, version, _, _ = _META.unpack_from(data, 16)
+    if magic != MAGIC or number != page or not flags & _META_PAGE or version & 0xFFFF != 1:
+        return None
+    place = 16 + _META.size
+    free = Tree(*_TREE.unpack_from(data, place))
+    main = Tree(*_TREE.unpack_from(data, place + _TREE.size))
+    last_page, transaction = struct.unpack_from("=QQ", data, place + 2 * _TREE.size)
+    if not _LEAST_PAGE <= free.page_bytes <= _MOST_PAGE:
+        return None
+    return Meta(page, free, main, last_page, transaction)
+
+
+class File:
+    """An LMDB file, as of one of its meta pages.
+
+    Args:
+        read: of the file.
+        meta: where to begin.
+        progress: called with the pages looked at so far and how many there are.
+
+    Attributes:
+        damages: what was found so far.
+    """
+
+    def __init__(self, read: Read, meta: Meta, progress: Callable[[int, int], None] = lambda _done, _of: None) -> None:
+        self._read = read
+        self._meta = meta
+        self._size = meta.free.page_bytes
+        self._progress = progress
+        self._used = bytearray(meta.last_page // 8 + 1)
+        self._done = 0
+        self.damages: list[Damage] = []
+        self._free_is_known = False
+
+    def tables(self) -> dict[str, Tree]:
+        """The named tables.  Marks the pages of the free tree and of the main one as used."""
+        for page in (0, 1):
+            self._use(page)
+        self._free_is_known = self._mark_free()
+        found: dict[str, Tree] = {}
+        for key, value, flags in self._nodes(self._meta.main, "(main)"):
+            if flags & _SUBTREE and len(value) == _TREE.size:
+                found[key.decode(errors="replace")] = Tree(*_TREE.unpack(value))
+        return found
+
+    def _mark_free(self) -> bool:
+        before = len(self.damages)
+        for _, value, _ in self._nodes(self._meta.free, "(free pages)"):
+            count = _NUMBER.unpack_from(value)[0] if len(value) >= 8 else -1
+            if len(value) < 8 * (count + 1):
+                self.damages.append(Damage(0, "(free pages)", "a list of free pages is cut off"))
+                continue
+            for (page,) in _NUMBER.iter_unpack(value[8 : 8 * (count + 1)]):
+                if page <= self._meta.last_page and not self._use(page):
+                    self.damages.append(Damage(page, "(free pages)", "it is free, and is used as well"))
+        return len(self.damages) == before
+
+    def records(self, table: str, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
+        """The records of a table that can be read, in the order of their keys; ``damages`` says what is missing."""
+        before = len(self.damages)
+        count = 0
+        for key, value, _ in self._nodes(tree, table):
+            count += 1
+            yield key, value
+        if count != tree.entries and len(self.damages) == before:
+            self.damages.append(
+                Damage(tree.root, table, f"the table has {count} records, and its root says {tree.entries}")
+            )
+
+    def orphans(self) -> Iterator[tuple[bytes, bytes]]:
+        """The records of sound leaf pages that no tree leads to, after all tables were read.
+
+        Without the list of free pages there are none: a page that was freed has records that were deleted.
+        """
+        if not self._free_is_known:
+            return
+        for page in range(2, self._meta.last_page + 1):
+            if self._used[page >> 3] >> (page & 7) & 1:
+                continue
+            try:
+                number, _, flags, lower, upper = self._header(page)
+                if number != page or flags & ~_DIRTY != _LEAF:
+                    continue
+                data = self._read(page * self._size, self._size)
+                yield from [(key, value) for key, value, _ in self._leaf(page, data, lower, upper, "")]
+            except _PageError:
+                continue
+
+    @property
+    def pages(self) -> int:
+        """How many pages the file has."""
+        return self._meta.last_page + 1
+
+    def _use(self, page: int) -> bool:
+        """Mark a page as used; returns False where it was already."""
+        byte, bit = page >> 3, 1 << (page & 7)
+        if self._used[byte] & bit:
+            return False
+        self._used[byte] |= bit
+        self._done += 1
+        if not self._done % 5000:
+            self._progress(self._done, self.pages)
+        return True
+
+    def _header(self, page: int) -> tuple[int, int, int, int, int]:
+        data = self._read(page * self._size, _HEADER.size)
+        if len(data) < _HEADER.size:
+            raise _PageError("the file ends before it")
+        return _HEADER.unpack(data)
+
+    def _nodes(self, tree: Tree, table: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """(key, value, flags) of all leaves that can be reached."""
+        if tree.root == _NO_PAGE:
+            return
+        last: bytes | None = None
+        in_order = table != "(free pages)"  # their keys are numbers in the machine's order
+        stack = [(tree.root, 1)]
+        while stack:
+            page, depth = stack.pop()
+            try:
+                data, flags, lower, upper = self._page(page, depth)
+                if flags & _BRANCH:
+                    stack += [(child, depth + 1) for child in reversed(self._children(data, lower, upper))]
+                    continue
+                nodes = self._leaf(page, data, lower, upper, table)
+                keys = [key for key, _, _ in nodes]
+                if in_order and keys and (sorted(keys) != keys or (last is not None and keys[0] <= last)):
+                    raise _PageError("its keys are not in order")
+            except _PageError as error:
+                self.damages.append(Damage(page, table, str(error)))
+                continue
+            if keys:
+                last = keys[-1]
+            yield from nodes
+
+    def _page(self, page: int, depth: int) -> tuple[bytes, int, int, int]:
+        if page > self._meta.last_page or page < 2:
+            raise _PageError(f"a branch leads to it, and the file has {self.pages} pages")
+        if depth > _MAX_DEPTH:
+            raise _PageError("the tree is too deep")
+        if not self._use(page):
+            raise _PageError("two branches lead to it")
+        data = self._read(page * self._size, self._size)
+        if len(data) < self._size:
+            raise _PageError("the file ends before it")
+        number, _, flags, lower, upper = _HEADER.unpack_from(data)
+        if number != page:
+            raise _PageError("it is zeroed" if not data.strip(b"\0") else f"it says that it is page {number}")
+        if flags & ~_DIRTY not in (_BRANCH, _LEAF):
+            raise _PageError(f"it is of kind 0x{flags:x}, neither branch nor leaf")
+        if not 16 <= lower <= upper <= self._size or lower & 1:
+            raise _PageError("its bounds are impossible")
+        return data, flags, lower, upper
+
+    def _pointers(self, data: bytes, lower: int, upper: int) -> tuple[int, ...]:
+        count = (lower - 16) >> 1
+        pointers = struct.unpack_from(f"={count}H", data, 16)
+        if any(pointer < upper or pointer + _NODE.size > self._size for pointer in pointers):
+            raise _PageError("a record of it is out of its bounds")
+        return pointers
+
+    def _children(self, data: bytes, lower: int, upper: int) -> list[int]:
+        children = []
+        for pointer in self._pointers(data, lower, upper):
+            low, high, flags, _ = _NODE.unpack_from(data, pointer)
+            children.append(low | high << 16 | flags << 32)
+        if not children:
+            raise _PageError("a branch without children")
+        return children
+
+    def _leaf(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[tuple[bytes, bytes, int]]:
+        if not 16 <= lower <= upper <= self._size:
+            raise _PageError("its bounds are impossible")
+        nodes = []
+        for pointer in self._pointers(data, lower, upper):
+            low, high, flags, key_bytes = _NODE.unpack_from(data, pointer)
+            size = low | high << 16
+            start = pointer + _NODE.size + key_bytes
+            if start > self._size:
+                raise _PageError("a key of it is out of its bounds")
+            key = data[pointer + _NODE.size : start]
+            if not flags & _BIG:
+                value = data[start : start + size]
+                if len(value) != size:
+                    raise _PageError("a value of it is out of its bounds")
+            else:
+                first = data[start : start + 8]
+                try:
+                    value = self._overflow(first, size)
+                except _PageError as error:
+                    number = _NUMBER.unpack(first)[0] if len(first) == 8 else page
+                    self.damages.append(Damage(number, table, f"the value of {key.hex()}: {error}"))
+                    continue
+            nodes.append((key, value, flags))
+        return nodes
+
+    def _overflow(self, first: bytes, size: int) -> bytes:
+        if len(first) != 8:
+            raise _PageError("its place is cut off")
+        (page,) = _NUMBER.unpack(first)
+        count = -(-(16 + size) // self._size)
+        if page < 2 or page + count - 1 > self._meta.last_page:
+            raise _PageError(f"it is said to begin at page {page}, and the file has {self.pages} pages")
+        for each in range(page, page + count):
+            if not self._use(each):
+                raise _PageError("its pages are used twice")
+        data = self._read(page * self._size, count * self._size)
+        if len(data) < 16 + size:
+            raise _PageError("the file ends before it")
+        number, _, flags, low, high = _HEADER.unpack_from(data)
+        if number != page or flags & ~_DIRTY != _OVERFLOW or low | high << 16 < count:
+            raise _PageError("its first page is none of an overflow")
+        return data[16 : 16 + size]

@@ -1,0 +1,238 @@
+"""The commands of ``holdfast`` for a store: check, compact, quarantine.
+
+They need a store that no engine has open; a running server can be asked to check its own (``holdfast check --url``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from broker_adapter.amqp.codec import new_message
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import (
+    Progress,
+    Quarantined,
+    as_answer,
+    check_store,
+    compact_store,
+    drop_quarantined,
+    existing_store,
+    quarantined,
+)
+from broker_adapter.errors import MessageFormatException, StoreException
+from broker_adapter.settings import EngineSettings
+
+#: Findings that are printed; all of them are counted.
+_SHOWN = 50
+#: Longest wait for a step of putting messages back, in seconds.
+_WAIT_SECONDS = 60.0
+#: Messages that are put back in one step.
+_AT_ONCE = 500
+
+
+def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str, Any]], Any]) -> None:
+    """Add the commands to the parser.
+
+    Args:
+        commands: what ``add_subparsers`` has returned.
+        ask: makes a request of a running server.
+    """
+    check = commands.add_parser(
+        "check",
+        help="check every page and record of a store, and repair it",
+        description="Check every page and every record of a store against every other.  Exit status 1 where something"
+        " is wrong.",
+    )
+    where = check.add_mutually_exclusive_group(required=True)
+    where.add_argument("data", nargs="?", metavar="DIR", help="directory of a store that no server has open")
+    where.add_argument("--url", metavar="URL", help="a running server: its records are checked, without its pages")
+    check.add_argument("--username", metavar="NAME", help="with --url: the password comes from $HOLDFAST_PASSWORD")
+    check.add_argument(
+        "--repair",
+        action="store_true",
+        help="put right what is wrong; what cannot be trusted is set aside, nothing is lost that can be read",
+    )
+    check.add_argument("--json", action="store_true", help="the report as one JSON object")
+    check.set_defaults(run=lambda options: _check(options, ask))
+
+    compact = commands.add_parser(
+        "compact",
+        help="write a store anew without its free pages, so that its file becomes smaller",
+        description="Write a store that no server has open anew, without its free pages.  The disk needs room for"
+        " both.",
+    )
+    compact.add_argument("data", metavar="DIR")
+    compact.add_argument("--json", action="store_true")
+    compact.set_defaults(run=_compact)
+
+    aside = commands.add_parser(
+        "quarantine",
+        help="look at records that could not be trusted, put messages back, or drop them",
+        description="Records of a store that failed their checksum, or that nothing refers to, are set aside.",
+    )
+    aside.add_argument("action", choices=["list", "show", "put-back", "drop"])
+    aside.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
+    aside.add_argument("names", nargs="*", metavar="RECORD", help="as listed; put-back, drop: or --all")
+    aside.add_argument("--all", action="store_true", help="put-back: all messages; drop: all records")
+    aside.add_argument("--queue", metavar="NAME", help="put-back: the queue that the messages are put into")
+    aside.add_argument("--json", action="store_true")
+    aside.set_defaults(run=_quarantine)
+
+
+def _check(options: argparse.Namespace, ask: Callable[[argparse.Namespace, str, dict[str, Any]], Any]) -> int:
+    if options.url is not None:
+        if options.repair:
+            raise ValueError("a running server cannot be repaired; stop it, and give the directory of its store")
+        answer = ask(options, "check", {})
+    else:
+        answer = as_answer(check_store(options.data, EngineSettings(), repair=options.repair, progress=progress()))
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        _print_check(answer)
+    return 0 if answer["sound"] or answer["repaired"] else 1
+
+
+def _print_check(answer: dict[str, Any]) -> None:
+    if answer["pages"]:
+        print(f"pages      {answer['pages']}, {answer['damaged_page_count']} of them damaged")
+    for each in answer["damaged_pages"]:
+        print(f"  page {each['page']} {each['table']}: {each['text']}")
+    if answer["damaged_page_count"] and not answer["damaged_file"]:
+        missing = sum(answer["missing"].values())
+        print(
+            f"{missing} records or more cannot be reached, and the others were not looked at: a repair (--repair)"
+            " writes what can be read into a new file, and keeps this one"
+        )
+        return
+    if answer["damaged_file"]:
+        print(f"rebuilt    {answer['salvaged']} records from pages that nothing led to; the damaged file is kept as")
+        print(f"           {answer['damaged_file']}")
+    print(f"queues     {answer['queues']}")
+    print(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
+    print(f"delayed    {answer['delayed']}")
+    print(f"quarantine {answer['quarantined']}")
+    for each in answer["findings"]:
+        print(f"  {each['problem']}: {each['text']}")
+    shown = len(answer["findings"])
+    total = sum(answer["problems"].values())
+    if total > shown:
+        print(f"  ... and {total - shown} more")
+    for problem, count in sorted(answer["problems"].items()):
+        print(f"{count:8} {problem}")
+    for problem, count in sorted(answer["harmless"].items()):
+        print(f"{count:8} {problem} (harmless)")
+    if answer["sound"]:
+        print("sound")
+    elif answer["repaired"]:
+        print("repaired; see: holdfast quarantine list DIR")
+    else:
+        print("NOT SOUND; stop the server and run: holdfast check DIR --repair")
+
+
+def _compact(options: argparse.Namespace) -> int:
+    before, after = compact_store(options.data, EngineSettings(), progress())
+    print(json.dumps({"before": before, "after": after}) if options.json else f"{before} bytes before, {after} now")
+    return 0
+
+
+def _quarantine(options: argparse.Namespace) -> int:
+    broker = Broker(EngineSettings(), str(existing_store(options.data)))
+    try:
+        records = quarantined(broker.store)
+        if options.action == "list":
+            for record in records:
+                print(json.dumps(_fields(record)) if options.json else _line(record))
+            return 0
+        chosen = _chosen(options, records)
+        if options.action == "show":
+            for record in chosen:
+                sys.stdout.buffer.write(record.payload if record.payload is not None else record.value)
+            return 0
+        if options.action == "drop":
+            drop_quarantined(broker.store, chosen)
+            print(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
+            return 0
+        back = _put_back(broker, chosen, options.queue)
+        print(json.dumps({"put_back": back}) if options.json else f"put back {back} into {options.queue}")
+        return 0
+    finally:
+        broker.close()
+
+
+def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Quarantined]:
+    if options.all:
+        return records if options.action == "drop" else [each for each in records if each.payload is not None]
+    if not options.names:
+        raise ValueError("name the records, as 'holdfast quarantine list' does, or give --all")
+    by_name = {record.name: record for record in records}
+    for name in options.names:
+        if name not in by_name:
+            raise ValueError(f"there is no record {name!r} in quarantine; see: holdfast quarantine list")
+    return [by_name[name] for name in options.names]
+
+
+def _put_back(broker: Broker, records: list[Quarantined], name: str | None) -> int:
+    """Put messages at the end of a queue, as they are; they are dropped from quarantine once they are stored."""
+    if name is None:
+        raise ValueError("put-back needs --queue: nobody knows where these messages were")
+    for record in records:
+        if record.payload is None:
+            raise ValueError(f"{record.name} is no message; it can only be shown or dropped")
+    client = broker.call(c.Connect(None), _WAIT_SECONDS)
+    for first in range(0, len(records), _AT_ONCE):
+        part = records[first : first + _AT_ONCE]
+        messages = [_message(record) for record in part]
+        errors = broker.call(c.Enqueue(client, queue(name), messages), _WAIT_SECONDS)
+        if errors is not None:
+            raise StoreException(f"not all could be put back: {next(each for each in errors if each is not None)}")
+        drop_quarantined(broker.store, part)
+    return len(records)
+
+
+def _message(record: Quarantined) -> c.NewMessage:
+    payload = record.payload or b""
+    message_format = int.from_bytes(record.value[4:8])
+    try:
+        message, _ = new_message(payload, time.time_ns() // 1_000_000)
+    except MessageFormatException:
+        # It is damaged beyond decoding: a consumer gets the bytes, or says that it cannot read them.
+        message = c.NewMessage(message_format, payload)
+    # Neither what it was known as, nor when it was to expire, says anything about it now.
+    return message._replace(
+        format=message_format, persistent=True, identity=None, expires_at_ms=None, deliver_at_ms=None
+    )
+
+
+def _fields(record: Quarantined) -> dict[str, Any]:
+    return {"record": record.name, "table": record.table, "bytes": len(record.value)}
+
+
+def _line(record: Quarantined) -> str:
+    kind = "message" if record.payload is not None else record.table
+    return f"{record.name}  {kind}, {len(record.value)} bytes"
+
+
+def progress() -> Progress:
+    """A line on the standard error that says how far it is; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        return lambda _what, _done, _of: None
+    last = [0.0]
+
+    def show(what: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        over = done >= of
+        if over or now - last[0] > 0.1:
+            last[0] = now
+            share = done / of if of else 1.0
+            bar = "#" * round(30 * share)
+            print(f"\r{what:12} [{bar:30}] {share:4.0%}", end="\n" if over else "", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,509 @@
+"""Damaged stores: what a check finds, and what a repair leaves.  Nothing that can be read is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import Report, check_store, compact_store
+from broker_adapter.engine.pages import File, metas
+from broker_adapter.engine.records import (
+    FIRST_VOLATILE_QUEUE,
+    FLAG_SHARED,
+    TABLES,
+    decode_entry,
+    encode_entry,
+    encode_reference,
+    entry_key,
+    message_key,
+)
+from broker_adapter.envelope import Identity
+from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, send, settle
+
+SETTINGS = EngineSettings(max_store_bytes=256 * 1024 * 1024, min_free_disk_bytes=0)
+FAR_MS = 4_102_444_800_000
+
+
+def filled(path: Path, messages: int = 300) -> None:
+    """A store with something in every table."""
+    broker = Broker(SETTINGS, str(path))
+    client = connect(broker, "me")
+    for name in ("one", "two"):
+        subscription = Subscription(name, durable=True, shared=False)
+        consumer, _ = attach(broker, client, topic("news"), subscription=subscription)
+        broker.call(c.Detach(consumer), WAIT)
+    send(broker, client, topic("news"), *(f"news {number}" for number in range(20)))
+    bodies = [message(f"order {number}" + "x" * 200, identity=Identity("p", 1, number)) for number in range(messages)]
+    broker.call(c.Enqueue(client, queue("orders"), bodies), WAIT)
+    send(broker, client, "large", *("y" * 20_000 for _ in range(5)))
+    send(broker, client, "later", "later", deliver_at_ms=FAR_MS)
+    send(broker, client, "mortal", "mortal", expires_at_ms=FAR_MS)
+    consumer, inbox = attach(broker, client, "orders", credit=2)
+    settle(broker, consumer, inbox.wait_for(2), Outcome.REJECTED)
+    broker.call(c.Commit(client, c.CommitId("s", 7), [], []), WAIT)
+    broker.call(c.Publish("g", 3, []), WAIT)
+    assert [each.text for each in broker.check() if not each.harmless] == []
+    broker.close()
+
+
+def everything(path: Path) -> dict[str, int]:
+    broker = Broker(SETTINGS, str(path))
+    client = connect(broker, "me")
+    found = {}
+    for name in ("orders", "large", "mortal", "DLQ"):
+        found[name] = len(drained(broker, client, name))
+    for name in ("one", "two"):
+        subscription = Subscription(name, durable=True, shared=False)
+        found[name] = len(drained(broker, client, topic("news"), subscription=subscription))
+    found["later"] = depth(broker, "later")
+    assert [each.text for each in broker.check() if not each.harmless] == []
+    broker.close()
+    return found
+
+
+ALL = {"orders": 298, "large": 5, "mortal": 1, "DLQ": 2, "one": 20, "two": 20, "later": 1}
+
+Txn = Any
+Tables = dict[str, Any]
+
+
+def damage(path: Path, act: Callable[[Txn, Tables], None]) -> None:
+    """Change records behind the engine's back."""
+    env = lmdb.open(str(path), max_dbs=len(TABLES), map_size=SETTINGS.max_store_bytes)
+    tables = {table: env.open_db(table.encode()) for table in TABLES}
+    with env.begin(write=True) as txn:
+        act(txn, tables)
+    env.close()
+
+
+def first(txn: Txn, tables: Tables, table: str) -> tuple[bytes, bytes]:
+    with txn.cursor(db=tables[table]) as cursor:
+        assert cursor.first()
+        return cursor.item()
+
+
+def flipped(value: bytes, index: int = -1) -> bytes:
+    changed = bytearray(value)
+    changed[index] ^= 0x40
+    return bytes(changed)
+
+
+def check(path: Path, *, repair: bool = False) -> Report:
+    return check_store(path, SETTINGS, repair=repair)
+
+
+def test_a_sound_store_is_sound(tmp_path: Path) -> None:
+    filled(tmp_path)
+    report = check(tmp_path)
+    assert report.is_sound
+    assert not report.damages
+    assert (report.summary.queues, report.summary.shared, report.summary.delayed) == (7, 20, 1)
+    assert report.summary.entries == sum(ALL.values())
+    assert everything(tmp_path) == ALL
+
+
+def test_a_store_that_an_engine_has_open_is_not_touched(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    with pytest.raises(StoreLockedException, match="in use by process"):
+        check(tmp_path)
+    broker.close()
+
+
+def test_what_is_no_store_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreException, match="there is no store"):
+        check(tmp_path)
+    (tmp_path / "data.mdb").write_bytes(b"x" * 20_000)
+    with pytest.raises(StoreCorruptException, match="restore it from a copy"):
+        check(tmp_path)
+
+
+# Records.
+
+
+def _a_message_gone(txn: Txn, tables: Tables) -> None:
+    entry = decode_entry(*first(txn, tables, "entries"))
+    assert txn.delete(message_key(entry.number), db=tables["messages"])
+
+
+def _an_entry_gone(txn: Txn, tables: Tables) -> None:
+    assert txn.delete(first(txn, tables, "entries")[0], db=tables["entries"])
+
+
+def _damaged(table: str) -> Callable[[Txn, Tables], None]:
+    def act(txn: Txn, tables: Tables) -> None:
+        key, value = first(txn, tables, table)
+        txn.put(key, flipped(value), db=tables[table])
+
+    return act
+
+
+def _misplaced_message(txn: Txn, tables: Tables) -> None:
+    with txn.cursor(db=tables["messages"]) as cursor:
+        (key, value), (_, other) = list(cursor)[:2]
+    assert value != other
+    txn.put(key, other, db=tables["messages"])
+
+
+def _misplaced_entry(txn: Txn, tables: Tables) -> None:
+    with txn.cursor(db=tables["entries"]) as cursor:
+        (key, _), (_, other) = list(cursor)[:2]
+    txn.put(key, other, db=tables["entries"])
+
+
+def _no_counters(txn: Txn, tables: Tables) -> None:
+    txn.drop(tables["queues"], delete=False)
+
+
+def _no_schedule(txn: Txn, tables: Tables) -> None:
+    txn.drop(tables["schedule"], delete=False)
+
+
+def _no_annotations(txn: Txn, tables: Tables) -> None:
+    txn.drop(tables["annotations"], delete=False)
+
+
+def _no_references(txn: Txn, tables: Tables) -> None:
+    txn.drop(tables["references"], delete=False)
+
+
+def _too_few_references(txn: Txn, tables: Tables) -> None:
+    with txn.cursor(db=tables["references"]) as cursor:
+        keys = [key for key, _ in cursor]
+    for key in keys:
+        txn.put(key, encode_reference(key, 1), db=tables["references"])
+
+
+def _not_marked_as_shared(txn: Txn, tables: Tables) -> None:
+    with txn.cursor(db=tables["entries"]) as cursor:
+        entries = [(key, decode_entry(key, value)) for key, value in cursor]
+    for key, entry in entries:
+        fields = entry.flags & ~FLAG_SHARED, entry.expires_at_ms, entry.size, entry.group
+        txn.put(key, encode_entry(key, entry.number, entry.delivery_count, *fields), db=tables["entries"])
+    txn.drop(tables["references"], delete=False)
+
+
+def _no_catalogue(txn: Txn, tables: Tables) -> None:
+    txn.drop(tables["catalog"], delete=False)
+
+
+def _entries_of_a_temporary_queue(txn: Txn, tables: Tables) -> None:
+    with txn.cursor(db=tables["entries"]) as cursor:
+        entries = [(key, decode_entry(key, value)) for key, value in cursor]
+    for key, entry in entries:
+        if entry.queue == 3:  # orders
+            new = entry_key(FIRST_VOLATILE_QUEUE + 5, entry.lane, entry.position)
+            fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
+            txn.put(new, encode_entry(new, entry.number, entry.delivery_count, *fields), db=tables["entries"])
+            txn.delete(key, db=tables["entries"])
+
+
+def _a_low_next_message(txn: Txn, tables: Tables) -> None:
+    txn.put(b"next_message", b"\x05", db=tables["meta"])
+
+
+DAMAGES: dict[str, tuple[Callable[[Txn, Tables], None], str, dict[str, int]]] = {
+    "message gone": (_a_message_gone, "entry without a message", {"one": 19, "two": 19}),
+    "entry gone": (_an_entry_gone, "wrong counters", {"one": 19}),
+    "message damaged": (_damaged("messages"), "damaged message", {"one": 19, "two": 19}),
+    "message misplaced": (_misplaced_message, "damaged message", {"one": 19, "two": 19}),
+    "entry damaged": (_damaged("entries"), "damaged entry", {"one": 19}),
+    "entry misplaced": (_misplaced_entry, "damaged entry", {"one": 19}),
+    "counters damaged": (_damaged("queues"), "wrong counters", {}),
+    "counters gone": (_no_counters, "wrong counters", {}),
+    "schedule gone": (_no_schedule, "delivery not scheduled", {}),
+    "annotations gone": (_no_annotations, "annotations missing", {}),
+    "annotations damaged": (_damaged("annotations"), "annotations missing", {}),
+    "references gone": (_no_references, "wrong count of references", {}),
+    "references too low": (_too_few_references, "wrong count of references", {}),
+    "references damaged": (_damaged("references"), "wrong count of references", {}),
+    "shared not marked": (_not_marked_as_shared, "entry not marked as shared", {}),
+    "producers damaged": (_damaged("producers"), "damaged record of numbers done", {}),
+    "commits damaged": (_damaged("commits"), "damaged record of numbers done", {}),
+    "published damaged": (_damaged("published"), "damaged record of numbers done", {}),
+    "number of the next message": (_a_low_next_message, "wrong number of the next message", {}),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_record_is_found_and_repaired(tmp_path: Path, name: str) -> None:
+    act, problem, changed = DAMAGES[name]
+    filled(tmp_path)
+    damage(tmp_path, act)
+    report = check(tmp_path)
+    assert problem in report.summary.problems, report.summary.problems
+    assert not report.is_sound
+    assert check(tmp_path).summary.problems == report.summary.problems, "a check changes nothing"
+    repaired = check(tmp_path, repair=True)
+    assert repaired.repaired
+    again = check(tmp_path)
+    assert again.is_sound, again.findings
+    found = everything(tmp_path)
+    if name == "schedule gone":
+        assert found.pop("later") == 1
+    assert found == {**{key: ALL[key] for key in found}, **changed}
+
+
+def test_entries_without_a_catalogue_get_queues_that_are_named_after_them(tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path, _no_catalogue)
+    assert "entries of an unknown queue" in check(tmp_path).summary.problems
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    client = connect(broker)
+    names = [each.name for each in broker.call(c.Statistics(), WAIT).queues]
+    counts = sorted(len(drained(broker, client, name)) for name in names if name.startswith("recovered-"))
+    assert sum(counts) >= sum(ALL.values()) - 1  # the delayed one is due later
+    broker.close()
+
+
+def test_entries_under_the_number_of_a_temporary_queue_get_a_queue_of_their_own(tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path, _entries_of_a_temporary_queue)
+    assert "entries of an unknown queue" in check(tmp_path).summary.problems
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert depth(broker, f"recovered-{FIRST_VOLATILE_QUEUE + 5}") == ALL["orders"]
+    assert depth(broker, "orders") == 0
+    broker.close()
+
+
+def test_a_damaged_catalogue_record_is_no_end_of_the_others(tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path, _damaged("catalog"))
+    with pytest.raises(StoreCorruptException, match="holdfast check"):
+        Broker(SETTINGS, str(tmp_path))
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert depth(broker, "orders") == ALL["orders"]
+    assert depth(broker, "recovered-1") == ALL["one"]
+    broker.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_byte_of_any_record_may_change(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    filled(tmp_path, 40)
+
+    def act(txn: Txn, tables: Tables) -> None:
+        for _ in range(20):
+            table = chance.choice([name for name in TABLES if name not in ("meta", "schedule")])
+            with txn.cursor(db=tables[table]) as cursor:
+                records = list(cursor)
+            if records:
+                key, value = chance.choice(records)
+                txn.put(key, flipped(value, chance.randrange(len(value))), db=tables[table])
+
+    damage(tmp_path, act)
+    report = check(tmp_path, repair=True)
+    assert not report.is_sound
+    again = check(tmp_path)
+    assert again.is_sound, again.findings
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert [each.text for each in broker.check() if not each.harmless] == []
+    broker.close()
+
+
+# Pages.
+
+
+def page_of(path: Path, table: str, kind: int) -> list[int]:
+    """Numbers of the pages of a kind that a table has: 1 branch, 2 leaf, 4 overflow."""
+    data = (path / "data.mdb").read_bytes()
+    meta = metas(lambda offset, size: data[offset : offset + size])[0]
+    tree = File(lambda offset, size: data[offset : offset + size], meta).tables()[table]
+    size = meta.free.page_bytes
+    found, stack = [], [tree.root]
+    while stack:
+        page = stack.pop()
+        block = data[page * size : (page + 1) * size]
+        flags, lower = int.from_bytes(block[10:12], sys.byteorder), int.from_bytes(block[12:14], sys.byteorder)
+        if flags & kind:
+            found.append(page)
+        for index in range((lower - 16) // 2):
+            pointer = int.from_bytes(block[16 + 2 * index : 18 + 2 * index], sys.byteorder)
+            if flags & 1:
+                stack.append(int.from_bytes(block[pointer : pointer + 6], sys.byteorder))
+            elif kind == 4 and int.from_bytes(block[pointer + 4 : pointer + 6], sys.byteorder) & 1:
+                key_size = int.from_bytes(block[pointer + 6 : pointer + 8], sys.byteorder)
+                start = pointer + 8 + key_size
+                found.append(int.from_bytes(block[start : start + 8], sys.byteorder))
+    return found
+
+
+def overwrite(path: Path, page: int, content: bytes = bytes(4096)) -> None:
+    with open(path / "data.mdb", "r+b") as file:
+        file.seek(page * 4096)
+        file.write(content)
+
+
+def test_a_zeroed_branch_page_costs_nothing(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    for table in ("messages", "entries"):
+        overwrite(tmp_path, page_of(tmp_path, table, 1)[0])
+    report = check(tmp_path)
+    assert {each.table for each in report.damages} == {"messages", "entries"}
+    assert "zeroed" in report.damages[0].text
+    repaired = check(tmp_path, repair=True)
+    assert repaired.salvaged > 2000
+    assert repaired.damaged_file is not None
+    assert os.path.exists(repaired.damaged_file)
+    assert check(tmp_path).is_sound
+    assert everything(tmp_path) == {**ALL, "orders": 1998}
+
+
+@pytest.mark.parametrize("table", ["messages", "entries", "catalog", "queues", "references", "producers"])
+def test_a_zeroed_leaf_page_costs_what_it_had(tmp_path: Path, table: str) -> None:
+    filled(tmp_path, 2000)
+    page = page_of(tmp_path, table, 2)[0]
+    overwrite(tmp_path, page)
+    report = check(tmp_path)
+    assert [(each.page, each.table) for each in report.damages] == [(page, table)]
+    assert report.missing[table] > 0
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert [each.text for each in broker.check() if not each.harmless] == []
+    if table in ("references", "producers", "queues"):
+        assert depth(broker, "orders") == 1998
+    broker.close()
+
+
+def test_a_page_that_was_written_to_another_place_is_found(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    first_page, second = page_of(tmp_path, "messages", 2)[:2]
+    data = (tmp_path / "data.mdb").read_bytes()
+    overwrite(tmp_path, second, data[first_page * 4096 : (first_page + 1) * 4096])
+    report = check(tmp_path)
+    assert [each.page for each in report.damages] == [second]
+    assert f"it says that it is page {first_page}" in report.damages[0].text
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+
+
+def test_a_damaged_overflow_page_costs_its_message(tmp_path: Path) -> None:
+    filled(tmp_path)
+    overwrite(tmp_path, page_of(tmp_path, "messages", 4)[0])
+    assert [each.table for each in check(tmp_path).damages] == ["messages"]
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert everything(tmp_path) == {**ALL, "large": 4}
+
+
+def test_the_page_with_the_roots_of_all_tables_costs_nothing(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    data = (tmp_path / "data.mdb").read_bytes()
+    overwrite(tmp_path, metas(lambda offset, size: data[offset : offset + size])[0].main.root)
+    assert check(tmp_path).damages
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert everything(tmp_path) == {**ALL, "orders": 1998}
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert broker.request("resolve_commit", {"session": "s", "number": 7}, WAIT) is True
+    assert broker.request("publish", {"group": "g", "number": 3, "transactions": []}, WAIT) is False
+    broker.close()
+
+
+@pytest.mark.parametrize("page", [0, 1])
+def test_one_of_the_two_roots_is_enough(tmp_path: Path, page: int) -> None:
+    filled(tmp_path)
+    overwrite(tmp_path, page)
+    assert "one of the two roots" in check(tmp_path).damages[0].text
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    found = everything(tmp_path)
+    assert found["orders"] == ALL["orders"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_pages_may_be_zeroed_or_hold_anything(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    filled(tmp_path, 1000)
+    pages = (tmp_path / "data.mdb").stat().st_size // 4096
+    before = (tmp_path / "data.mdb").read_bytes()
+    for _ in range(chance.randrange(1, 6)):
+        page = chance.randrange(2, pages)
+        how = chance.randrange(4)
+        if how == 0:
+            overwrite(tmp_path, page)
+        elif how == 1:
+            overwrite(tmp_path, page, chance.randbytes(4096))
+        elif how == 2:
+            other = chance.randrange(2, pages)
+            overwrite(tmp_path, page, before[other * 4096 : other * 4096 + 4096])
+        else:
+            block = bytearray(before[page * 4096 : page * 4096 + 4096])
+            for _ in range(chance.randrange(1, 5)):
+                block[chance.randrange(64)] = chance.randrange(256)
+            overwrite(tmp_path, page, bytes(block))
+    check(tmp_path, repair=True)
+    again = check(tmp_path)
+    assert again.is_sound, (again.damages, again.findings)
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert [each.text for each in broker.check() if not each.harmless] == []
+    broker.close()
+
+
+def test_lmdb_may_end_the_process_where_a_check_answers(tmp_path: Path) -> None:
+    """Why pages are looked at without it."""
+    filled(tmp_path, 2000)
+    overwrite(tmp_path, page_of(tmp_path, "entries", 1)[0])
+    reading = f"import lmdb; env = lmdb.open({str(tmp_path)!r}, max_dbs=20, map_size={SETTINGS.max_store_bytes})\n"
+    reading += "with env.begin() as txn: print(len(list(txn.cursor(db=env.open_db(b'entries', txn=txn)))))"
+    done = subprocess.run([sys.executable, "-c", reading], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert check(tmp_path).damages
+
+
+def test_what_is_left_of_a_file_that_was_cut_off_is_taken_out(tmp_path: Path) -> None:
+    filled(tmp_path, 5000)
+    size = (tmp_path / "data.mdb").stat().st_size
+    os.truncate(tmp_path / "data.mdb", size * 2 // 3)
+    with pytest.raises(StoreCorruptException, match="truncated"):
+        Broker(SETTINGS, str(tmp_path))
+    assert "the file ends before it" in {each.text for each in check(tmp_path).damages}
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    Broker(SETTINGS, str(tmp_path)).close()
+
+
+# Compacting.
+
+
+def test_a_compacted_store_is_smaller_and_has_everything(tmp_path: Path) -> None:
+    filled(tmp_path, 5000)
+    broker = Broker(SETTINGS, str(tmp_path))
+    client = connect(broker)
+    for _ in range(5):
+        send(broker, client, "gone", *("z" * 1000 for _ in range(1000)))
+        broker.request("purge", {"destination": "gone"}, WAIT)
+    broker.close()
+    before, after = compact_store(tmp_path, SETTINGS)
+    assert after == (tmp_path / "data.mdb").stat().st_size
+    assert after < before
+    assert check(tmp_path).is_sound
+    assert everything(tmp_path) == {**ALL, "orders": 4998}
+
+
+def test_a_store_in_use_is_not_compacted(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    with pytest.raises(StoreLockedException, match="in use"):
+        compact_store(tmp_path, SETTINGS)
+    broker.close()

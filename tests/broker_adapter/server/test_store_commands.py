@@ -1,0 +1,140 @@
+"""``holdfast check``, ``compact`` and ``quarantine``, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from broker_adapter.engine.maintenance import check_store
+from broker_adapter.settings import EngineSettings
+from sdk import AcknowledgeMode, ConnectionFactory
+from tests.broker_adapter.engine.test_maintenance import (
+    ALL,
+    Tables,
+    Txn,
+    _a_message_gone,
+    _an_entry_gone,
+    _damaged,
+    damage,
+    filled,
+    first,
+    overwrite,
+    page_of,
+)
+from tests.broker_adapter.server.test_cli import done, holdfast
+from tests.server_process import ServerProcess
+
+
+def test_a_sound_store_is_sound_on_the_disk_and_in_a_running_server(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert done("check", str(tmp_path)).endswith("sound\n")
+    report = json.loads(done("check", str(tmp_path), "--json"))
+    assert report["sound"]
+    assert report["entries"] == sum(ALL.values())
+    assert report["damaged_page_count"] == 0
+    with ServerProcess(tmp_path) as server:
+        answer = json.loads(done("check", "--url", server.url, "--json"))
+        assert answer["sound"]
+        assert answer["entries"] == sum(ALL.values())
+        refused = holdfast("check", str(tmp_path))
+        assert refused.returncode == 1
+        assert "in use by process" in refused.stderr
+        assert holdfast("check", "--url", server.url, "--repair").returncode == 1
+
+
+def test_what_is_wrong_is_told_repaired_and_told_no_more(tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path, _a_message_gone)
+    found = holdfast("check", str(tmp_path))
+    assert found.returncode == 1
+    assert "NOT SOUND" in found.stdout
+    assert "entry without a message" in found.stdout
+    assert "repaired" in done("check", str(tmp_path), "--repair")
+    assert done("check", str(tmp_path)).endswith("sound\n")
+    assert done("quarantine", "list", str(tmp_path)).count("entries/") == 2
+
+
+def test_damaged_pages_are_told_and_what_can_be_read_is_kept(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    overwrite(tmp_path, page_of(tmp_path, "messages", 1)[0])
+    found = holdfast("check", str(tmp_path))
+    assert found.returncode == 1
+    assert "messages: it is zeroed" in found.stdout
+    assert "--repair" in found.stdout
+    repaired = json.loads(done("check", str(tmp_path), "--repair", "--json"))
+    assert repaired["repaired"]
+    assert Path(repaired["damaged_file"]).exists()
+    assert done("check", str(tmp_path)).endswith("sound\n")
+
+
+def test_a_server_that_checks_first_does_not_serve_a_damaged_store(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with ServerProcess(tmp_path, "--check"):
+        pass
+    damage(tmp_path, _an_entry_gone)
+    refused = holdfast("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0", "--check")
+    assert refused.returncode == 1
+    assert "holdfast check" in refused.stderr
+    check_store(tmp_path, EngineSettings(), repair=True)
+
+
+def test_a_message_in_quarantine_is_looked_at_and_put_back(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        done("send", "orders", "precious", "other", "--url", server.url)
+
+    def change_a_letter(txn: Txn, tables: Tables) -> None:
+        key, value = first(txn, tables, "messages")
+        txn.put(key, value.replace(b"precious", b"precioux"), db=tables["messages"])
+
+    damage(tmp_path, change_a_letter)
+    done("check", str(tmp_path), "--repair")
+    listed = [json.loads(line) for line in done("quarantine", "list", str(tmp_path), "--json").splitlines()]
+    (record,) = [each["record"] for each in listed if each["table"] == "messages"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "broker_adapter.server.cli", "quarantine", "show", str(tmp_path), record],
+        capture_output=True,
+        check=True,
+    )
+    assert b"precioux" in shown.stdout
+    assert holdfast("quarantine", "put-back", str(tmp_path), record).returncode == 1  # where to?
+    assert done("quarantine", "put-back", str(tmp_path), record, "--queue", "rescued") == "put back 1 into rescued\n"
+    assert record not in done("quarantine", "list", str(tmp_path))
+    with ServerProcess(tmp_path) as server:
+        assert done("receive", "orders", "--url", server.url, "--timeout", "0.5") == "other\n"
+        with (
+            ConnectionFactory(server.url).create_connection() as connection,
+            connection.create_session(AcknowledgeMode.AUTO) as session,
+        ):
+            connection.start()
+            message = session.create_consumer(session.create_queue("rescued")).receive(timeout=5)
+            assert message is not None
+            assert message.body == "precioux"
+
+
+def test_what_is_in_quarantine_may_be_dropped(tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path, _damaged("entries"))
+    done("check", str(tmp_path), "--repair")
+    assert holdfast("quarantine", "drop", str(tmp_path)).returncode == 1
+    assert "there is no record" in holdfast("quarantine", "drop", str(tmp_path), "entries/00").stderr
+    assert done("quarantine", "drop", str(tmp_path), "--all").startswith("dropped ")
+    assert done("quarantine", "list", str(tmp_path)) == ""
+
+
+def test_a_store_is_compacted(tmp_path: Path) -> None:
+    filled(tmp_path, 3000)
+    with ServerProcess(tmp_path) as server:
+        done("purge", "orders", "--yes", "--url", server.url)
+    sizes = json.loads(done("compact", str(tmp_path), "--json"))
+    assert sizes["after"] < sizes["before"]
+    assert done("check", str(tmp_path)).endswith("sound\n")
+
+
+def test_what_is_no_store_is_no_store(tmp_path: Path) -> None:
+    for command in (("check",), ("compact",), ("quarantine", "list")):
+        finished = holdfast(*command, str(tmp_path / "nowhere"))
+        assert finished.returncode == 1, command
+        assert "there is no store" in finished.stderr
+        assert not (tmp_path / "nowhere").exists()

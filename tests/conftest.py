@@ -1,0 +1,35 @@
+"""Every engine that a test closes is checked first, and every store of a server that a test has killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import JMSException
+
+
+@pytest.fixture(autouse=True)
+def engines_are_sound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each engine, as it is closed: every table against every other, and against what is in memory.
+
+    A test that damages a store says so by the marker ``damages``.
+    """
+    close = Broker.close
+    wrong: list[str] = []
+
+    def checked_close(broker: Broker) -> None:
+        if broker.failed is None:
+            try:
+                wrong.extend(each.text for each in broker.check() if not each.harmless)
+                if broker._state.totals.miscounted:
+                    wrong.append("counters were wrong, and were corrected")
+            except JMSException:
+                pass  # it has failed meanwhile, or is being closed
+        close(broker)
+
+    if request.node.get_closest_marker("damages") is None:
+        monkeypatch.setattr(Broker, "close", checked_close)
+    yield
+    assert not wrong, wrong[:10]
