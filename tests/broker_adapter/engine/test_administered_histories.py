@@ -1,0 +1,23 @@
+"""Some hundred of the histories that ``make torture`` runs ten thousand of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.broker_adapter.engine.administered import History
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, 150, 15))
+def test_a_history_in_memory(first: int) -> None:
+    for seed in range(first, first + 15):
+        History(seed, None).run()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(1_000_000, 1_000_100, 10))
+def test_a_history_on_disk_over_restarts(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 10):
+        History(seed, tmp_path / str(seed)).run()

@@ -1,0 +1,70 @@
+"""The long run of the engine's random histories: ``make torture``.
+
+Each history is made from a seed; one that fails prints its seed, and can be run again alone::
+
+    python -m tests.torture --seed 4711 --histories 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.broker_adapter.engine.administered import History
+
+#: Of ten histories, so many are in memory only.
+_IN_MEMORY = 4
+
+
+def run(seed: int) -> tuple[int, int, str]:
+    """One history: its seed, its steps, and what went wrong."""
+    logging.disable(logging.CRITICAL)
+    chance_of_memory = seed % 10 < _IN_MEMORY
+    with tempfile.TemporaryDirectory() as directory:
+        history = History(seed, None if chance_of_memory else Path(directory))
+        try:
+            history.run(steps=40 + seed % 100)
+        except Exception:
+            return seed, len(history.log), traceback.format_exc()
+        return seed, len(history.log), ""
+
+
+def main() -> int:
+    """Run them on all cores; exit status 1 where one failed."""
+    parser = argparse.ArgumentParser(prog="torture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--histories", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first one; default: the time")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.histories)
+    failed = steps = 0
+    started = time.monotonic()
+    columns = (TextColumn("histories"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    context = multiprocessing.get_context("spawn")
+    with Progress(*columns) as progress, context.Pool(options.processes) as pool:
+        task = progress.add_task("", total=len(seeds))
+        for seed, length, error in pool.imap_unordered(run, seeds, chunksize=10):
+            progress.advance(task)
+            steps += length
+            if error:
+                failed += 1
+                progress.console.print(f"seed {seed}:\n{error}", markup=False, highlight=False)
+    seconds = time.monotonic() - started
+    print(
+        f"{len(seeds)} histories from seed {options.seed} on, {steps} steps in {seconds:.0f} s: "
+        + (f"{failed} failed" if failed else "every one is as it must be")
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
