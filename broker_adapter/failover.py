@@ -1001,10 +1001,23 @@ class FailoverTransport:
             raise TransactionRolledBackException("nothing was committed: the connection was lost before it was done")
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
-        """See :meth:`broker_adapter.transport.Transport.request`.  It is asked again where the connection is lost."""
-        return self._repeated(
-            f"request {operation!r}", timeout, lambda inner, left: inner.request(operation, arguments, left)
-        )
+        """See :meth:`broker_adapter.transport.Transport.request`.
+
+        It is asked again where the connection is lost.  Our own server knows it again by its id, and what is not the
+        same when it is carried out twice is carried out once.
+        """
+        request_id = str(uuid4())
+        first_run: str | None = None
+
+        def ask(inner: Inner, left: float | None) -> Any:
+            nonlocal first_run
+            peer = self._peer
+            if peer is None or peer.run is None:
+                return inner.request(operation, arguments, left)
+            first_run = first_run or peer.run
+            return inner.request(operation, {**arguments, "request_id": request_id, "run": first_run}, left)
+
+        return self._repeated(f"request {operation!r}", timeout, ask)
 
 
 class _Answer:

@@ -60,6 +60,7 @@ class Peer:
     capabilities: frozenset[str] = frozenset()  #: AMQP capabilities that the broker offered
     rejects_duplicates: bool = False  #: whether a message that is sent again is never a second one
     store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
+    run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
 
 

@@ -136,23 +136,27 @@ class LostAcknowledgements:
                 self._lost.pop((source, name), None)
 
 
-def forgive(request: Request, unseen: Iterable[Given]) -> None:
+def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:
     """Say to our own broker that these, lost with the connection, were never seen: their delivery has not failed.
 
     Else a message that waits behind others in a client would become a dead letter by the losses of a bad network alone.
 
     Args:
         request: asks the broker, as ``Transport.request``.
-        unseen: what had come.
+        unseen: what had come, each with its deliveries that had failed before this one; so that asking twice takes
+            back one delivery.
 
     Raises:
         JMSException: the connection is lost again.
     """
-    for part, done in _asked(request, "forgive", unseen):
+    failures = dict(unseen)
+    for part, done in _asked(request, "forgive", failures, failures):
         _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done)
 
 
-def _asked(request: Request, operation: str, given: Iterable[Given]) -> Iterator[tuple[list[Given], int]]:
+def _asked(
+    request: Request, operation: str, given: Iterable[Given], failures: Mapping[Given, int] | None = None
+) -> Iterator[tuple[list[Given], int]]:
     """Ask something of the messages that have a position, source by source, in parts; with the answer."""
     by_source: dict[Source, list[Given]] = {}
     for each in given:
@@ -162,7 +166,14 @@ def _asked(request: Request, operation: str, given: Iterable[Given]) -> Iterator
         arguments = {key: value for key, value in attrs.asdict(source).items() if value is not None}
         for first in range(0, len(all_of_it), _REQUEST_POSITIONS):
             part = all_of_it[first : first + _REQUEST_POSITIONS]
-            named = [(position, list(name) if isinstance(name, tuple) else name) for _, name, position in part]
+            named = [
+                (
+                    each[2],
+                    list(each[1]) if isinstance(each[1], tuple) else each[1],
+                    *(() if failures is None else (failures[each],)),
+                )
+                for each in part
+            ]
             done = 0
             try:
                 done = request(operation, {**arguments, "given": named}, None)

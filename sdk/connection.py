@@ -299,7 +299,7 @@ class Connection:
             # In the order of what happens: what was lost is given again before the broker hands anything out.
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
-                forgive(event.request, [given for session in sessions for given in session.unseen()])
+                forgive(event.request, [each for session in sessions for each in session.unseen()])
             return
         elif isinstance(event, Restored):
             if event.peer is not None:

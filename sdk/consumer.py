@@ -604,15 +604,20 @@ class MessageConsumer:
                 taken.append(delivery)
         return taken
 
-    def unseen(self) -> list[Given]:
-        """What was prefetched on a connection that is lost, where it can be named; for the session, from any thread."""
+    def unseen(self) -> list[tuple[Given, int]]:
+        """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
+
+        For the session, from any thread.
+        """
         found = []
         epoch = self._state.epoch
         for delivery in self._buffer.copy():
             if delivery.tag.epoch != epoch and self._source is not None:
                 with contextlib.suppress(MessageFormatException):
-                    found.append(given_for(self._source, delivery.envelope, delivery))
-        return [given for given in found if given is not None]
+                    given = given_for(self._source, delivery.envelope, delivery)
+                    if given is not None:
+                        found.append((given, delivery.delivery_count))
+        return found
 
     def link_interrupted(self, tag_link: int) -> None:
         """The broker closed the link, which is being attached again; for the session."""

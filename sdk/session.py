@@ -659,9 +659,9 @@ class Session:
             browser.interrupted()
         self._state.lose(epoch)
 
-    def unseen(self) -> list[Given]:
-        """What its consumers had prefetched on a connection that is lost; for the connection."""
-        return [given for consumer in list(self._consumers.values()) for given in consumer.unseen()]
+    def unseen(self) -> list[tuple[Given, int]]:
+        """What its consumers had prefetched on a connection that is lost, with the failures; for the connection."""
+        return [each for consumer in list(self._consumers.values()) for each in consumer.unseen()]
 
     def restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""

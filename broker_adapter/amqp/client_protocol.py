@@ -88,6 +88,7 @@ DELETE_ON_CLOSE_CODE: Final = 0x2B
 #: where else a broker can be reached.
 CONNECTION_TOKEN: Final = "holdfast-connection"
 STORE: Final = "holdfast-store"
+RUN: Final = "holdfast-run"
 SERVER_LIST: Final = "failover-server-list"
 #: Property of a dynamic node: the name that a temporary destination had before the connection was lost.
 FORMER_NAME: Final = "holdfast-name"
@@ -402,6 +403,7 @@ class ClientProtocol:
             capabilities=event.offered_capabilities,
             rejects_duplicates=product in (PRODUCT, ARTEMIS),
             store=_text(event.properties.get(STORE)) if product == PRODUCT else None,
+            run=_text(event.properties.get(RUN)) if product == PRODUCT else None,
             servers=servers_of(event.properties.get(SERVER_LIST)),
         )
         self.addresses = Addresses(

@@ -37,8 +37,9 @@ from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.memory_store import MemoryStore
-from broker_adapter.engine.operations import perform
+from broker_adapter.engine.operations import ONCE, perform
 from broker_adapter.engine.queue_state import Browser, Entry, QueueState
+from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_ANNOTATED,
@@ -96,6 +97,7 @@ class Broker:
 
     Attributes:
         unique: a word that no other engine has.
+        run: a word that this engine has only until it is closed.
         settings: as given.
         is_durable: whether it has a store on disk.
         failed: why it stopped, or None.
@@ -112,6 +114,8 @@ class Broker:
         self._disk = LmdbStore(path, settings) if path is not None else None
         self._memory = MemoryStore()
         self.is_durable = self._disk is not None
+        self.run = secrets.token_hex(8)
+        self._requests = RecentRequests()
         self.unique = self._disk.unique if self._disk is not None else secrets.token_hex(8)
         self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32))
         self._inbox: deque[c.Command | c.Gather] = deque()
@@ -205,7 +209,15 @@ class Broker:
         """Carry out an operation beyond messaging; see :mod:`broker_adapter.engine.operations`."""
         if operation == "check":
             return as_answer(check_records(self.store))  # beside the engine: it reads the store as of one commit
-        return perform(self, operation, arguments, timeout)
+        request_id = arguments.get("request_id")
+        if operation not in ONCE or not isinstance(request_id, str):
+            return perform(self, operation, arguments, timeout)
+        if arguments.get("run", self.run) != self.run:
+            raise IllegalStateException(
+                f"the engine was started again while the request {operation!r} was under way: look what it has done,"
+                " and ask again"
+            )
+        return self._requests.once(request_id[:100], lambda: perform(self, operation, arguments, timeout), timeout)
 
     @property
     def store(self) -> LmdbStore:
@@ -332,6 +344,8 @@ class Broker:
             effects = self._state.decide(commands, now_ms)
             self._load(effects, now_ms)
             taken = self._read_what_is_taken(effects)
+            for number, key in effects.distrusted:
+                self._distrust(number, key)
             self._persist(effects)
             self._deliver(effects, taken, now_ms)
         except Exception as error:
@@ -417,7 +431,7 @@ class Broker:
 
     def _supplied(self, command: c.Command) -> c.Command:
         """The command with the entries that it asks for, as the stores have them in this cycle."""
-        if type(command) is c.Trim and not command.found:
+        if (type(command) is c.Trim and not command.found) or type(command) is c.SetAside:
             found, after = self._entries(command.range)
             return command._replace(found=found, next=after)
         if type(command) is c.Redrive:

@@ -441,6 +441,8 @@ class BrokerState:
             return queue
         if destination.is_temporary:
             raise InvalidDestinationException(f"temporary queue {destination.name!r} does not exist any more")
+        if (named := _named_queue(destination.name)).is_temporary:
+            return self._queue(named, effects)  # not everybody knows the kind of a name
         checked_name(destination.name)
         self._check_room_for_destination()
         queue = self._new_queue(destination, CatalogRecord("queue", destination.name), effects)
@@ -1274,6 +1276,8 @@ class BrokerState:
             )
         if self.held_because:
             raise ResourceAllocationException(self.held_because)
+        if _named_queue(command.target.name).is_temporary:
+            raise InvalidDestinationException(f"cannot stage messages for the temporary queue {command.target.name!r}")
         max_bytes = self.settings.max_message_bytes
         for message in command.messages:
             if len(message.payload) > max_bytes:
@@ -1357,6 +1361,8 @@ class BrokerState:
                 target = self._home(annotations, command.to, effects)
                 if target is None or target is source or (limit is not None and target.depth >= limit):
                     continue
+                if raw.flags & FLAG_PERSISTENT and not target.durable:
+                    continue  # a temporary queue, or a subscription in memory, keeps nothing on the disk
                 entry = source.find(raw, effects)
                 if entry is not None:
                     self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
@@ -1398,11 +1404,25 @@ class BrokerState:
             self._awake[queue.id] = queue
         self._reply(command, (dropped, command.next), effects)
 
+    def _set_aside_damaged(self, command: c.SetAside, now_ms: int, effects: Effects) -> None:
+        queue = self.queues.get(command.range.queue)
+        count = 0
+        if queue is not None:
+            for raw in command.found:
+                entry = queue.find(raw, effects)
+                if entry is not None:
+                    queue.forget(entry, effects, keep_message=True)
+                    effects.distrusted.append((entry.number, entry.key))
+                    count += 1
+            self._awake[queue.id] = queue
+        self.totals.quarantined += count
+        self._reply(command, count, effects)
+
     def _forgive(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
         queue = self.queues.get(command.queue)
         forgiven = 0
         if queue is not None:
-            forgiven = sum([queue.forgive(position, effects) for position in command.positions])
+            forgiven = sum([queue.forgive(position, failures, effects) for position, failures in command.positions])
             self._awake[queue.id] = queue
         self._reply(command, forgiven, effects)
 
@@ -1533,5 +1553,6 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.ForgetNames: BrokerState._forget_names,
     c.Move: BrokerState._move,
     c.Redrive: BrokerState._redrive,
+    c.SetAside: BrokerState._set_aside_damaged,
     c.Statistics: BrokerState._statistics,
 }

@@ -245,11 +245,12 @@ class Trim(NamedTuple):
 class Forgive(NamedTuple):
     """The last delivery of what waits at these positions of a queue does not count: nobody saw it.
 
-    Replies with the number of messages.
+    Each position has the number of failed deliveries before that one (None: any): so it is taken back once, also where
+    it is asked for twice.  Replies with the number of messages.
     """
 
     queue: int
-    positions: Sequence[int]
+    positions: Sequence[tuple[int, int | None]]
     reply: Reply | None = None
 
 
@@ -324,6 +325,18 @@ class Move(NamedTuple):
     reply: Reply | None = None
 
 
+class SetAside(NamedTuple):
+    """The messages of a range cannot be trusted: those of them that no consumer holds go into quarantine.
+
+    Replies with their number.
+    """
+
+    range: Range
+    found: Sequence[RawEntry] = ()  #: supplied by the driver
+    next: int | None = None  #: supplied by the driver
+    reply: Reply | None = None
+
+
 class Redrive(NamedTuple):
     """Put messages of a range that were set aside back into their queues, to be delivered again from the start.
 
@@ -379,5 +392,6 @@ Command = (
     | ForgetNames
     | Move
     | Redrive
+    | SetAside
     | Statistics
 )

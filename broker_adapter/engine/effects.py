@@ -92,6 +92,7 @@ class Effects:
     __slots__ = (
         "browsers",
         "deliveries",
+        "distrusted",
         "durable",
         "ended",
         "loads",
@@ -116,6 +117,7 @@ class Effects:
         self.published: list[
             int
         ] = []  #: staged queues whose entries are to be moved, in order, and which are then to be dropped
+        self.distrusted: list[tuple[int, bytes]] = []  #: (message, entry key) that are to go into quarantine
         self.taken_annotations: dict[bytes, bytes] = {}  #: of entries that came and went within the cycle
         self.touches_unloaded = False  #: whether entries that are not in memory are deleted
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped

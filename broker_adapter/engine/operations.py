@@ -14,9 +14,11 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
     stayed, because that is gone, full or unknown.
 ``bounds`` of a queue
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.
-``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes`` and ``incarnation`` (or None)
+``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` (or None) and
+``skip_damaged`` (default: false)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
-    ``next``: the first position that the answer does not cover.
+    ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
+    trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.
 ``settle_through`` of a queue, with ``position`` (inclusive) and ``incarnation`` (or None)
     The number of messages dropped.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
@@ -30,12 +32,16 @@ transaction) and ``messages`` (packed envelopes)
 ``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
 list) or else its message id
     The number of messages dropped: those that wait at such a position under that name, and nobody has in hand.
-``forgive`` of a queue, with ``given`` as before
+``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
+the one that was lost
     The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.
 ``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
 was made; default 0)
     True where that commit was done, False where it was not; None where it may have been forgotten, since it was made
     longer ago than ``commit_memory_seconds``.  Nothing of a connection that is gone is done after this answer.
+
+``purge`` and ``redrive`` take effect once where they are repeated under one ``request_id`` (a word that the client
+makes up) and ``run`` (that of the engine, which a restart changes: then nobody knows, and the answer is an error).
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.
@@ -65,8 +71,11 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     MessageFormatException,
     OperationTimedOutException,
+    StoreCorruptException,
 )
 
+#: Operations that are not the same when they are carried out again.
+ONCE = frozenset(("purge", "redrive"))
 #: Most bytes of messages that one answer carries, whatever is asked for.
 MAX_RANGE_BYTES = 4 * 1024 * 1024
 #: Entries read at once.
@@ -172,6 +181,19 @@ class _Arguments:
         if not all(isinstance(value, str) for value in values):
             raise MessageFormatException(f"operation {self._operation!r}: argument {name!r} is not a list of strings")
         return list(values)
+
+    def given(self) -> list[Sequence[Any]]:
+        """The argument ``given``: (position, name) or (position, name, failures) each."""
+        values: list[Sequence[Any]] = self.get("given", list)
+        for each in values:
+            if (
+                not isinstance(each, list | tuple)
+                or len(each) not in (2, 3)
+                or type(each[0]) is not int
+                or (len(each) == 3 and type(each[2]) is not int)
+            ):
+                raise MessageFormatException(f"{each!r:.100} is not a position, a name, and a number of failures")
+        return values
 
     def queue(self, state: BrokerState, default: Any = ...) -> QueueState:
         """The queue that they name."""
@@ -285,8 +307,9 @@ def _bounds(arguments: _Arguments) -> Steps:
 def _read_range(arguments: _Arguments) -> Steps:
     first, last = arguments.get("first", int), arguments.get("last", int)
     max_bytes = min(arguments.get("max_bytes", int, MAX_RANGE_BYTES), MAX_RANGE_BYTES)
+    skip_damaged = arguments.get("skip_damaged", bool, False)
 
-    def read(reader: EngineReader) -> tuple[Loaded, list[RawEntry], list[Any]]:
+    def read(reader: EngineReader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
         found = reader.entries(queue.id, max(first, 0), min(last, queue.next_position - 1), _RANGE_ENTRIES)
         entries: list[RawEntry] = []
@@ -296,16 +319,26 @@ def _read_range(arguments: _Arguments) -> Steps:
             if entries and size > max_bytes:
                 break
             entries.append(entry)
-        return found, entries, reader.messages(entries)
+        return queue.id, queue.label, found, entries, reader.messages(entries)
 
-    found, entries, bodies = yield read
+    number, name, found, entries, bodies = yield read
     messages = [
         (entry.position, entry.delivery_count, *body, annotations)
         for entry, (body, annotations) in zip(entries, bodies, strict=True)
         if body is not None
     ]
+    damaged = [entry.position for entry, (body, _) in zip(entries, bodies, strict=True) if body is None]
+    if damaged:
+        if not skip_damaged:
+            raise StoreCorruptException(
+                f"the message at position {damaged[0]} of queue {name!r} cannot be trusted: its checksum is wrong;"
+                " leave it out (skip_damaged; failOnDataLoss=false in Spark), or stop the server and run: holdfast"
+                " check DIR --repair; in both cases it is kept in quarantine"
+            )
+        # Those that are still there: another reader may have been faster.
+        yield c.SetAside(c.Range(number, damaged[0], damaged[-1], _RANGE_ENTRIES, frozenset(damaged)))
     done = found.complete and len(entries) == len(found.entries)
-    return {"messages": messages, "next": last + 1 if done else entries[-1].position + 1}
+    return {"messages": messages, "next": last + 1 if done else entries[-1].position + 1, "damaged": damaged}
 
 
 def _settle_through(arguments: _Arguments) -> Steps:
@@ -334,8 +367,10 @@ def _settle_positions(arguments: _Arguments) -> Steps:
 
 
 def _forgive(arguments: _Arguments) -> Steps:
+    failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
+
     def forgive(queue: int, positions: list[int]) -> Steps:
-        return (yield c.Forgive(queue, positions))
+        return (yield c.Forgive(queue, [(position, failures.get(position)) for position in positions]))
 
     return (yield from _with_given(arguments, forgive))
 
@@ -346,11 +381,7 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
     A position is never used again, so what is known of its message stays true; whether it is still there is for the
     command to see.
     """
-    given = {}
-    for pair in arguments.get("given", list):
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or type(pair[0]) is not int:
-            raise MessageFormatException(f"{pair!r:.100} is not a position and a name")
-        given[pair[0]] = tuple(pair[1]) if isinstance(pair[1], list | tuple) else pair[1]
+    given = {each[0]: tuple(each[1]) if isinstance(each[1], list | tuple) else each[1] for each in arguments.given()}
     # What came before this request is done: what a lost connection had is given back.
     yield c.ResolveCommit(c.CommitId("", 0))
     positions = sorted(given)

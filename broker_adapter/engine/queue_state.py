@@ -920,15 +920,22 @@ class QueueState:
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
         batch.entries[entry.key] = entry
 
-    def forgive(self, position: int, effects: Effects) -> bool:
-        """Take back the last failed delivery of what waits in memory; returns whether there is such a message."""
-        entry = self.ready.get(position)
-        if entry is None:
-            entry = self.resting.take(position)
-            if entry is not None:
-                self.give_back(entry, effects)
-        if entry is None or not entry.delivery_count:
+    def forgive(self, position: int, failures: int | None, effects: Effects) -> bool:
+        """Take back the last failed delivery of what waits in memory.
+
+        Args:
+            position: of the message.
+            failures: how many deliveries had failed before that one; None: any number.
+            effects: of the decision.
+
+        Returns:
+            Whether there is such a message, and that delivery counts.
+        """
+        entry = self.ready.get(position) or self.resting.get(position)
+        if entry is None or not entry.delivery_count or failures not in (None, entry.delivery_count - 1):
             return False
+        if self.resting.take(position) is not None:
+            self.give_back(entry, effects)
         entry.delivery_count -= 1
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
         batch.entries[entry.key] = entry

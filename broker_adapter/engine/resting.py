@@ -55,6 +55,11 @@ class Resting(Generic[E]):
         self._by_position[entry.position] = (due_ms, entry)
         heappush(self._due, (due_ms, entry.position))
 
+    def get(self, position: int) -> E | None:
+        """A message that rests; None where it does not."""
+        found = self._by_position.get(position)
+        return None if found is None else found[1]
+
     def take(self, position: int) -> E | None:
         """Take a message out, before its time; None where it does not rest."""
         found = self._by_position.pop(position, None)

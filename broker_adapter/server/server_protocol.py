@@ -32,6 +32,7 @@ from broker_adapter.amqp.client_protocol import (
     EXCLUSIVE_CAPABILITY,
     FORMER_NAME,
     NO_LOCAL_CODE,
+    RUN,
     SELECTOR_CODE,
     SERVER_LIST,
     STORE,
@@ -125,6 +126,7 @@ class Engine(Protocol):
 
     settings: EngineSettings
     unique: str
+    run: str
 
     def submit_all(self, commands: Iterable[c.Command]) -> None:
         """Hand over commands; the answers come through their ``reply``, from another thread."""
@@ -430,6 +432,7 @@ class ServerProtocol:
                 "product": PRODUCT,
                 "version": own_version(),
                 STORE: self._engine.unique,
+                RUN: self._engine.run,
                 **({SERVER_LIST: as_property(servers)} if (servers := self._servers()) else {}),
                 **properties,
             },

@@ -227,8 +227,8 @@ def test_what_nobody_saw_is_forgiven_where_it_has_a_position() -> None:
         asked.append((operation, arguments["given"]))
         return 1
 
-    forgive(request, [given(1), given(2, position=None)])
-    assert asked == [("forgive", [(1, ["producer", 1, 1])])]
+    forgive(request, [(given(1), 3), (given(2, position=None), 0)])
+    assert asked == [("forgive", [(1, ["producer", 1, 1], 3)])]
     forgive(request, [])
     assert len(asked) == 1
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter.destination import queue, topic
+from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
+from broker_adapter.engine.maintenance import check_store, quarantined
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
@@ -21,6 +22,7 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
     OperationTimedOutException,
+    StoreCorruptException,
 )
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -416,6 +418,18 @@ def test_a_delivery_that_nobody_saw_does_not_count(broker: Broker) -> None:
     assert counts(broker) == {1: 1, 2: 0, 3: 1}
 
 
+def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    lose(broker, 1)
+    lose(broker, 1)
+    names = [(*each, 1) for each in given((1, 1))]
+    assert [ask(broker, "forgive", destination="q", given=names) for _ in range(3)] == [1, 0, 0]
+    assert counts(broker) == {1: 1}
+    for wrong in ([(1,)], [(1, "name", "x")], [("1", "name")], [(1, "name", 2, 3)]):
+        with pytest.raises(MessageFormatException, match="is not a position"):
+            ask(broker, "forgive", destination="q", given=wrong)
+
+
 def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
@@ -516,3 +530,77 @@ def test_names_that_were_not_used_for_long_are_swept_from_the_store(
     broker.call(c.Statistics(), WAIT)
     assert ask(broker, "resolve_commit", session="old", number=5, age_ms=61_000) is None
     broker.close()
+
+
+# What cannot be trusted, and what must not be stored.
+
+
+def damage_body(broker: Broker, body: bytes) -> None:
+    """Change one message on the disk behind the engine's back."""
+    store = broker.store
+    with store.snapshot() as tables:
+        key, value = next((key, value) for key, value in tables.items("messages") if value.endswith(body))
+    store.apply([("messages", key, value[:-1] + b"!")])
+    broker._cache.clear()
+    broker._cache_bytes = 0
+
+
+@pytest.mark.damages
+def test_a_damaged_message_in_a_range_is_an_error_until_it_is_left_out_and_kept_aside(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    send(broker, connect(broker), "q", "first", "second", "third")
+    bounds = ask(broker, "bounds", destination="q")
+    damage_body(broker, b"second")
+    read = {"destination": "q", "first": bounds["first"], "last": bounds["next"] - 1}
+    for _ in range(2):
+        with pytest.raises(StoreCorruptException, match="position 2 of queue 'q' cannot be trusted"):
+            ask(broker, "read_range", **read)
+    answer = ask(broker, "read_range", **read, skip_damaged=True)
+    assert bodies(answer) == [b"first", b"third"]
+    assert answer["damaged"] == [2]
+    assert depth(broker, "q") == 2
+    assert ask(broker, "read_range", **read)["damaged"] == []
+    assert ask(broker, "settle_through", destination="q", position=3) == 2
+    assert {each.table for each in quarantined(broker.store)} == {"messages", "entries"}
+    assert broker.call(c.Statistics(), WAIT).quarantined == 1
+    broker.close()
+    assert check_store(tmp_path, EngineSettings()).is_sound
+
+
+def test_what_is_on_the_disk_is_not_put_into_a_temporary_queue(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker)
+    send(broker, client, "q", "bad")
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    settle(broker, consumer, inbox.wait_for(1), Outcome.REJECTED)
+    temporary = broker.call(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE), WAIT)
+    assert ask(broker, "redrive", to=temporary.name) == {"moved": 0, "left": 1}
+    assert depth(broker, "DLQ") == 1
+    assert ask(broker, "redrive") == {"moved": 1, "left": 0}
+    with pytest.raises(InvalidDestinationException, match="temporary"):
+        ask(broker, "stage", transaction="t", queue=temporary.name, first=0, messages=[envelope("x")])
+    broker.close()
+
+
+def test_what_was_dead_in_a_durable_subscription_is_not_put_into_one_in_memory(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker, "me")
+    durable = Subscription("s", durable=True, shared=True)
+    consumer, inbox = attach(broker, client, topic("t"), credit=1, subscription=durable)
+    send(broker, client, topic("t"), "bad")
+    settle(broker, consumer, inbox.wait_for(1), Outcome.REJECTED)
+    broker.call(c.Detach(consumer), WAIT)
+    broker.call(c.Unsubscribe(client, "s"), WAIT)
+    attach(broker, client, topic("t"), subscription=Subscription("s", durable=False, shared=True))
+    assert ask(broker, "redrive") == {"moved": 0, "left": 1}
+    assert depth(broker, "DLQ") == 1
+    broker.close()
+
+
+def test_a_temporary_queue_is_known_by_its_name_whatever_kind_is_said(broker: Broker) -> None:
+    client = connect(broker)
+    temporary = broker.call(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE), WAIT)
+    send(broker, client, queue(temporary.name), "reply")
+    assert payloads(drained(broker, client, temporary)) == [b"reply"]
+    with pytest.raises(InvalidDestinationException, match="does not exist any more"):
+        send(broker, client, queue(temporary.name + "x"), "reply")

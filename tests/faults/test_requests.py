@@ -1,0 +1,80 @@
+"""Requests beyond messaging that are repeated because their answer was lost take effect once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, Session
+from tests.faults.conftest import Connect
+from tests.faults.proxy import Direction, Proxy
+from tests.faults.scenarios import wait_for
+from tests.server_process import ServerProcess
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def send(connection: Connection, queue: str, *bodies: str) -> None:
+    with connection.create_session() as session:
+        producer = session.create_producer(session.create_queue(queue))
+        for body in bodies:
+            producer.send(body)
+
+
+def waiting(connection: Connection, queue: str) -> int:
+    return sum(each.messages for each in connection.statistics().queues if each.name == queue)
+
+
+def bodies(session: Session, queue: str) -> list[Any]:
+    return [message.body for message in session.create_browser(session.create_queue(queue))]
+
+
+def test_a_purge_whose_answer_is_lost_leaves_what_came_after_it(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    client = connect()
+    send(direct, "purged", "a", "b", "c")
+    client.connection.statistics()  # the links are there
+    proxy.hold(Direction.TO_CLIENT)
+    answers: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(client.connection.request("purge", {"destination": "purged"}, 60))
+    )
+    asking.start()
+    assert wait_for(lambda: waiting(direct, "purged") == 0)
+    send(direct, "purged", "d", "e")
+    proxy.cut()
+    proxy.hold()
+    asking.join(60)
+    assert answers == [3]
+    assert client.told, "the connection was lost"
+    with direct.create_session() as session:
+        assert bodies(session, "purged") == ["d", "e"]
+
+
+def test_a_redrive_whose_answer_is_lost_moves_no_more_than_it_was_to(
+    server: ServerProcess, proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    client = connect()
+    send(direct, "failing", *"abcdef")
+    failing = connect("max_redeliveries=0", url=server.url)
+    with failing.connection.create_session(AcknowledgeMode.CLIENT) as session:
+        consumer = session.create_consumer(session.create_queue("failing"))
+        for _ in range(6):
+            assert consumer.receive(timeout=30) is not None
+        session.recover()
+        assert consumer.receive(timeout=1) is None  # redelivered once too often: rejected
+    assert wait_for(lambda: waiting(direct, "DLQ") == 6)
+    client.connection.statistics()  # the links are there
+    proxy.hold(Direction.TO_CLIENT)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(client.connection.request("redrive", {"limit": 2}, 60)))
+    asking.start()
+    assert wait_for(lambda: waiting(direct, "failing") == 2)
+    proxy.cut()
+    proxy.hold()
+    asking.join(60)
+    assert answers == [{"moved": 2, "left": 0}]
+    assert (waiting(direct, "failing"), waiting(direct, "DLQ")) == (2, 4)
