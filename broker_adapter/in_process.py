@@ -37,6 +37,7 @@ from broker_adapter.transport import (
     Credentials,
     Delivery,
     Failed,
+    LinkLost,
     OnSettled,
     Peer,
     ReceiverSpec,
@@ -169,6 +170,7 @@ class InProcessTransport:
         self._gathering = False
         self._batches: deque[_Batch] = deque()  #: sends in the engine's hands; only used in its cycle
         self._forget_failure: Callable[[], None] = _nothing
+        self._listener: Callable[[TransportEvent], None] = _nothing_heard
 
     def __repr__(self) -> str:
         return f"<InProcessTransport embedded:{self._url.path or ''}, client {self._client}>"
@@ -189,6 +191,7 @@ class InProcessTransport:
                 raise
             self._lease = lease
             self._broker = lease.broker
+            self._listener = listener
             self._error = None
 
         def failed(error: JMSException) -> None:
@@ -267,11 +270,18 @@ class InProcessTransport:
                     spec.presettled or spec.browse,
                     spec.browse,
                     exclusive=spec.exclusive,
+                    ended=partial(self._ended, link),
                 ),
                 limit,
             )
         self._sessions[link] = spec.session
         return link
+
+    def _ended(self, link: int, error: JMSException) -> None:
+        """The engine has ended a consumer; in its cycle."""
+        self._forget(link)
+        if not self._closed:
+            self._listener(LinkLost(link, error))
 
     def _sink(self, link: int, sink: Sink) -> c.EngineSink:
         epoch, decode = self._epoch, self._decode
@@ -541,6 +551,10 @@ class _Batch:
         rest.is_answered = True
         told.tell()
         return rest
+
+
+def _nothing_heard(_event: TransportEvent) -> None:
+    pass
 
 
 def _nothing() -> None:

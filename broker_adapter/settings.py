@@ -245,7 +245,19 @@ class EngineSettings:
     min_free_disk_bytes: int = _option(
         256 * MIB, "free disk space below which producers are held back, so that consumers can go on", least=0
     )
-    max_destinations: int = _option(10_000, "queues, topics and subscriptions", least=1)
+    max_destinations: int = _option(
+        10_000, "queues, topics and subscriptions, beside the dead-letter and the expiry queue", least=1
+    )
+    delete_idle_queues_seconds: float | None = _option(
+        None,
+        "time after which an empty queue without consumers that nothing was sent to is deleted; none: never",
+        least=1,
+    )
+    delete_idle_subscriptions_seconds: float | None = _option(
+        None,
+        "time after which a durable subscription without a consumer is deleted, with its messages; none: never",
+        least=1,
+    )
     max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
     max_producers: int = _option(

@@ -82,6 +82,8 @@ _LAST_POSITION = (1 << 64) - 1
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
 _SWEEP_MS = 60_000
+#: How often a part of the queues is looked at for not being used any more.
+_IDLE_CHECK_MS = 1000
 #: How often the room on the disk is looked at.
 _ROOM_CHECK_MS = 250
 
@@ -137,6 +139,10 @@ class Broker:
         self._staged_check_ms = 0
         self._room_checked_ms = 0
         self._sweep_ms = 0
+        self._idle_check_ms = 0
+        self._deletes_idle = (
+            settings.delete_idle_queues_seconds is not None or settings.delete_idle_subscriptions_seconds is not None
+        )
         self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
         self._bytes_since_check = 0
         self._failure_listeners: list[Callable[[JMSException], None]] = []
@@ -319,6 +325,8 @@ class Broker:
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._due_ms, self._state.next_deadline_ms()]
+        if self._deletes_idle:
+            alarms.append(self._idle_check_ms)
         if self._state.staged:
             alarms.append(self._staged_check_ms)
         before = self._alarm_ms
@@ -342,6 +350,8 @@ class Broker:
             self._look_for_room(now_ms, incoming)
             commands[:] = [self._supplied(command) for command in commands]
             effects = self._state.decide(commands, now_ms)
+            for command, fault in effects.faults:
+                _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=fault)
             self._load(effects, now_ms)
             taken = self._read_what_is_taken(effects)
             for number, key in effects.distrusted:
@@ -371,6 +381,9 @@ class Broker:
             if old:
                 _log.warning("dropping %d staged transactions that nobody published: %s", len(old), old[:10])
                 commands.append(c.Discard(old))
+        if self._deletes_idle and self._idle_check_ms <= now_ms:
+            self._idle_check_ms = now_ms + _IDLE_CHECK_MS
+            commands.append(c.DeleteIdle())
         if self._disk is not None and self._sweep_ms <= now_ms:
             commands += self._sweep(self._disk, now_ms)
         while self._chores:

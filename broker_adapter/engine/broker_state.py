@@ -65,6 +65,10 @@ from broker_adapter.settings import EngineSettings
 
 #: Queues without consumers that keep what is ready in memory, for consumers that come and go.
 IDLE_WINDOWS = 64
+#: A number that no queue has.
+_NO_QUEUE = (1 << 32) - 1
+#: Queues that are looked at in one step for not being used any more.
+_IDLE_STEP = 1000
 #: Time after which a message that expired in a consumer's hands is looked at again.
 _LOOK_AGAIN_MS = 60_000
 #: How often one decision lets go out what its own steps have made available, such as dead letters.
@@ -161,8 +165,21 @@ class BrokerState:
         self._awake: dict[int, QueueState] = {}
         self._idle: dict[int, QueueState] = {}  #: queues without consumers that keep something ready in memory
         self._consumed = 0  #: queues that have consumers
+        self._dead_letters = Destination(checked_name(settings.dead_letter_queue))
+        self._own: set[Destination] = set()  #: queues that always exist
+        self._swept_idle = 0  #: how many of the queues were looked at for being idle
         self._resting: list[tuple[int, int]] = []  #: a heap of (due, queue): when resting messages are due
         self._drains: list[tuple[Consumer, c.Reply | None]] = []
+        #: what those browse who browse a queue that does not exist
+        self._nowhere = QueueState(
+            _NO_QUEUE,
+            Destination("nowhere"),
+            CatalogRecord("queue", "nowhere"),
+            durable=False,
+            memory=self.memory,
+            max_deliveries=None,
+            max_unsettled=1,
+        )
         self._now_ms = 0  #: the time of the decision under way
 
     # What a restart finds.
@@ -178,7 +195,10 @@ class BrokerState:
         self._next_message = next_message
         for number, record, counters, lanes in queues:
             self._next_queue = max(self._next_queue, number + 1)
-            queue = self._make_queue(number, Destination(record.name), record, counters, lanes)
+            destination = Destination(record.name)
+            if record.kind == "subscription":
+                destination = Destination(record.topic or "", DestinationKind.TOPIC)
+            queue = self._make_queue(number, destination, record, counters, lanes)
             if record.kind == "ended":
                 ended.append(number)
             elif record.kind == "staged":
@@ -186,7 +206,8 @@ class BrokerState:
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
             elif record.kind == "subscription":
                 self.subscriptions[record.client_id, record.name, True] = queue
-                self.topics.setdefault(Destination(record.topic or "", DestinationKind.TOPIC), []).append(queue)
+                self.topics.setdefault(destination, []).append(queue)
+                queue.left_ms = record.created_ms
             else:
                 self.by_destination[queue.destination] = queue
         for key, sequences in streams:
@@ -204,11 +225,18 @@ class BrokerState:
         """
         effects = Effects()
         self._now_ms = now_ms
+        if not self._own:
+            self._make_own_queues(effects)
         for command in commands:
             try:
                 _STEPS[type(command)](self, command, now_ms, effects)
             except JMSException as error:
                 self._reply(command, error, effects)
+            except Exception as error:  # a fault of ours: it is this command's alone
+                effects.faults.append((command, error))
+                failure = JMSException(f"the engine could not carry out {type(command).__name__}: {error!r:.200}")
+                failure.__cause__ = error
+                self._reply(command, failure, effects)
         self.settle_down(now_ms, effects)
         return effects
 
@@ -289,6 +317,7 @@ class BrokerState:
             effects.browsers += self._looking.values()
             self._looking = {}
         for queue in (*touched.values(), *self._awake.values()):
+            queue.used_ms = now_ms
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
                 effects.durable.put("queues", queue_key(queue.id), encode_counters(queue.counters()))
@@ -358,7 +387,7 @@ class BrokerState:
                 del self.client_ids[client.client_id or ""]
             self._drop_held_of(client.id, effects)
             for consumer in list(client.consumers.values()):
-                self._end_consumer(consumer)
+                self._end_consumer(consumer, effects)
                 self._give_back_all(consumer, command.failed, effects)
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
@@ -382,6 +411,16 @@ class BrokerState:
         else:
             self._queue(destination, effects)
         self._reply(command, None, effects)
+
+    def _make_own_queues(self, effects: Effects) -> None:
+        """The queues for what is set aside always exist, and count towards no limit."""
+        for name in (self.settings.dead_letter_queue, self.settings.expiry_queue):
+            if name is not None and not _named_queue(checked_name(name)).is_temporary:
+                destination = Destination(name)
+                self._own.add(destination)
+                if destination not in self.by_destination:
+                    record = CatalogRecord("queue", name)
+                    self.by_destination[destination] = self._new_queue(destination, record, effects)
 
     def _declare_temporary(self, command: c.DeclareTemporary, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
@@ -425,17 +464,18 @@ class BrokerState:
         else:
             self._end_queue(self.by_destination.pop(destination), effects)
 
-    def _topic(self, destination: Destination) -> list[QueueState]:
+    def _topic(self, destination: Destination) -> Sequence[QueueState]:
+        """The subscriptions of a topic, which need not have any."""
         subscriptions = self.topics.get(destination)
-        if subscriptions is None:
-            if destination.is_temporary:
-                raise InvalidDestinationException(f"temporary topic {destination.name!r} does not exist any more")
-            checked_name(destination.name)
-            self._check_room_for_destination()
-            subscriptions = self.topics[destination] = []
-        return subscriptions
+        if subscriptions is not None:
+            return subscriptions
+        if destination.is_temporary:
+            raise InvalidDestinationException(f"temporary topic {destination.name!r} does not exist any more")
+        checked_name(destination.name)
+        return ()
 
-    def _queue(self, destination: Destination, effects: Effects) -> QueueState:
+    def _queue(self, destination: Destination, effects: Effects, *, limited: bool = True) -> QueueState:
+        """A queue, which is made where there is none; beyond the limit as well, if it is not ``limited``."""
         queue = self.by_destination.get(destination)
         if queue is not None:
             return queue
@@ -444,7 +484,8 @@ class BrokerState:
         if (named := _named_queue(destination.name)).is_temporary:
             return self._queue(named, effects)  # not everybody knows the kind of a name
         checked_name(destination.name)
-        self._check_room_for_destination()
+        if limited:
+            self._check_room_for_destination()
         queue = self._new_queue(destination, CatalogRecord("queue", destination.name), effects)
         self.by_destination[destination] = queue
         return queue
@@ -471,7 +512,7 @@ class BrokerState:
             record,
             durable=self.durable and number < FIRST_VOLATILE_QUEUE,
             memory=self.memory,
-            max_deliveries=None if destination.name == settings.dead_letter_queue else settings.max_deliveries,
+            max_deliveries=None if destination == self._dead_letters else settings.max_deliveries,
             max_unsettled=settings.max_unsettled_messages,
             counters=counters,
             lanes=lanes,
@@ -482,7 +523,7 @@ class BrokerState:
         return queue
 
     def _check_room_for_destination(self) -> None:
-        if len(self.queues) + len(self.topics) >= self.settings.max_destinations:
+        if len(self.queues) + len(self.topics) - len(self._own) >= self.settings.max_destinations:
             raise ResourceAllocationException(
                 f"no more than {self.settings.max_destinations} destinations (option max_destinations)"
             )
@@ -496,6 +537,14 @@ class BrokerState:
                 queue.give_back(entry, effects)  # so that it can be trimmed
             self._let_go(consumer, len(consumer.unsettled))
             consumer.unsettled.clear()
+            if consumer.attached:
+                self._end_consumer(consumer, effects)
+                if consumer.ended is not None:
+                    effects.replies.append((consumer.ended, _deleted(queue.label)))
+            self.consumers.pop(consumer.id, None)
+            client = self.clients.get(consumer.client)
+            if client is not None:
+                client.consumers.pop(consumer.id, None)
         queue.leaving.clear()
         for entry in queue.resting.take_all():
             queue.give_back(entry, effects)
@@ -536,7 +585,11 @@ class BrokerState:
         else:
             if subscription is not None:
                 raise InvalidDestinationException(f"cannot subscribe to the queue {destination.name!r}")
-            queue = self._queue(destination, effects)
+            found = self.by_destination.get(destination)
+            if found is None and command.browse and not _named_queue(destination.name).is_temporary:
+                checked_name(destination.name)
+                found = self._nowhere
+            queue = found if found is not None else self._queue(destination, effects)
             if queue.owner is not None and queue.owner != client.id:
                 raise InvalidDestinationException(
                     f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
@@ -556,6 +609,7 @@ class BrokerState:
             command.slice_bytes,
             selector,
             command.exclusive,
+            command.ended,
         )
         self._next_consumer += 1
         self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
@@ -570,12 +624,11 @@ class BrokerState:
         topic = command.destination
         subscription = command.subscription
         selector = command.selector or None
-        siblings = self._topic(topic)
+        self._topic(topic)
         if subscription is None:
             record = CatalogRecord("subscription", "", topic.name, None, False, command.no_local, selector)
             queue = self._new_subscription(client, topic, record, False, effects)
             queue.owner = client.id
-            siblings.append(queue)
             return queue
         name = checked_name(subscription.name)
         if subscription.durable and topic.is_temporary:
@@ -603,34 +656,141 @@ class BrokerState:
                 )
             if same:
                 return existing
-            # JMS 3.1 section 8.3.3: another topic, selector or no_local is as unsubscribing and subscribing anew.
-            self._end_subscription(existing, effects)
+        else:
+            self._check_room_for_destination()
         record = CatalogRecord(
             "subscription", name, topic.name, client_id, subscription.shared, command.no_local, selector
         )
-        queue = self._new_subscription(client, topic, record, subscription.durable, effects)
+        if existing is not None:
+            # JMS 3.1 section 8.3.3: another topic, selector or no_local is as unsubscribing and subscribing anew.
+            self._end_subscription(existing, effects)
+        queue = self._new_subscription(client, topic, record, subscription.durable, effects, limited=False)
         self.subscriptions[key] = queue
-        siblings.append(queue)
         return queue
 
     def _new_subscription(
-        self, client: Client, topic: Destination, record: CatalogRecord, durable: bool, effects: Effects
+        self,
+        client: Client,
+        topic: Destination,
+        record: CatalogRecord,
+        durable: bool,
+        effects: Effects,
+        *,
+        limited: bool = True,
     ) -> QueueState:
-        self._check_room_for_destination()
+        if limited:
+            self._check_room_for_destination()
         record = record._replace(name=record.name or f"subscription/{client.id}/{self._next_name}")
         self._next_name += 1
         if durable:
-            return self._new_queue(topic, record, effects)
-        number = self._next_volatile_queue
-        self._next_volatile_queue += 1
-        return self._make_queue(number, topic, record, None)
+            queue = self._new_queue(topic, record, effects)
+        else:
+            number = self._next_volatile_queue
+            self._next_volatile_queue += 1
+            queue = self._make_queue(number, topic, record, None)
+        self.topics.setdefault(topic, []).append(queue)
+        return queue
 
     def _end_subscription(self, queue: QueueState, effects: Effects) -> None:
         self.subscriptions.pop((queue.record.client_id, queue.record.name, not self._is_volatile(queue)), None)
-        for topic, siblings in self.topics.items():
-            if topic.name == queue.record.topic and queue in siblings:
-                siblings.remove(queue)
+        siblings = self.topics.get(queue.destination, [])
+        if queue in siblings:
+            siblings.remove(queue)
+        if not siblings and not queue.destination.is_temporary:
+            self.topics.pop(queue.destination, None)
         self._end_queue(queue, effects)
+
+    def _delete(self, command: c.Delete, now_ms: int, effects: Effects) -> None:
+        destination = command.destination
+        if destination.is_topic:
+            found = list(self._topic(destination))
+            if command.subscription is not None:
+                found = [
+                    queue
+                    for queue in found
+                    if (queue.record.name, queue.record.client_id) == (command.subscription, command.client_id)
+                ]
+            what = "subscription" if command.subscription is not None else "topic"
+            if not found:
+                raise InvalidDestinationException(
+                    f"there is no {what} {command.subscription or destination.name!r}"
+                    + (f" of client id {command.client_id!r} on {destination.name!r}" if command.subscription else "")
+                )
+        else:
+            if destination in self._own:
+                raise InvalidDestinationException(
+                    f"{destination.name!r} takes what is set aside, and always exists; it can be purged"
+                )
+            queue = self.by_destination.get(destination)
+            if queue is None:
+                raise InvalidDestinationException(f"there is no queue {destination.name!r}")
+            found = [queue]
+        if destination.is_temporary:
+            raise InvalidDestinationException(
+                f"temporary destination {destination.name!r} is deleted by the connection that made it"
+            )
+        for queue in found:
+            used = self._used_by(queue)
+            if used is not None and not command.force:
+                raise IllegalStateException(
+                    f"cannot delete {queue.label!r}: {used}; end that first, or delete it by force"
+                )
+        messages = sum([queue.depth for queue in found])
+        for queue in found:
+            self._end_any(queue, effects)
+        self._reply(command, messages, effects)
+
+    def _used_by(self, queue: QueueState) -> str | None:
+        """Who uses a queue, in words; None: nobody."""
+        if queue.consumers:
+            return f"{len(queue.consumers)} consumers are attached to it"
+        if queue.leaving:
+            return f"sessions hold {queue.in_hand} messages of it"
+        if queue.held:
+            return f"{len(queue.held)} sends wait for room in it"
+        if any(browser.queue is queue for browser in self.browsers.values()):
+            return "a browser looks at it"
+        if any(
+            each.record.target == queue.record.name and queue.record.kind == "queue" for each in self.staged.values()
+        ):
+            return "staged transactions are to be published to it"
+        return None
+
+    def _end_any(self, queue: QueueState, effects: Effects) -> None:
+        if queue.record.kind == "subscription":
+            self._end_subscription(queue, effects)
+        else:
+            del self.by_destination[queue.destination]
+            self._end_queue(queue, effects)
+
+    def _delete_idle(self, command: c.DeleteIdle, now_ms: int, effects: Effects) -> None:
+        numbers = list(self.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
+        self._swept_idle = self._swept_idle + _IDLE_STEP if len(numbers) == _IDLE_STEP else 0
+        deleted = 0
+        for number in numbers:
+            queue = self.queues[number]
+            if self._is_idle(queue, now_ms) and self._used_by(queue) is None:
+                self._end_any(queue, effects)
+                deleted += 1
+        self._reply(command, deleted, effects)
+
+    def _is_idle(self, queue: QueueState, now_ms: int) -> bool:
+        """Whether an option says that a queue or subscription is to be deleted, if nobody uses it now."""
+        settings = self.settings
+        if queue.id >= FIRST_VOLATILE_QUEUE or queue.consumers:
+            return False
+        kind = queue.record.kind
+        queue.used_ms = queue.used_ms or now_ms  # the time before a restart is not known
+        queue.left_ms = queue.left_ms or now_ms
+        if kind == "queue":
+            seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
+            if queue.depth or queue.destination in self._own:
+                return False
+        elif kind == "subscription":
+            seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_ms
+        else:
+            return False
+        return seconds is not None and since_ms + int(seconds * 1000) <= now_ms
 
     def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
@@ -653,7 +813,7 @@ class BrokerState:
         held = 0
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
-            self._end_consumer(consumer)
+            self._end_consumer(consumer, effects)
             if command.give_back:
                 self._give_back_all(consumer, command.failed, effects)
             held = len(consumer.unsettled)
@@ -685,7 +845,18 @@ class BrokerState:
         browser.drains.clear()
         browser.credit = 0
 
-    def _end_consumer(self, consumer: Consumer) -> None:
+    def _note_left(self, queue: QueueState, effects: Effects) -> None:
+        """A queue is without a consumer from now on; a restart must know since when, if that is to end it."""
+        queue.left_ms = self._now_ms
+        seconds = self.settings.delete_idle_subscriptions_seconds
+        record = queue.record
+        if seconds is None or record.kind != "subscription" or not queue.durable:
+            return
+        if queue.left_ms - record.created_ms > seconds * 100:  # it need not be more exact than a tenth
+            queue.record = record._replace(created_ms=queue.left_ms)
+            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+
+    def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
         if consumer.attached:
             consumer.attached = False
             consumer.credit = 0
@@ -695,6 +866,7 @@ class BrokerState:
             if not queue.consumers:
                 self._consumed -= 1
                 self.memory.share(self._consumed)
+                self._note_left(queue, effects)
 
     def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
         """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
@@ -1033,7 +1205,7 @@ class BrokerState:
             return
         self.totals.redelivered += 1
         limit = queue.max_deliveries
-        is_dead_letter_queue = queue.destination.name == self.settings.dead_letter_queue
+        is_dead_letter_queue = queue.destination == self._dead_letters
         if outcome is Outcome.REJECTED and not is_dead_letter_queue:
             self._dead_letter(queue, entry, "rejected by a consumer", effects)
         elif limit is not None and entry.delivery_count + 1 >= limit:
@@ -1076,14 +1248,14 @@ class BrokerState:
         """The time of a message that nobody holds is over."""
         self.totals.expired += 1
         name = self.settings.expiry_queue
-        if name is None or queue.destination.name == name:
+        if name is None or queue.destination == Destination(name):
             queue.forget(entry, effects)
         else:
             self._set_aside(queue, entry, name, "expired", effects)
 
     def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
         """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
-        target = self._queue(Destination(name), effects)
+        target = self._queue(Destination(name), effects, limited=False)
         annotations = {
             DEAD_LETTER_REASON: reason,
             DEAD_LETTER_QUEUE: queue.destination.name,
@@ -1316,6 +1488,8 @@ class BrokerState:
         for queue in staged:
             assert queue is not None
             self._queue(Destination(queue.record.target or ""), effects)
+        for queue in staged:
+            assert queue is not None
             queue.record = queue.record._replace(publishing=self._next_publishing)
             self._next_publishing += 1
             effects.published.append(queue.id)
@@ -1340,8 +1514,10 @@ class BrokerState:
         self._reply(command, None, effects)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
-        source = self.queues[command.queue]
-        target = self._queue(Destination(source.record.target or ""), effects)
+        source = self.queues.get(command.queue)
+        if source is None:
+            raise InvalidDestinationException(f"there is no queue of number {command.queue}")
+        target = self._queue(Destination(source.record.target or ""), effects, limited=False)
         for raw in command.entries:
             entry = source.find(raw, effects)
             if entry is not None:
@@ -1500,6 +1676,10 @@ def _named_queue(name: str) -> Destination:
     return Destination(name, DestinationKind.TEMPORARY_QUEUE if temporary else DestinationKind.QUEUE)
 
 
+def _deleted(name: str) -> InvalidDestinationException:
+    return InvalidDestinationException(f"{name!r} was deleted", error_code="amqp:resource-deleted")
+
+
 def message_too_large(size: int, limit: int) -> ResourceAllocationException:
     """The error for a message above the limit."""
     return ResourceAllocationException(
@@ -1535,6 +1715,8 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.DeleteTemporary: BrokerState._delete_temporary,
     c.Attach: BrokerState._attach,
     c.Detach: BrokerState._detach,
+    c.Delete: BrokerState._delete,
+    c.DeleteIdle: BrokerState._delete_idle,
     c.Unsubscribe: BrokerState._unsubscribe,
     c.Credit: BrokerState._credit,
     c.Drain: BrokerState._drain,

@@ -79,7 +79,10 @@ class Disconnect(NamedTuple):
 
 
 class Declare(NamedTuple):
-    """Make sure that a queue or topic exists.  Replies None."""
+    """Make sure that a queue exists, or that a topic can be used, which is there while it has subscriptions.
+
+    Replies None.
+    """
 
     destination: Destination
     reply: Reply | None = None
@@ -121,6 +124,7 @@ class Attach(NamedTuple):
     browse: bool = False
     slice_bytes: int | None = None
     exclusive: bool = False
+    ended: Callable[[Any], None] | None = None  #: told why, where the engine ends the consumer
     reply: Reply | None = None
 
 
@@ -134,6 +138,29 @@ class Detach(NamedTuple):
     consumer: int
     give_back: bool = False
     failed: bool = True
+    reply: Reply | None = None
+
+
+class Delete(NamedTuple):
+    """Delete a queue, a topic with all its subscriptions, or one subscription of a topic, with its messages.
+
+    What is in use is not deleted, unless by ``force``: then its consumers have ended, and are told by ``Attach.ended``.
+    Replies with the number of messages that it had.
+    """
+
+    destination: Destination
+    subscription: str | None = None
+    client_id: str | None = None  #: of the subscription
+    force: bool = False
+    reply: Reply | None = None
+
+
+class DeleteIdle(NamedTuple):
+    """Delete queues and subscriptions that nobody has used for as long as the options say.
+
+    A part of them is looked at each time.  Replies with the number deleted.
+    """
+
     reply: Reply | None = None
 
 
@@ -374,6 +401,8 @@ Command = (
     | DeleteTemporary
     | Attach
     | Detach
+    | Delete
+    | DeleteIdle
     | Unsubscribe
     | Credit
     | Drain

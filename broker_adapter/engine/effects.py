@@ -95,6 +95,7 @@ class Effects:
         "distrusted",
         "durable",
         "ended",
+        "faults",
         "loads",
         "looks",
         "published",
@@ -117,6 +118,7 @@ class Effects:
         self.published: list[
             int
         ] = []  #: staged queues whose entries are to be moved, in order, and which are then to be dropped
+        self.faults: list[tuple[Any, Exception]] = []  #: commands that failed as they must not, and how
         self.distrusted: list[tuple[int, bytes]] = []  #: (message, entry key) that are to go into quarantine
         self.taken_annotations: dict[bytes, bytes] = {}  #: of entries that came and went within the cycle
         self.touches_unloaded = False  #: whether entries that are not in memory are deleted

@@ -40,8 +40,11 @@ was made; default 0)
     True where that commit was done, False where it was not; None where it may have been forgotten, since it was made
     longer ago than ``commit_memory_seconds``.  Nothing of a connection that is gone is done after this answer.
 
-``purge`` and ``redrive`` take effect once where they are repeated under one ``request_id`` (a word that the client
-makes up) and ``run`` (that of the engine, which a restart changes: then nobody knows, and the answer is an error).
+``delete`` of a queue, of a topic, or of a subscription, with ``force`` (default: false) and ``incarnation`` (of a queue
+or subscription; or None)
+    The number of messages that it had.  It is refused while it is in use, unless by force.
+``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word that the
+client makes up) and ``run`` (that of the engine, which a restart changes: then nobody knows, and that is the answer).
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.
@@ -75,7 +78,7 @@ from broker_adapter.errors import (
 )
 
 #: Operations that are not the same when they are carried out again.
-ONCE = frozenset(("purge", "redrive"))
+ONCE = frozenset(("purge", "redrive", "delete"))
 #: Most bytes of messages that one answer carries, whatever is asked for.
 MAX_RANGE_BYTES = 4 * 1024 * 1024
 #: Entries read at once.
@@ -288,6 +291,22 @@ def _redrive(arguments: _Arguments) -> Steps:
     return {"moved": moved, "left": seen - moved}
 
 
+def _delete(arguments: _Arguments) -> Steps:
+    is_topic = arguments.get("kind", str, "queue") == "topic"
+    subscription = arguments.get("subscription", str, None)
+    if arguments.get("incarnation", str, None) is not None:
+        yield arguments.this_queue
+    kind = DestinationKind.TOPIC if is_topic else DestinationKind.QUEUE
+    return (
+        yield c.Delete(
+            Destination(arguments.get("destination", str), kind),
+            subscription if is_topic else None,
+            arguments.get("client_id", str, None),
+            arguments.get("force", bool, False),
+        )
+    )
+
+
 def _bounds(arguments: _Arguments) -> Steps:
     if arguments.get("kind", str, "queue") == "queue":
         yield c.Declare(Destination(arguments.get("destination", str)))
@@ -470,6 +489,7 @@ _OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {
     "statistics": _statistics,
     "purge": _purge,
     "redrive": _redrive,
+    "delete": _delete,
     "bounds": _bounds,
     "read_range": _read_range,
     "settle_through": _settle_through,

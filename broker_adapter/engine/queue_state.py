@@ -177,6 +177,7 @@ class Consumer:
         "attached",
         "client",
         "credit",
+        "ended",
         "exclusive",
         "groups",
         "id",
@@ -202,11 +203,13 @@ class Consumer:
         slice_bytes: int | None = None,
         selector: Selector | None = None,
         exclusive: bool = False,
+        ended: Callable[[Any], None] | None = None,
     ) -> None:
         self.id = number
         self.client = client
         self.queue = queue
         self.sink = sink
+        self.ended = ended
         self.presettled = presettled
         self.credit = 0
         self.slice_bytes = inf if slice_bytes is None else slice_bytes
@@ -296,6 +299,7 @@ class QueueState:
         "label",
         "lanes",
         "leaving",
+        "left_ms",
         "max_deliveries",
         "max_unsettled",
         "memory",
@@ -309,6 +313,7 @@ class QueueState:
         "selector",
         "stored_bytes",
         "takers",
+        "used_ms",
     )
 
     def __init__(
@@ -380,6 +385,8 @@ class QueueState:
         self.resting: Resting[Entry] = Resting()
         self.held: deque[Any] = deque()
         self.counters_due = False
+        self.used_ms = 0  #: when something happened to it last
+        self.left_ms = 0  #: when it had a consumer last
 
     def __repr__(self) -> str:
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"

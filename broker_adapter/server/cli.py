@@ -165,6 +165,13 @@ def _parser() -> argparse.ArgumentParser:
     purge.add_argument("--yes", action="store_true", help="do not ask")
     purge.set_defaults(run=_purge)
 
+    delete = _client(commands, "delete", "delete a queue, a topic or a subscription, with its messages")
+    delete.add_argument("--subscription", metavar="NAME", help="with --topic: only this subscription")
+    delete.add_argument("--client-id", metavar="ID", help="of the subscription, where it has one")
+    delete.add_argument("--force", action="store_true", help="also while it is in use: its consumers end")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.set_defaults(run=_delete)
+
     announce = _client(
         commands,
         "announce",
@@ -543,6 +550,28 @@ def _purge(options: argparse.Namespace) -> int:
     with _connected(options) as (transport, _):
         dropped = transport.request("purge", {"destination": options.destination}, None)
     print(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    if options.subscription is not None and not options.topic:
+        raise ValueError("--subscription needs --topic: a queue has none")
+    what = options.destination if options.subscription is None else f"{options.destination}:{options.subscription}"
+    if not options.yes and not options.json:
+        answer = input(f"delete {what!r} with all its messages? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("nothing deleted")
+            return 1
+    arguments = {
+        "destination": options.destination,
+        "kind": "topic" if options.topic else "queue",
+        "subscription": options.subscription,
+        "client_id": options.client_id,
+        "force": options.force,
+    }
+    with _connected(options) as (transport, _):
+        messages = transport.request("delete", arguments, None)
+    print(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
     return 0
 
 

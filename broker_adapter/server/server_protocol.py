@@ -619,6 +619,7 @@ class ServerProtocol:
                 browse,
                 slice_bytes,
                 exclusive=EXCLUSIVE_CAPABILITY in source.capabilities,
+                ended=self._reply(self._on_ended, consumer),
                 reply=self._reply(self._on_attached, event, source, consumer),
             )
         )
@@ -639,6 +640,16 @@ class ServerProtocol:
         consumer.draining = event.link in self._early_drains
         self._early_drains.discard(event.link)
         self._grant(consumer)
+
+    def _on_ended(self, consumer: _Consumer, error: JMSException) -> None:
+        """The engine has ended a consumer, because its queue was deleted."""
+        if consumer.detached or self._ended:
+            return
+        consumer.detached = True
+        consumer.unsettled.clear()
+        self._consumers.pop(consumer.link, None)
+        self._peer.abandon(consumer.link)
+        self._peer.close_link(consumer.link, error_for(error))
 
     def _on_unsubscribed(self, event: LinkRemoteOpen, result: JMSException | None) -> None:
         """The subscription is gone already; the client closes the link that it looked for it with."""

@@ -119,4 +119,4 @@ def test_statistics_are_frozen_objects(connection: Connection) -> None:
         session.create_producer(session.create_queue("q")).send("x")
     statistics = connection.statistics()
     assert statistics.enqueued == 1
-    assert [(each.name, each.messages) for each in statistics.queues] == [("q", 1)]
+    assert [(each.name, each.messages) for each in statistics.queues] == [("DLQ", 0), ("q", 1)]

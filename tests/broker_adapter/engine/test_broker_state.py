@@ -335,9 +335,157 @@ def test_destinations_have_a_limit() -> None:
     rules = Rules(max_destinations=2)
     client = rules.connect()
     rules.send(client, queue("a"), b"x")
-    rules.send(client, topic("b"), b"x")
+    rules.send(client, queue("b"), b"x")
     with pytest.raises(ResourceAllocationException, match="max_destinations"):
         rules.send(client, queue("c"), b"x")
+    with pytest.raises(ResourceAllocationException, match="max_destinations"):
+        rules.attach(client, topic("t"))
+
+
+def test_what_is_set_aside_has_its_queues_whatever_the_limit_says() -> None:
+    rules = Rules(max_destinations=1, expiry_queue="gone", max_deliveries=1)
+    client = rules.connect()
+    rules.send(client, Q, b"rejected", b"failed", b"expired", expires_at_ms=rules.now_ms + 10)
+    rules.send(client, Q, b"in hand")
+    consumer = rules.attach(client, Q, 2)
+    rules.do(c.Settle(consumer, [1], Outcome.REJECTED))
+    rules.do(c.Disconnect(client))
+    rules.pass_time(10)
+    rules.attach(rules.connect(), Q, 10)
+    assert {each.name for each in rules.state.queues.values() for each in [each.destination]} == {"q", "DLQ", "gone"}
+    assert (rules.depth("DLQ"), rules.depth("gone"), rules.depth("q")) == (2, 1, 1)
+
+
+def test_a_topic_is_there_while_it_has_subscriptions() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.do(c.Declare(topic("t")))
+    rules.send(client, topic("t"), b"to nobody")
+    assert not rules.state.topics
+    consumer = rules.attach(client, topic("t"))
+    assert list(rules.state.topics) == [topic("t")]
+    rules.do(c.Detach(consumer))
+    assert not rules.state.topics
+
+
+def test_browsing_makes_no_queue() -> None:
+    rules = Rules()
+    browser = rules.attach(rules.connect(), queue("nowhere"), browse=True)
+    assert [each.name for each in rules.do(c.Statistics()).queues] == ["DLQ"]
+    rules.do(c.Detach(browser))
+    with pytest.raises(InvalidDestinationException):
+        rules.attach(rules.connect(), Destination("x" * 401), browse=True)
+
+
+# Deleting.
+
+
+def test_a_queue_is_deleted_with_its_messages_and_made_again_by_the_next_send() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    first = rules.state.by_destination[Q]
+    assert rules.do(c.Delete(Q)) == 2
+    assert rules.effects.ended == [first.id]
+    assert Q not in rules.state.by_destination
+    rules.send(client, Q, b"c")
+    assert rules.state.by_destination[Q].id != first.id
+    with pytest.raises(InvalidDestinationException, match="there is no queue 'unknown'"):
+        rules.do(c.Delete(queue("unknown")))
+    with pytest.raises(InvalidDestinationException, match="can be purged"):
+        rules.do(c.Delete(queue("DLQ")))
+
+
+def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() -> None:
+    rules = Rules(max_queue_messages=2)
+    client = rules.connect()
+    told: list[Any] = []
+    rules.send(client, Q, b"a", b"b")
+    consumer = rules.attach(client, Q, 1, ended=told.append)
+    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+        rules.do(c.Delete(Q))
+    rules.do(c.Detach(consumer))
+    with pytest.raises(IllegalStateException, match="sessions hold 1 messages"):
+        rules.do(c.Delete(Q))
+    rules.do(c.Settle(consumer, [1], Outcome.RELEASED))
+    browser = rules.attach(client, Q, browse=True)
+    with pytest.raises(IllegalStateException, match="a browser looks at it"):
+        rules.do(c.Delete(Q))
+    rules.do(c.Detach(browser))
+    assert rules.send(client, Q, b"c") == "held"
+    with pytest.raises(IllegalStateException, match="1 sends wait for room"):
+        rules.do(c.Delete(Q))
+    consumer = rules.attach(client, Q, 1, ended=told.append)
+    assert rules.do(c.Delete(Q, force=True)) == 2
+    assert [error.reason for error in told] == ["'q' was deleted"]
+    assert not rules.state.consumers
+    assert rules.state.memory.in_hand == 0
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))  # too late, and harmless
+    rules.do(c.Disconnect(client))
+
+
+def test_a_subscription_or_a_whole_topic_is_deleted() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    for name in ("one", "two"):
+        subscription = Subscription(name, durable=True, shared=False)
+        rules.do(c.Detach(rules.attach(client, topic("t"), subscription=subscription)))
+    rules.send(client, topic("t"), b"x")
+    with pytest.raises(InvalidDestinationException, match="there is no subscription 'one'"):
+        rules.do(c.Delete(topic("t"), "one"))
+    assert rules.do(c.Delete(topic("t"), "one", "me")) == 1
+    assert [each.record.name for each in rules.state.topics[topic("t")]] == ["two"]
+    assert rules.do(c.Delete(topic("t"))) == 1
+    assert not rules.state.topics
+    assert not rules.state.subscriptions
+
+
+def test_what_nobody_uses_is_deleted_where_the_options_say_so() -> None:
+    day = 86_400
+    rules = Rules(delete_idle_queues_seconds=day, delete_idle_subscriptions_seconds=2 * day)
+    client = rules.connect("me")
+    for name in ("empty", "full", "consumed"):
+        rules.send(client, queue(name), b"x")
+    rules.do(c.Settle(rules.attach(client, queue("empty"), 1), [1], Outcome.ACCEPTED))
+    rules.do(c.Disconnect(client))
+    client = rules.connect("me")
+    consumer = rules.attach(client, queue("consumed"), 1)
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    for name in ("left", "used"):
+        subscription = Subscription(name, durable=True, shared=False)
+        number = rules.attach(client, topic("t"), subscription=subscription)
+        if name == "left":
+            rules.do(c.Detach(number))
+    rules.pass_time(day * 1000)
+    assert rules.do(c.DeleteIdle()) == 1
+    assert queue("empty") not in rules.state.by_destination
+    rules.send(client, topic("t"), b"x")
+    rules.pass_time(day * 1000)
+    assert rules.do(c.DeleteIdle()) == 1
+    assert [each.record.name for each in rules.state.topics[topic("t")]] == ["used"]
+    assert {str(each) for each in rules.state.by_destination} == {"full", "consumed", "DLQ"}
+
+
+def test_by_default_nothing_is_deleted_by_itself() -> None:
+    rules = Rules()
+    rules.do(c.Declare(Q))
+    rules.pass_time(1 << 50)
+    assert rules.do(c.DeleteIdle()) == 0
+
+
+def test_a_fault_in_one_command_is_that_commands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules()
+    client = rules.connect()
+    replies: list[Any] = []
+    bad = c.Enqueue(client, Q, [object()], replies.append)  # type: ignore[list-item]
+    good = c.Enqueue(client, Q, [c.NewMessage(0, b"x")], replies.append)
+    rules.do(bad, good)
+    for reply, result in rules.effects.replies:
+        if reply == replies.append:
+            reply(result)
+    assert "could not carry out Enqueue" in str(replies[0])
+    assert rules.depth("q") == 1
+    assert [type(command) for command, _ in rules.effects.faults] in ([], [c.Enqueue])
 
 
 @pytest.mark.parametrize("name", ["", "x" * 401, "a\0b"])
@@ -353,7 +501,7 @@ def test_an_invalid_selector_is_refused_and_leaves_nothing_behind() -> None:
     with pytest.raises(InvalidSelectorException, match="column 4"):
         rules.attach(client, Q, selector="a =")
     assert not rules.state.consumers
-    assert not rules.state.queues
+    assert Q not in rules.state.by_destination
 
 
 # Dead letters.

@@ -205,7 +205,7 @@ def _entries_of_a_temporary_queue(txn: Txn, tables: Tables) -> None:
     with txn.cursor(db=tables["entries"]) as cursor:
         entries = [(key, decode_entry(key, value)) for key, value in cursor]
     for key, entry in entries:
-        if entry.queue == 3:  # orders
+        if entry.queue == 4:  # orders
             new = entry_key(FIRST_VOLATILE_QUEUE + 5, entry.lane, entry.position)
             fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
             txn.put(new, encode_entry(new, entry.number, entry.delivery_count, *fields), db=tables["entries"])
@@ -217,12 +217,12 @@ def _a_low_next_message(txn: Txn, tables: Tables) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Txn, Tables], None], str, dict[str, int]]] = {
-    "message gone": (_a_message_gone, "entry without a message", {"one": 19, "two": 19}),
-    "entry gone": (_an_entry_gone, "wrong counters", {"one": 19}),
+    "message gone": (_a_message_gone, "entry without a message", {"DLQ": 1}),
+    "entry gone": (_an_entry_gone, "wrong counters", {"DLQ": 1}),
     "message damaged": (_damaged("messages"), "damaged message", {"one": 19, "two": 19}),
     "message misplaced": (_misplaced_message, "damaged message", {"one": 19, "two": 19}),
-    "entry damaged": (_damaged("entries"), "damaged entry", {"one": 19}),
-    "entry misplaced": (_misplaced_entry, "damaged entry", {"one": 19}),
+    "entry damaged": (_damaged("entries"), "damaged entry", {"DLQ": 1}),
+    "entry misplaced": (_misplaced_entry, "damaged entry", {"DLQ": 1}),
     "counters damaged": (_damaged("queues"), "wrong counters", {}),
     "counters gone": (_no_counters, "wrong counters", {}),
     "schedule gone": (_no_schedule, "delivery not scheduled", {}),
@@ -293,7 +293,7 @@ def test_a_damaged_catalogue_record_is_no_end_of_the_others(tmp_path: Path) -> N
     assert check(tmp_path).is_sound
     broker = Broker(SETTINGS, str(tmp_path))
     assert depth(broker, "orders") == ALL["orders"]
-    assert depth(broker, "recovered-1") == ALL["one"]
+    assert depth(broker, "recovered-1") == ALL["DLQ"]
     broker.close()
 
 

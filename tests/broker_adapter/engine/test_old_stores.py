@@ -16,6 +16,8 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, settle
 
+#: What was staged then is not too old now.
+SETTINGS = EngineSettings(max_store_bytes=16 * 1024 * 1024, staged_timeout_seconds=1e9)
 STORES = Path(__file__).parent / "stores"
 
 
@@ -23,7 +25,7 @@ def opened(directory: Path, version: int) -> Broker:
     directory.mkdir(exist_ok=True)
     data = gzip.decompress((STORES / f"version_{version}.mdb.gz").read_bytes())
     (directory / "data.mdb").write_bytes(data)
-    return Broker(EngineSettings(max_store_bytes=16 * 1024 * 1024), str(directory))
+    return Broker(SETTINGS, str(directory))
 
 
 def again(sequence: int, name: str) -> c.NewMessage:
@@ -41,7 +43,7 @@ def test_everything_of_version_2_is_there(tmp_path: Path, starts: int) -> None:
     broker = opened(tmp_path, 2)
     for _ in range(starts - 1):
         broker.close()
-        broker = Broker(EngineSettings(max_store_bytes=16 * 1024 * 1024), str(tmp_path))
+        broker = Broker(SETTINGS, str(tmp_path))
     client = connect(broker, "me")
     # The first of 20 orders (the odd ones are more urgent) were rejected, acknowledged and committed.
     orders = [f"orders {number}" for number in (*range(7, 20, 2), *range(2, 21, 2), 21)]

@@ -123,6 +123,24 @@ def test_dead_letters_are_put_back(server: ServerProcess) -> None:
     assert done("browse", "again", *url) == "x\ny\n"
 
 
+def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "doomed", "x", "y", *url)
+    refused = holdfast("delete", "doomed", *url, text="n\n")
+    assert (refused.returncode, "nothing deleted" in refused.stdout) == (1, True)
+    assert done("delete", "doomed", *url, "--yes") == "deleted doomed, which had 2 messages\n"
+    assert "there is no queue 'doomed'" in holdfast("delete", "doomed", *url, "--yes").stderr
+    assert done("browse", "doomed", *url) == ""
+    names = {each["name"] for each in json.loads(done("stat", *url, "--json"))["queues"]}
+    assert "doomed" not in names, "browsing makes no queue"
+    arguments = ("papers", "--topic", *url)
+    done("receive", *arguments, "--subscription", "reader", "--timeout", "0.1")
+    done("send", *arguments, "hello")
+    assert json.loads(done("delete", *arguments, "--subscription", "reader", "--json")) == {"messages": 1}
+    assert holdfast("delete", "q", *url, "--subscription", "s", "--yes").returncode == 1
+    assert "can be purged" in holdfast("delete", "DLQ", *url, "--yes").stderr
+
+
 def test_options_of_a_message_are_kept(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "options", "short", *url, "--ttl", "0")

@@ -1,0 +1,101 @@
+"""A queue that an administrator deletes while applications use it, in the process and over AMQP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import (
+    AcknowledgeMode,
+    ConnectionFactory,
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    MessageConsumer,
+)
+
+WAIT = 60.0
+
+
+@pytest.fixture(params=["embedded", "amqp", "nofailover"])
+def factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConnectionFactory]:
+    if request.param == "embedded":
+        yield ConnectionFactory(f"embedded:{tmp_path}")
+        return
+    broker = Broker(EngineSettings(), str(tmp_path))
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    _, port = listener.start()
+    options = "?failover=nofailover" if request.param == "nofailover" else ""
+    try:
+        yield ConnectionFactory(f"amqp://127.0.0.1:{port}{options}")
+    finally:
+        listener.stop()
+        broker.close()
+
+
+def receive_all(consumer: MessageConsumer) -> None:
+    while consumer.receive(timeout=WAIT) is not None:
+        pass
+
+
+def test_a_queue_is_deleted_when_nobody_uses_it(factory: ConnectionFactory) -> None:
+    with factory.create_connection() as connection, connection.create_session() as session:
+        connection.start()
+        queue = session.create_queue("q")
+        session.create_producer(queue).send("x")
+        consumer = session.create_consumer(queue)
+        with pytest.raises(IllegalStateException, match="consumers are attached"):
+            connection.request("delete", {"destination": "q"})
+        consumer.close()
+        assert connection.request("delete", {"destination": "q"}) == 1
+        with pytest.raises(InvalidDestinationException, match="there is no queue"):
+            connection.request("delete", {"destination": "q"})
+        session.create_producer(queue).send("again")
+        message = session.create_consumer(queue).receive(timeout=WAIT)
+        assert message is not None
+        assert message.body == "again"
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
+def test_consumers_of_a_queue_that_is_deleted_by_force_are_told(
+    factory: ConnectionFactory, mode: AcknowledgeMode
+) -> None:
+    told: list[JMSException] = []
+    heard = threading.Event()
+
+    def listener(error: JMSException) -> None:
+        told.append(error)
+        heard.set()
+
+    with factory.create_connection() as connection, connection.create_session(mode) as session:
+        connection.exception_listener = listener
+        connection.start()
+        queue = session.create_queue("q")
+        with connection.create_session() as sending:
+            producer = sending.create_producer(queue)
+            for number in range(3):
+                producer.send(str(number))
+        consumer = session.create_consumer(queue)
+        first = consumer.receive(timeout=WAIT)
+        assert first is not None
+        with factory.create_connection() as other:
+            assert other.request("delete", {"destination": "q", "force": True}) >= 2
+        assert heard.wait(WAIT)
+        assert "'q' was deleted" in str(told[0])
+        with pytest.raises(InvalidDestinationException, match="'q' was deleted"):
+            receive_all(consumer)
+        if mode is AcknowledgeMode.TRANSACTED:
+            session.rollback()
+        session.create_producer(queue).send("afterwards")
+        if mode is AcknowledgeMode.TRANSACTED:
+            session.commit()
+        again = session.create_consumer(queue).receive(timeout=WAIT)
+        assert again is not None
+        assert again.body == "afterwards"
