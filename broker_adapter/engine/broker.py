@@ -66,6 +66,10 @@ _log = logging.getLogger(__name__)
 
 #: Messages and settlements that one commit takes at most; more wait for the next one.
 CYCLE_MESSAGES = 10_000
+#: The same while the store has little room: what settles must fit into what is kept for it.
+LOW_CYCLE_MESSAGES = 500
+#: Places in queues that the messages of one commit take at most; a single message may take more.
+CYCLE_ENTRIES = 20_000
 #: Bytes of messages that one commit takes at most.
 CYCLE_BYTES = 16 * 1024 * 1024
 #: Entries that fall due, are trimmed or moved in one cycle.
@@ -84,6 +88,8 @@ _SLEEP_SECONDS = 30.0
 _SWEEP_MS = 60_000
 #: How often a part of the queues is looked at for not being used any more.
 _IDLE_CHECK_MS = 1000
+#: How often the log says that the disk is full.
+_COMPLAIN_MS = 60_000
 #: How often the room on the disk is looked at.
 _ROOM_CHECK_MS = 250
 
@@ -138,6 +144,10 @@ class Broker:
         self._due_ms: int | None = None
         self._staged_check_ms = 0
         self._room_checked_ms = 0
+        #: what was decided and could not be written yet, for want of room
+        self._unwritten: tuple[Effects, Sequence[list[c.Handout] | None]] | None = None
+        self._retry_ms = 0
+        self._complain_ms = 0
         self._sweep_ms = 0
         self._idle_check_ms = 0
         self._deletes_idle = (
@@ -281,11 +291,15 @@ class Broker:
         with self._runner:
             if self._closing:
                 return
-            while self._inbox and self.failed is None:
+            self._retry_ms = 0
+            while (self._inbox or self._unwritten is not None) and self.failed is None:
                 self._cycle()
+                if self._unwritten is not None:
+                    break
             self._closing = True
             if self.failed is None:
                 self.failed = IllegalStateException("the engine is closed")
+            self._give_up_unwritten(self.failed)
             self._answer_all(self._inbox, self.failed)
             self._answer_waiting(self.failed)
         self._signal()
@@ -303,7 +317,7 @@ class Broker:
 
     def _run(self) -> None:
         while not self._closing:
-            if not (self._inbox or self._has_more):
+            if self._unwritten is not None or not (self._inbox or self._has_more):
                 self._is_sleeping = True  # from here on an earlier alarm wakes this thread
                 alarm_ms = self._alarm_ms
                 sleep = _SLEEP_SECONDS if alarm_ms is None else min((alarm_ms - _now_ms()) / 1000, _SLEEP_SECONDS)
@@ -318,8 +332,10 @@ class Broker:
     @property
     def _has_more(self) -> bool:
         """Whether work is left that needs no new command."""
-        return self.failed is None and bool(
-            self._loads or self._chores or self._lookers or self._scans or self._looks or self._state.has_more
+        return (
+            self.failed is None
+            and self._unwritten is None
+            and bool(self._loads or self._chores or self._lookers or self._scans or self._looks or self._state.has_more)
         )
 
     def _set_alarm(self) -> None:
@@ -345,6 +361,10 @@ class Broker:
                 self._answer_all(self._inbox, self.failed)
                 return
             now_ms = _now_ms()
+            if self._unwritten is not None:
+                if now_ms < self._retry_ms or not self._write(*self._unwritten, now_ms):
+                    return
+                self._unwritten = None
             self._fall_due(now_ms, commands)
             incoming = self._gather(commands)
             self._look_for_room(now_ms, incoming)
@@ -356,14 +376,34 @@ class Broker:
             taken = self._read_what_is_taken(effects)
             for number, key in effects.distrusted:
                 self._distrust(number, key)
-            self._persist(effects)
-            self._deliver(effects, taken, now_ms)
+            if not self._write(effects, taken, now_ms):
+                self._unwritten = effects, taken
+                return
         except Exception as error:
             self._fail(error, commands)
             return
         finally:
             self.cycling_thread = None
         self._set_alarm()
+
+    def _write(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> bool:
+        """Write what was decided, and let its effects go.
+
+        Returns False where the disk has no room for it: nothing is lost, and nothing else is decided until it has.
+        """
+        try:
+            self._persist(effects)
+        except ResourceAllocationException as error:
+            if now_ms >= self._complain_ms:
+                self._complain_ms = now_ms + _COMPLAIN_MS
+                _log.critical("! %s; the engine waits for that, and goes on then", error)
+            self._retry_ms = now_ms + _ROOM_CHECK_MS
+            self._alarm_ms = self._retry_ms
+            if self._is_sleeping:
+                self._signal()
+            return False
+        self._deliver(effects, taken, now_ms)
+        return True
 
     def _fall_due(self, now_ms: int, commands: list[c.Command]) -> None:
         """What has to be done now without anybody's asking, ahead of the commands."""
@@ -409,23 +449,31 @@ class Broker:
     def _gather(self, commands: list[c.Command]) -> int:
         """Take commands from the inbox, as many as one commit may hold.  Returns the bytes that come in."""
         inbox = self._inbox
-        messages = size = 0
-        while inbox and messages < CYCLE_MESSAGES and size < CYCLE_BYTES:
+        weight = size = 0
+        most = CYCLE_MESSAGES if self._state.room is None else LOW_CYCLE_MESSAGES
+        while inbox and weight < most and size < CYCLE_BYTES:
             command = inbox.popleft()
             if isinstance(command, c.Gather):
                 inbox.extendleft(reversed(command.take()))
                 continue
-            commands.append(command)
-            if isinstance(command, c.Enqueue | c.Stage):
-                messages += len(command.messages)
+            if isinstance(command, c.Enqueue):
+                fan_out = self._state.fan_out(command.destination)
+                if fan_out * len(command.messages) > CYCLE_ENTRIES and len(command.messages) > 1:
+                    command, rest = _split(command, max(1, CYCLE_ENTRIES // fan_out))
+                    inbox.appendleft(rest)
+                weight += fan_out * len(command.messages)
+                size += sum([len(message.payload) for message in command.messages])
+            elif isinstance(command, c.Stage):
+                weight += len(command.messages)
                 size += sum([len(message.payload) for message in command.messages])
             elif isinstance(command, c.Settle):
-                messages += len(command.numbers)
+                weight += len(command.numbers)
             elif isinstance(command, c.Commit):
-                messages += len(command.sends) + len(command.settlements)
+                weight += len(command.sends) + len(command.settlements)
                 size += sum([len(message.payload) for _, message in command.sends])
             else:
-                messages += 1
+                weight += 1
+            commands.append(command)
         return size
 
     def _look_for_room(self, now_ms: int, incoming: int) -> None:
@@ -435,12 +483,13 @@ class Broker:
         if self._disk is None:
             return
         self._bytes_since_check += incoming
-        if not incoming and state.held_because is None:
+        if not incoming and state.room is None:
             return
         if now_ms - self._room_checked_ms >= _ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
             self._room_checked_ms = now_ms
             self._bytes_since_check = 0
-            state.held_because = self._disk.full_because(incoming)
+            room = state.room = self._disk.room()
+            state.held_because = room.reason if room is not None and room.is_used_up else None
 
     def _supplied(self, command: c.Command) -> c.Command:
         """The command with the entries that it asks for, as the stores have them in this cycle."""
@@ -574,11 +623,7 @@ class Broker:
         if durable:
             if self._disk is None:
                 raise StoreException("the rules put something durable into an engine without a disk")
-            try:
-                self._disk.commit(durable)
-            except ResourceAllocationException as error:
-                # Room was checked before; what is decided cannot be taken back.
-                raise StoreException(f"{error.reason}; make room and start again") from error
+            self._disk.commit(durable)
             self._state.totals.commits += 1
             self._keep_in_cache(durable.messages, durable.gone)
         if volatile:
@@ -698,11 +743,19 @@ class Broker:
         _log.critical("! the engine stopped: %s", error, exc_info=error)
         self.failed = failure
         self._alarm_ms = None
+        self._give_up_unwritten(failure)
         self._answer_all(commands, failure)
         self._answer_waiting(failure)
         self._answer_all(self._inbox, failure)
         for listener in list(self._failure_listeners):
             _tell(listener, failure)
+
+    def _give_up_unwritten(self, error: JMSException) -> None:
+        if self._unwritten is not None:
+            effects, _ = self._unwritten
+            self._unwritten = None
+            for reply, _ in effects.replies:
+                _tell(reply, error)
 
     @staticmethod
     def _answer_all(commands: Sequence[c.Command] | deque[c.Command | c.Gather], error: JMSException) -> None:
@@ -804,6 +857,8 @@ class Broker:
         with self._runner:
             if self.failed is not None:
                 raise copied(self.failed)
+            if self._unwritten is not None:
+                raise ResourceAllocationException("the disk of the store is full; ask again when there is room")
             yield Reader(self)
 
     # Chores.
@@ -859,6 +914,35 @@ class Reader:
     def has_chores(self) -> bool:
         """Whether something is still being moved or trimmed."""
         return bool(self._broker._chores)
+
+
+class _Parts:
+    """The answer to a send that is carried out in two parts."""
+
+    def __init__(self, first: int, second: int, reply: c.Reply) -> None:
+        self._sizes = first, second
+        self._results: list[Any] = []
+        self._reply = reply
+
+    def answer(self, result: Any) -> None:
+        """A part has its answer; the parts of one send have theirs in order."""
+        self._results.append(result)
+        if len(self._results) < 2:
+            return
+        if all(result is None for result in self._results):
+            self._reply(None)
+            return
+        errors: list[JMSException | None] = []
+        for result, size in zip(self._results, self._sizes, strict=True):
+            errors += result if isinstance(result, list) else [result] * size
+        self._reply(errors)
+
+
+def _split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
+    """A send as two, the first of so many messages."""
+    one, other = command.messages[:first], command.messages[first:]
+    reply = None if command.reply is None else _Parts(len(one), len(other), command.reply).answer
+    return command._replace(messages=one, reply=reply), command._replace(messages=other, reply=reply)
 
 
 class _Waiter:

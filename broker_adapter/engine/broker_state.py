@@ -50,6 +50,7 @@ from broker_adapter.engine.records import (
     stream_key,
 )
 from broker_adapter.engine.resting import redelivery_delay_ms
+from broker_adapter.engine.room import Room
 from broker_adapter.engine.selection import Formats, Selectable, selects
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
 from broker_adapter.errors import (
@@ -152,6 +153,7 @@ class BrokerState:
         self.totals = Totals()
         self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
+        self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
         self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._holding = Holding()
         self._next_message = 1
@@ -974,8 +976,12 @@ class BrokerState:
                     blocked = queue
                     reason = queue_full(queue, limit, limit_bytes)
                     break
-            if self.held_because and message.persistent:
+            if message.persistent and self.held_because:
                 reason = self.held_because
+            elif (
+                message.persistent and self.room is not None and not self.room.take(len(message.payload), len(wanting))
+            ):
+                reason = self.room.reason
             elif self.volatile_room is not None and not (message.persistent and all_durable):
                 if len(message.payload) > self.volatile_room:
                     reason = self._volatile_full()
@@ -1066,6 +1072,10 @@ class BrokerState:
         if held.errors is None:
             held.errors = [None] * len(command.messages)
         held.errors[index] = error
+
+    def fan_out(self, destination: Destination) -> int:
+        """How many places a message to a destination may take."""
+        return max(1, len(self.topics.get(destination, ()))) if destination.is_topic else 1
 
     # Holding back.
 
@@ -1367,6 +1377,7 @@ class BrokerState:
             settled.add((consumer_number, number))
         sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
         wanted: dict[int, int] = {}
+        entries = 0
         volatile_bytes = 0
         limit = settings.max_queue_messages
         for destination, message in command.sends:
@@ -1382,7 +1393,17 @@ class BrokerState:
             if any(queue.selector is not None for queue in queues):
                 queues = self._wanting(message, queues)
             sends.append((queues, destination, message))
+            entries += len(queues)
+            if entries > settings.max_transaction_entries:
+                raise rolled_back(
+                    ResourceAllocationException(
+                        f"the messages of the transaction take more than {settings.max_transaction_entries} places in"
+                        " queues and subscriptions (option max_transaction_entries)"
+                    )
+                )
             reason = self.held_because
+            if message.persistent and self.room is not None and not self.room.take(len(message.payload), len(queues)):
+                reason = self.room.reason
             if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
                 volatile_bytes += len(message.payload)
                 reason = None
@@ -1448,6 +1469,8 @@ class BrokerState:
             )
         if self.held_because:
             raise ResourceAllocationException(self.held_because)
+        if self.room is not None and not all(self.room.take(len(each.payload), 2) for each in command.messages):
+            raise ResourceAllocationException(self.room.reason)
         if _named_queue(command.target.name).is_temporary:
             raise InvalidDestinationException(f"cannot stage messages for the temporary queue {command.target.name!r}")
         max_bytes = self.settings.max_message_bytes

@@ -14,10 +14,11 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
 import lmdb
 import msgpack
 
@@ -54,6 +55,7 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
+from broker_adapter.engine.room import Figures, Room, room_of
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.errors import (
     ResourceAllocationException,
@@ -66,6 +68,12 @@ from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
 
+#: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
+_MAP_RESERVE_BYTES = 1 << 30
+#: Room beyond which it is not counted, beside that of two transactions.
+_PLENTY_BYTES = 64 * 1024 * 1024
+#: What the file has beyond its last page on a disk that is filling up.
+BALLAST_BYTES = 16 * 1024 * 1024
 #: Changes of a repair in one transaction.
 _REPAIRED_AT_ONCE = 10_000
 #: Lanes that messages can have, in the order of delivery.
@@ -108,7 +116,10 @@ class LmdbStore:
         _check_size(self.path / "data.mdb")
         try:
             self._env = lmdb.open(
-                str(self.path), map_size=self._settings.max_store_bytes, max_dbs=len(TABLES), max_readers=126
+                str(self.path),
+                map_size=self._settings.max_store_bytes + max(_MAP_RESERVE_BYTES, self._settings.max_store_bytes // 4),
+                max_dbs=len(TABLES),
+                max_readers=126,
             )
             self._db = {table: self._env.open_db(table.encode()) for table in TABLES}
         except lmdb.Error as error:
@@ -329,7 +340,7 @@ class LmdbStore:
             ) from error
         except lmdb.Error as error:
             if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):
-                raise ResourceAllocationException(f"the disk of {str(self.path)!r} is full") from error
+                raise ResourceAllocationException(f"the disk of {str(self.path)!r} is full; make room on it") from error
             raise StoreException(f"the store in {str(self.path)!r} failed: {error}") from error
 
     def _unreference(self, txn: Any, number: int) -> None:
@@ -365,25 +376,33 @@ class LmdbStore:
         with self._env.begin() as txn:
             return int(txn.stat(db=self._db["quarantine"])["entries"])
 
-    def full_because(self, incoming: int = 0) -> str | None:
-        """Why there is no room for ``incoming`` more bytes of messages, or None.
-
-        A reserve of a sixteenth is kept, so that settling can go on.
-        """
+    def room(self) -> Room | None:
+        """What messages may still take; None: more than is worth counting before the next look."""
         info = self._env.info()
-        # Pages in use by LMDB's count; pages that it could use again are not subtracted, except when it must be known.
-        used = (info["last_pgno"] + 1) * self._page_size + 2 * incoming
-        limit = self._settings.max_store_bytes
-        if used > limit - limit // 16 and self._used_bytes() + 2 * incoming > limit - limit // 16:
-            return f"the store in {str(self.path)!r} is full: {used} bytes of {limit} (option max_store_bytes)"
+        page = self._page_size
         disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        if free < self._settings.min_free_disk_bytes:
-            return (
-                f"the disk of {str(self.path)!r} has {free} bytes free, less than {self._settings.min_free_disk_bytes}"
-                " (option min_free_disk_bytes)"
-            )
-        return None
+        figures = Figures(
+            page,
+            info["last_pgno"] + 1,
+            info["last_pgno"] + 1,
+            info["map_size"] // page,
+            self._settings.max_store_bytes // page,
+            disk.f_bavail * disk.f_frsize // page,
+            self._settings.min_free_disk_bytes // page,
+        )
+        plenty = _PLENTY_BYTES + 2 * self._settings.max_transaction_bytes
+        if room_of(figures, plenty, str(self.path)) is None:
+            return None
+        if (figures.free_disk_pages - figures.min_free_disk_pages) * page < plenty:
+            self._keep_ballast(figures)
+        return room_of(attrs.evolve(figures, used_pages=self._used_bytes() // page), plenty, str(self.path))
+
+    def _keep_ballast(self, figures: Figures) -> None:
+        """On a disk that is filling up, have the file reach beyond its last page, so that settling can always go on."""
+        wanted = figures.file_pages * figures.page_bytes + BALLAST_BYTES
+        with suppress(OSError), open(self.path / "data.mdb", "r+b") as data:
+            if os.fstat(data.fileno()).st_size < wanted:
+                os.posix_fallocate(data.fileno(), figures.file_pages * figures.page_bytes, BALLAST_BYTES)
 
     @property
     def _page_size(self) -> int:

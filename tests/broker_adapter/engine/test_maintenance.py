@@ -474,8 +474,9 @@ def test_lmdb_may_end_the_process_where_a_check_answers(tmp_path: Path) -> None:
 
 def test_what_is_left_of_a_file_that_was_cut_off_is_taken_out(tmp_path: Path) -> None:
     filled(tmp_path, 5000)
-    size = (tmp_path / "data.mdb").stat().st_size
-    os.truncate(tmp_path / "data.mdb", size * 2 // 3)
+    data = (tmp_path / "data.mdb").read_bytes()
+    pages = metas(lambda offset, size: data[offset : offset + size])[0].last_page
+    os.truncate(tmp_path / "data.mdb", pages * 4096 * 2 // 3)
     with pytest.raises(StoreCorruptException, match="truncated"):
         Broker(SETTINGS, str(tmp_path))
     assert "the file ends before it" in {each.text for each in check(tmp_path).damages}

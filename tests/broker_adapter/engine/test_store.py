@@ -353,36 +353,45 @@ def put(store: LmdbStore, number: int) -> None:
     store.commit(batch_of(entry(1, 5, number, number), body=BODY))
 
 
-def test_a_commit_into_a_full_store_changes_nothing(small: LmdbStore) -> None:
+def test_a_commit_into_a_full_file_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.lmdb_store._MAP_RESERVE_BYTES", 0)
+    store = LmdbStore(tmp_path, EngineSettings(max_store_bytes=16 * 1024 * 1024, min_free_disk_bytes=0))
+
     def fill_up() -> None:
         for number in range(1, 100):
-            put(small, number)
+            put(store, number)
             taken.append(number)
 
     taken: list[int] = []
     with pytest.raises(ResourceAllocationException, match="max_store_bytes"):
         fill_up()
-    assert len(small.load(1, 5, 0, 100).entries) == len(taken) > 5
-    assert len([body for body in small.read_messages(range(100)) if body]) == len(taken)
+    assert len(store.load(1, 5, 0, 100).entries) == len(taken) > 5
+    assert len([body for body in store.read_messages(range(100)) if body]) == len(taken)
+    store.close()
 
 
 def test_what_is_kept_in_reserve_lets_messages_go_out_of_a_full_store(small: LmdbStore) -> None:
     number = 0
-    while small.full_because(len(BODY)) is None:
+    while (room := small.room()) is None or room.take(len(BODY), 1):
         number += 1
         put(small, number)
         assert number < 100
-    assert "max_store_bytes" in (small.full_because(len(BODY)) or "")
+    assert number > 10
+    assert "max_store_bytes" in room.reason
     for each in range(1, number + 1):
         batch = StoreBatch()
         batch.entries[entry_key(1, 5, each)] = None
         batch.gone.append(each)
         small.commit(batch)
+    room = small.room()
+    assert room is None or room.take(len(BODY), 1)
     put(small, number + 1)
-    assert small.full_because(len(BODY)) is None
 
 
 def test_a_disk_that_is_nearly_full_holds_producers_back(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, EngineSettings(min_free_disk_bytes=1 << 60))
-    assert "min_free_disk_bytes" in (store.full_because() or "")
+    room = store.room()
+    assert room is not None
+    assert room.is_used_up
+    assert "min_free_disk_bytes" in room.reason
     store.close()

@@ -1,0 +1,111 @@
+"""How much a store on disk can still take, so that what is decided can be written.  Pure: the figures are passed in.
+
+Theory of operation
+    A store is a file of pages, mapped into memory.  A commit writes each page that it changes anew, into pages that
+    were free or at the end of the file; a message longer than half a page needs pages of its own, one behind another.
+    The pages that earlier commits have freed (*reusable*) serve for the former; whether there is a run of them that is
+    long enough for the latter, nobody knows, so these are counted against the end of the file as well.
+
+    A part of the store and of the disk is never given to messages: settling needs room, too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+#: Longest record that stands in a page with others, in bytes of a page of 4,096.
+_LONGEST_IN_PAGE: Final = 2000
+#: Bytes of a record beside its value: key, checksums, place in the page.
+_RECORD_BYTES: Final = 48
+#: Bytes of an entry, with its place in the page, and the free space that a page has on average.
+_ENTRY_BYTES: Final = 96
+#: Part of the store that is kept for settling.
+RESERVE: Final = 1 / 16
+#: Pages that commits need beside those of the records: what they change is written anew.
+_MARGIN_PAGES: Final = 64
+
+
+@attrs.frozen
+class Figures:
+    """What is measured of a store.  In pages, but for ``page_bytes``."""
+
+    page_bytes: int
+    file_pages: int  #: up to the last one that was ever used
+    used_pages: int  #: that hold records
+    map_pages: int  #: most that the file can have
+    limit_pages: int  #: most that records may take (option max_store_bytes)
+    free_disk_pages: int
+    min_free_disk_pages: int  #: that producers must leave (option min_free_disk_bytes)
+
+
+@attrs.define
+class Room:
+    """What messages may still take, in pages; it shrinks as they do."""
+
+    single_pages: float
+    run_pages: float
+    page_bytes: int
+    reason: str
+
+    def take(self, size: int, entries: int) -> bool:
+        """Take the room for a message of so many bytes, that so many queues hold; returns False where there is none."""
+        singles = entries * _ENTRY_BYTES / self.page_bytes
+        runs = 0
+        if size > _LONGEST_IN_PAGE:
+            runs = -(-(size + _RECORD_BYTES) // self.page_bytes)
+        else:
+            singles += (size + _RECORD_BYTES) / self.page_bytes
+        if singles > self.single_pages or runs > self.run_pages:
+            return False
+        self.single_pages -= singles + runs  # what a run takes, single pages cannot have
+        self.run_pages -= runs
+        return True
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether not even a small message can be taken."""
+        return self.single_pages < 1
+
+
+def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:
+    """The room that a store has; None: more than is worth counting.
+
+    Args:
+        figures: of the store.
+        plenty_bytes: more than can be taken before the next look.
+        path: of the store, for the reason.
+    """
+    page = figures.page_bytes
+    plenty = plenty_bytes // page
+    store = int(figures.limit_pages * (1 - RESERVE)) - figures.used_pages
+    disk = figures.free_disk_pages - figures.min_free_disk_pages
+    end = figures.map_pages - figures.file_pages
+    if min(int(figures.limit_pages * (1 - RESERVE)) - figures.file_pages, disk, end) > plenty:
+        return None
+    reusable = max(0, figures.file_pages - figures.used_pages)
+    # Pages that are reused need no more of the disk.
+    singles = min(store, reusable + max(0, min(disk, end))) - _MARGIN_PAGES
+    runs = min(store, end, disk)
+    if disk <= 0 and figures.free_disk_pages * 2 > figures.min_free_disk_pages:
+        # Probably there are runs among the free pages; if not, a part of the disk's reserve makes up for it.
+        runs = min(store, end, reusable // 2)
+    singles, runs = max(0, singles), max(0, runs)
+    scarcest = min(store, disk, end)
+    if scarcest == store:
+        reason = (
+            f"the store in {path!r} is full: {figures.used_pages * page} bytes of {figures.limit_pages * page}"
+            " (option max_store_bytes)"
+        )
+    elif scarcest == disk:
+        reason = (
+            f"the disk of {path!r} has {figures.free_disk_pages * page} bytes free, less than"
+            f" {figures.min_free_disk_pages * page} and what is to be written (option min_free_disk_bytes)"
+        )
+    else:
+        reason = (
+            f"the free pages of the store in {path!r} are too scattered: {reusable * page} bytes; stop it and run:"
+            f" holdfast compact {path!r}"
+        )
+    return Room(singles, runs, page, reason)

@@ -1,0 +1,193 @@
+"""What an engine does on a disk that is full: run by ``test_full_disk.py`` on a small file system of its own.
+
+Each scenario gets the directory of the file system, and raises where something is not as it must be.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.destination import queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import OperationTimedOutException
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import Inbox, attach, connect, depth, drained, message, settle
+
+WAIT = 120.0
+MIB = 1024 * 1024
+
+
+def send(broker: Broker, client: int, *bodies: bytes, to: str = "q") -> Any:
+    return broker.call(c.Enqueue(client, queue(to), [message(body) for body in bodies]), WAIT)
+
+
+def fill(directory: Path, leave: int = 0) -> Path:
+    """Somebody else takes the rest of the disk."""
+    filler = directory / "filler"
+    with open(filler, "wb") as file:
+        free = shutil.disk_usage(directory).free - leave
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(1, free))
+        except OSError:
+            while True:
+                try:
+                    file.write(bytes(65536))
+                    file.flush()
+                except OSError:
+                    break
+    return filler
+
+
+def sound(broker: Broker) -> None:
+    assert broker.failed is None, broker.failed
+    found = [each.text for each in broker.check() if not each.harmless]
+    assert not found, found
+
+
+def producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_again(directory: Path) -> None:
+    settings = EngineSettings(min_free_disk_bytes=16 * MIB, hold_timeout_seconds=0.3)
+    broker = Broker(settings, str(directory / "data"))
+    client = connect(broker)
+    for body in (b"x" * 300, b"y" * 20_000):
+        sent = 0
+        while (errors := send(broker, client, *([body] * 100))) is None:
+            sent += 100
+        assert "min_free_disk_bytes" in str(errors[-1])
+        sent += errors.count(None)
+        filler = fill(directory)
+        assert shutil.disk_usage(directory).free < MIB
+        # Not a byte is free, and everything that was confirmed comes out.
+        consumer, inbox = attach(broker, client, "q", credit=1_000_000)
+        settled = 0
+        while settled < sent:
+            handouts = inbox.wait_for(1)
+            del inbox.handouts[: len(handouts)]
+            settle(broker, consumer, handouts)
+            settled += len(handouts)
+        broker.call(c.Detach(consumer), WAIT)
+        assert depth(broker, "q") == 0
+        # The free pages of the file are enough for new messages.
+        deadline = time.monotonic() + WAIT
+        while send(broker, client, b"z" * 300) is not None:
+            assert time.monotonic() < deadline
+        assert len(drained(broker, client, "q", presettled=True)) == 1
+        filler.unlink()
+        deadline = time.monotonic() + WAIT
+        while send(broker, client, body) is not None:
+            assert time.monotonic() < deadline
+        assert len(drained(broker, client, "q", presettled=True)) == 1
+    sound(broker)
+    broker.close()
+
+
+def what_cannot_be_written_waits_until_there_is_room(directory: Path) -> None:
+    """Somebody else has taken everything within the quarter of a second between two looks."""
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
+    broker._look_for_room = lambda _now_ms, _incoming: None  # type: ignore[method-assign]
+    client = connect(broker)
+    assert send(broker, client, b"before") is None
+    filler = fill(directory)
+    answers: list[Any] = []
+    messages = [message(b"x" * 100_000) for _ in range(20)]
+    broker.submit(c.Enqueue(client, queue("q"), messages, answers.append))
+    try:
+        broker.call(c.Statistics(), 1)
+        raise AssertionError("a full disk was written to")
+    except OperationTimedOutException:
+        pass
+    assert broker.failed is None
+    assert not answers
+    filler.unlink()
+    broker.call(c.Statistics(), WAIT)
+    assert answers == [None]
+    assert len(drained(broker, client, "q", presettled=True)) == 21
+    sound(broker)
+    broker.close()
+
+
+def an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there(directory: Path) -> None:
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
+    broker._look_for_room = lambda _now_ms, _incoming: None  # type: ignore[method-assign]
+    client = connect(broker)
+    assert send(broker, client, b"before") is None
+    filler = fill(directory)
+    answers: list[Any] = []
+    broker.submit(c.Enqueue(client, queue("q"), [message(b"x" * 100_000) for _ in range(20)], answers.append))
+    broker.close()
+    assert len(answers) == 1
+    assert answers[0] is not None
+    filler.unlink()
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
+    assert len(drained(broker, connect(broker), "q", presettled=True)) == 1
+    sound(broker)
+    broker.close()
+
+
+def a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on(directory: Path) -> None:
+    settings = EngineSettings(min_free_disk_bytes=16 * MIB, hold_timeout_seconds=0.3)
+    broker = Broker(settings, str(directory / "data"))
+    client = connect(broker)
+    sends = [(queue("q"), message(os.urandom(MIB))) for _ in range(85)]
+    failed: list[Any] = []
+    broker.submit(c.Commit(client, c.CommitId("s", 1), sends, [], failed.append))
+    deadline = time.monotonic() + WAIT
+    while not failed:
+        assert time.monotonic() < deadline
+        assert send(broker, client, b"small", to="small") is None  # nobody else waits for it
+    assert "min_free_disk_bytes" in str(failed[0])
+    assert broker.call(c.Commit(client, c.CommitId("s", 2), sends[:10], []), WAIT) is None
+    assert depth(broker, "q") == 10
+    sound(broker)
+    broker.close()
+
+
+def a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on(directory: Path) -> None:
+    settings = EngineSettings(min_free_disk_bytes=0, hold_timeout_seconds=0.3, max_store_bytes=16 * MIB)
+    broker = Broker(settings, str(directory / "data"))
+    client = connect(broker, "me")
+    consumers = []
+    for number in range(300):
+        inbox = Inbox()
+        subscription = Subscription(f"s{number}", durable=True, shared=False)
+        consumers.append((broker.call(c.Attach(client, topic("t"), inbox, subscription), WAIT), inbox))
+    sent = 0
+    while True:
+        command = c.Enqueue(client, topic("t"), [message(b"%d" % number) for number in range(500)])
+        errors = broker.call(command, WAIT)
+        if errors is not None:
+            sent += errors.count(None)
+            break
+        sent += 500
+    assert "max_store_bytes" in str(errors[-1])
+    assert 100 < sent < 2000
+    for consumer, inbox in consumers:
+        broker.call(c.Credit(consumer, sent), WAIT)
+        settle(broker, consumer, inbox.wait_for(sent))
+    deadline = time.monotonic() + WAIT
+    while broker.call(c.Enqueue(client, topic("t"), [message(b"again")]), WAIT) is not None:
+        assert time.monotonic() < deadline
+    sound(broker)
+    broker.close()
+
+
+SCENARIOS: dict[str, Callable[[Path], None]] = {
+    each.__name__: each
+    for each in (
+        producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_again,
+        what_cannot_be_written_waits_until_there_is_room,
+        an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there,
+        a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on,
+        a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on,
+    )
+}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
