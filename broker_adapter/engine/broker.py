@@ -141,6 +141,7 @@ class Broker:
         self._chores: deque[Iterator[c.Command]] = deque()
         self._cache: dict[int, c.NewMessage] = {}
         self._cache_bytes = 0
+        self._cache_from = 0  #: no message in the cache has a lower number
         self._due_ms: int | None = None
         self._staged_check_ms = 0
         self._room_checked_ms = 0
@@ -468,6 +469,14 @@ class Broker:
                 size += sum([len(message.payload) for message in command.messages])
             elif isinstance(command, c.Settle):
                 weight += len(command.numbers)
+            elif isinstance(command, c.Disconnect):
+                held = self._state.in_hand_of(command.client)
+                if held > most:
+                    # It goes on in the next cycle, and what came behind it waits for its end.
+                    commands.append(c.GiveBack(command.client, most, command.failed))
+                    inbox.appendleft(command)
+                    return size
+                weight += max(1, held)
             elif isinstance(command, c.Commit):
                 weight += len(command.sends) + len(command.settlements)
                 size += sum([len(message.payload) for _, message in command.sends])
@@ -645,9 +654,14 @@ class Broker:
             if message is not None:
                 size -= len(message.payload)
         limit = self.settings.message_cache_bytes
+        oldest = self._cache_from
         while size > limit:
-            number = next(iter(cache))
-            size -= len(cache.pop(number).payload)
+            # Numbers only grow: looking for the first key of the dictionary would pass over all that are gone.
+            message = cache.pop(oldest, None)
+            oldest += 1
+            if message is not None:
+                size -= len(message.payload)
+        self._cache_from = oldest
         self._cache_bytes = size
 
     def _deliver(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> None:

@@ -52,7 +52,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import Room
 from broker_adapter.engine.selection import Formats, Selectable, selects
-from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
+from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
@@ -396,6 +396,23 @@ class BrokerState:
                 self._end_browser(self.browsers.pop(number), effects)
             for destination in list(client.temporaries):
                 self._end_temporary(client, destination, effects)
+        self._reply(command, None, effects)
+
+    def in_hand_of(self, client: int) -> int:
+        """How many deliveries the consumers of a client hold."""
+        found = self.clients.get(client)
+        return 0 if found is None else sum([len(each.unsettled) for each in found.consumers.values()])
+
+    def _give_back(self, command: c.GiveBack, now_ms: int, effects: Effects) -> None:
+        client = self.clients.get(command.client)
+        left = command.limit
+        outcome = Outcome.MODIFIED if command.failed else Outcome.RELEASED
+        for consumer in list(client.consumers.values()) if client is not None else ():
+            self._end_consumer(consumer, effects)
+            for number in list(consumer.unsettled)[:left]:
+                left -= 1
+                self._let_go(consumer, 1)
+                self._return(consumer.queue, consumer.unsettled.pop(number), outcome, effects)
         self._reply(command, None, effects)
 
     def _client(self, number: int) -> Client:
@@ -1650,6 +1667,10 @@ class BrokerState:
 
     def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
         totals = self.totals
+        if command.numbers is None:
+            found = list(self.queues.values())
+        else:
+            found = [self.queues[number] for number in command.numbers if number in self.queues]
         queues = [
             QueueStatistics(
                 name=queue.label if queue.record.kind != "subscription" else f"{queue.record.topic}:{queue.label}",
@@ -1659,15 +1680,18 @@ class BrokerState:
                 in_hand=queue.in_hand,
                 delayed=queue.delayed.behind + len(queue.resting),
                 consumers=len(queue.consumers),
-                held_producers=sum(1 + len(held.followers or ()) for held in queue.held),
+                held_producers=sum([1 + len(held.followers or ()) for held in queue.held]),
                 next_position=queue.next_position,
             )
-            for queue in self.queues.values()
+            for queue in found
         ]
-        queues += [
-            QueueStatistics(topic.name, "topic", 0, 0, 0, 0, len(subscriptions), 0, 0)
-            for topic, subscriptions in self.topics.items()
-        ]
+        if command.numbers is None:
+            queues += self.topic_statistics()
+        volatile_bytes = (
+            sum([queue.bytes - queue.stored_bytes for queue in self.queues.values()])
+            if self.volatile_room is None
+            else self.settings.max_volatile_bytes - self.volatile_room
+        )
         result = BrokerStatistics(
             enqueued=totals.enqueued,
             delivered=totals.delivered,
@@ -1678,14 +1702,22 @@ class BrokerState:
             duplicates_rejected=totals.duplicates_rejected,
             refused=totals.refused,
             quarantined=totals.quarantined,
+            miscounted=totals.miscounted,
             commits=totals.commits,
             clients=len(self.clients),
-            volatile_bytes=sum(queue.bytes - queue.stored_bytes for queue in self.queues.values()),
+            volatile_bytes=volatile_bytes,
             held_because=self.held_because
             or (self._volatile_full() if self.volatile_room is not None and self.volatile_room <= 0 else None),
-            queues=tuple(sorted(queues, key=lambda each: (each.kind, each.name))),
+            queues=tuple(sorted(queues, key=by_kind_and_name)),
         )
         self._reply(command, result, effects)
+
+    def topic_statistics(self) -> list[QueueStatistics]:
+        """The topics that have subscriptions."""
+        return [
+            QueueStatistics(destination.name, "topic", 0, 0, 0, 0, len(subscriptions), 0, 0)
+            for destination, subscriptions in self.topics.items()
+        ]
 
     @staticmethod
     def _reply(command: Any, result: Any, effects: Effects) -> None:
@@ -1733,6 +1765,7 @@ def rolled_back(error: JMSException) -> TransactionRolledBackException:
 _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Connect: BrokerState._connect,
     c.Disconnect: BrokerState._disconnect,
+    c.GiveBack: BrokerState._give_back,
     c.Declare: BrokerState._declare,
     c.DeclareTemporary: BrokerState._declare_temporary,
     c.DeleteTemporary: BrokerState._delete_temporary,

@@ -78,6 +78,15 @@ class Disconnect(NamedTuple):
     reply: Reply | None = None
 
 
+class GiveBack(NamedTuple):
+    """A client is about to go: a part of its deliveries have ``failed``, or are released.  Replies None."""
+
+    client: int
+    limit: int
+    failed: bool = True
+    reply: Reply | None = None
+
+
 class Declare(NamedTuple):
     """Make sure that a queue exists, or that a topic can be used, which is there while it has subscriptions.
 
@@ -379,8 +388,12 @@ class Redrive(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Replies with :class:`broker_adapter.engine.statistics.BrokerStatistics`."""
+    """Replies with :class:`broker_adapter.engine.statistics.BrokerStatistics`.
 
+    With ``numbers`` it has these queues only, and no topics.
+    """
+
+    numbers: Sequence[int] | None = None
     reply: Reply | None = None
 
 
@@ -396,6 +409,7 @@ class Gather(NamedTuple):
 Command = (
     Connect
     | Disconnect
+    | GiveBack
     | Declare
     | DeclareTemporary
     | DeleteTemporary

@@ -57,8 +57,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import attrs
-
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import (
@@ -67,6 +65,7 @@ from broker_adapter.engine.broker_state import (
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.selection import Formats
+from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
 from broker_adapter.envelope import ENVELOPE_FORMAT, unpack
 from broker_adapter.errors import (
@@ -84,7 +83,9 @@ MAX_RANGE_BYTES = 4 * 1024 * 1024
 #: Entries read at once.
 _RANGE_ENTRIES = 5_000
 #: Entries settled in one commit.
-_SETTLE_ENTRIES = 20_000
+_SETTLE_ENTRIES = 5_000
+#: Queues whose figures are collected in one cycle.
+_STATISTICS_QUEUES = 500
 
 
 class EngineReader(Protocol):
@@ -247,9 +248,13 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _statistics(arguments: _Arguments) -> Steps:
-    result: dict[str, Any] = attrs.asdict((yield c.Statistics()))
-    result["queues"] = list(result["queues"])
-    return result
+    # In parts: the statistics of many queues at once would hold everybody up.
+    numbers: list[int] = yield lambda reader: list(reader.state.queues)
+    queues: list[QueueStatistics] = yield lambda reader: reader.state.topic_statistics()
+    for first in range(0, len(numbers), _STATISTICS_QUEUES):
+        part: BrokerStatistics = yield c.Statistics(numbers[first : first + _STATISTICS_QUEUES])
+        queues += part.queues
+    return as_plain((yield c.Statistics(())), queues)
 
 
 def _purge(arguments: _Arguments) -> Steps:

@@ -1,0 +1,378 @@
+"""What many queues, consumers and subscriptions cost a message, and how long anything holds up the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ack_modes import Outcome
+from benchmarks.report import Figure
+from broker_adapter.destination import Destination, queue, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+
+_WAIT = 600.0
+_BODY = b"x" * 100
+_BATCH = 10
+_MESSAGES = 5_000
+
+
+class _Flow:
+    """A producer and a consumer of one queue that is busy."""
+
+    def __init__(self, broker: Broker, client: int, name: str) -> None:
+        self.broker = broker
+        self.client = client
+        self.destination = queue(name)
+        self.got: list[c.Handout] = []
+        self.consumer = broker.call(c.Attach(client, self.destination, self.got.extend), _WAIT)
+
+    def run(self, messages: int) -> float:
+        """Send and acknowledge; the CPU time of the process for one message, in microseconds."""
+        broker, got = self.broker, self.got
+        broker.call(c.Credit(self.consumer, messages), _WAIT)
+        started = time.process_time()
+        for _ in range(messages // _BATCH):
+            batch = [c.NewMessage(0xFF, _BODY) for _ in range(_BATCH)]
+            broker.call(c.Enqueue(self.client, self.destination, batch), _WAIT)
+            broker.call(c.Settle(self.consumer, [each.number for each in got], Outcome.ACCEPTED), _WAIT)
+            got.clear()
+        return (time.process_time() - started) / messages * 1e6
+
+
+def _opened(directory: Path, **settings: Any) -> tuple[Broker, int]:
+    broker = Broker(EngineSettings(max_destinations=100_000, **settings), str(directory))
+    return broker, broker.call(c.Connect("me"), _WAIT)
+
+
+def _all(broker: Broker, commands: list[Any]) -> list[Any]:
+    """Carry out many commands; their answers."""
+    results: list[Any] = [None] * len(commands)
+
+    def note(index: int) -> Callable[[Any], None]:
+        return lambda result: results.__setitem__(index, result)
+
+    broker.submit_all([command._replace(reply=note(index)) for index, command in enumerate(commands)])
+    broker.call(c.Due(()), _WAIT)
+    return results
+
+
+def _nothing(_handouts: Any) -> None:
+    pass
+
+
+def _waiting(broker: Broker, client: int, count: int) -> None:
+    """Queues with a message, and a consumer without credit."""
+    names = [queue(f"idle {number}") for number in range(count)]
+    _all(broker, [c.Enqueue(client, name, [c.NewMessage(0xFF, _BODY)]) for name in names])
+    _all(broker, [c.Attach(client, name, _nothing) for name in names])
+
+
+def _held(broker: Broker, client: int, count: int) -> None:
+    """Queues that are full, each with a send that waits."""
+    for _ in range(2):
+        for number in range(count):
+            broker.submit(c.Enqueue(client, queue(f"idle {number}"), [c.NewMessage(0xFF, _BODY)]))
+    broker.call(c.Due(()), _WAIT)
+
+
+def _resting(broker: Broker, client: int, count: int) -> None:
+    """Queues with a message that has failed twice, and waits."""
+    names = [queue(f"idle {number}") for number in range(count)]
+    _all(broker, [c.Enqueue(client, name, [c.NewMessage(0xFF, _BODY)]) for name in names])
+    consumers = _all(broker, [c.Attach(client, name, _nothing) for name in names])
+    _all(broker, [c.Credit(number, 10) for number in consumers])
+    for delivery in (1, 2):
+        _all(broker, [c.Settle(number, [delivery], Outcome.MODIFIED) for number in consumers])
+
+
+def _consumers(broker: Broker, client: int, count: int) -> None:
+    """Consumers of the busy queue without credit."""
+    _all(broker, [c.Attach(client, queue("busy"), _nothing) for _ in range(count)])
+
+
+_CROWDS: dict[str, tuple[Callable[[Broker, int, int], None], dict[str, Any]]] = {
+    "queues that wait": (_waiting, {}),
+    "queues that are full": (_held, {"max_queue_messages": 1, "hold_timeout_seconds": 600}),
+    "queues whose messages rest": (_resting, {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}),
+    "consumers without credit": (_consumers, {}),
+}
+
+
+def crowds(directory: Path, sizes: tuple[int, ...]) -> Iterator[Figure]:
+    """CPU time of a message of one busy queue beside many others that do nothing."""
+    for name, (crowd, settings) in _CROWDS.items():
+        alone = 0.0
+        for size in sizes:
+            limits = {**settings, "max_queue_messages": None} if False else settings
+            broker, client = _opened(directory / f"{name} {size}".replace(" ", "-"), **limits)
+            crowd(broker, client, size)
+            if settings.get("max_queue_messages"):
+                # The busy queue takes its batches; only the others are full.
+                object.__setattr__(broker._state.settings, "max_queue_messages", 1_000_000)
+            flow = _Flow(broker, client, "busy")
+            flow.run(_MESSAGES // 5)
+            cost = min(flow.run(_MESSAGES) for _ in range(3))
+            broker.close()
+            alone = alone or cost
+            yield Figure(
+                name=f"engine: a message beside {size:,} {name}",
+                value=cost,
+                unit="us CPU",
+                yardstick=f"beside {sizes[0]}: {alone:.1f} us",
+                ratio=cost / alone,
+                goal="at most 1.2",
+                body_bytes=len(_BODY),
+                producers=1,
+                consumers=1,
+            )
+
+
+def taking_turns(directory: Path, sizes: tuple[int, ...]) -> Iterator[Figure]:
+    """CPU time of a message that one of many consumers with credit gets."""
+    few = 0.0
+    for size in sizes:
+        broker, client = _opened(directory / f"turns-{size}")
+        got: list[tuple[int, int]] = []
+
+        def sink(consumer: int, got: list[tuple[int, int]] = got) -> Callable[[Any], None]:
+            return lambda handouts: got.extend([(consumer, handout.number) for handout in handouts])
+
+        consumers = []
+        for index in range(size):
+            number = broker.call(c.Attach(client, queue("q"), sink(index)), _WAIT)
+            consumers.append(number)
+            broker.call(c.Credit(number, 10_000), _WAIT)
+        started = time.process_time()
+        for _ in range(_MESSAGES // 100):
+            broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(0xFF, _BODY) for _ in range(100)]), _WAIT)
+            _all(broker, [c.Settle(consumers[index], (number,), Outcome.ACCEPTED) for index, number in got])
+            got.clear()
+        cost = (time.process_time() - started) / _MESSAGES * 1e6
+        broker.close()
+        few = few or cost
+        yield Figure(
+            name=f"engine: a message for one of {size:,} consumers",
+            value=cost,
+            unit="us CPU",
+            yardstick=f"of {sizes[0]}: {few:.1f} us",
+            ratio=cost / few,
+            body_bytes=len(_BODY),
+            producers=1,
+            consumers=size,
+        )
+
+
+def subscriptions(directory: Path, sizes: tuple[int, ...]) -> Iterator[Figure]:
+    """CPU time of one place of a message in a durable subscription."""
+    few = 0.0
+    for size in sizes:
+        broker, client = _opened(directory / f"subscriptions-{size}")
+        _all(
+            broker,
+            [
+                c.Attach(client, topic("t"), _nothing, Subscription(f"s{number}", durable=True, shared=False))
+                for number in range(size)
+            ],
+        )
+        messages = max(20, 20_000 // size)
+        started = time.process_time()
+        broker.call(c.Enqueue(client, topic("t"), [c.NewMessage(0xFF, _BODY) for _ in range(messages)]), _WAIT)
+        cost = (time.process_time() - started) / messages / size * 1e6
+        broker.close()
+        few = few or cost
+        yield Figure(
+            name=f"engine: a place in each of {size:,} durable subscriptions",
+            value=cost,
+            unit="us CPU",
+            yardstick=f"in {sizes[0]}: {few:.1f} us",
+            ratio=cost / few,
+            body_bytes=len(_BODY),
+            producers=1,
+        )
+
+
+def backlog(directory: Path, messages: int) -> Iterator[Figure]:
+    """CPU time of a send, and of a message sent and acknowledged, as a backlog grows that nobody takes."""
+    broker, client = _opened(directory / "backlog")
+    flow = _Flow(broker, client, "busy")
+    parts = 10
+    costs, through = [], []
+    flow.run(_MESSAGES)
+    for _ in range(parts):
+        started = time.process_time()
+        for _ in range(messages // parts // 1000):
+            broker.call(c.Enqueue(client, queue("backlog"), [c.NewMessage(0xFF, _BODY) for _ in range(1000)]), _WAIT)
+        costs.append((time.process_time() - started) / (messages // parts) * 1e6)
+        through.append(min(flow.run(_MESSAGES) for _ in range(2)))
+    broker.close()
+    for name, values in (("a send onto", costs), ("a message beside", through)):
+        yield Figure(
+            name=f"engine: {name} a backlog of {messages:,} small messages",
+            value=values[-1],
+            unit="us CPU",
+            yardstick=f"of {messages // parts:,}: {values[0]:.1f} us",
+            ratio=values[-1] / values[0],
+            goal="at most 1.2",
+            body_bytes=len(_BODY),
+            producers=1,
+        )
+
+
+@contextmanager
+def _pinging(broker: Broker) -> Iterator[list[float]]:
+    """Ask the engine again and again; the longest wait for an answer, in seconds."""
+    waits: list[float] = [0.0]
+    over = threading.Event()
+
+    def ping() -> None:
+        while not over.is_set():
+            started = time.perf_counter()
+            broker.call(c.Due(()), _WAIT)
+            waits[0] = max(waits[0], time.perf_counter() - started)
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    yield waits
+    over.set()
+    thread.join()
+
+
+def _longest(name: str, seconds: float, goal: str, note: str = "") -> Figure:
+    return Figure(name=name, value=seconds * 1000, unit="ms", goal=goal, note=note)
+
+
+def statistics(directory: Path, queues: int) -> Iterator[Figure]:
+    """How long the statistics of many queues hold up others."""
+    broker, client = _opened(directory / "statistics")
+    _waiting(broker, client, queues)
+    with _pinging(broker) as waits:
+        started = time.perf_counter()
+        for _ in range(10):
+            broker.request("statistics", {}, _WAIT)
+        took = (time.perf_counter() - started) / 10
+    broker.close()
+    yield _longest(
+        f"engine: longest wait beside the statistics of {queues:,} queues",
+        waits[0],
+        "at most 30",
+        f"the statistics took {took * 1000:.0f} ms",
+    )
+
+
+def storm(directory: Path, clients: int, held: int) -> Iterator[Figure]:
+    """Many connections that are lost at once, and come again."""
+    broker, client = _opened(directory / "storm")
+    for _ in range(clients * held // 2000):
+        broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(0xFF, _BODY) for _ in range(2000)]), _WAIT)
+
+    def come() -> list[int]:
+        numbers = _all(broker, [c.Connect(None) for _ in range(clients)])
+        consumers = _all(broker, [c.Attach(number, queue("q"), _nothing) for number in numbers])
+        _all(broker, [c.Credit(number, held) for number in consumers])
+        return numbers
+
+    numbers = come()
+    with _pinging(broker) as waits:
+        started = time.perf_counter()
+        _all(broker, [c.Disconnect(number) for number in numbers])
+        come()
+        took = time.perf_counter() - started
+    broker.close()
+    yield _longest(
+        f"engine: longest wait while {clients} consumers of {held} messages each reconnect",
+        waits[0],
+        "at most 250",
+        f"all were back after {took * 1000:.0f} ms",
+    )
+
+
+def purge(directory: Path, messages: int) -> Iterator[Figure]:
+    """How long a large purge holds up others."""
+    broker, client = _opened(directory / "purge")
+    for _ in range(messages // 5000):
+        broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(0xFF, _BODY) for _ in range(5000)]), _WAIT)
+    with _pinging(broker) as waits:
+        started = time.perf_counter()
+        broker.request("purge", {"destination": "q"}, _WAIT)
+        took = time.perf_counter() - started
+    broker.close()
+    yield _longest(
+        f"engine: longest wait beside a purge of {messages:,} messages",
+        waits[0],
+        "at most 150",
+        f"the purge took {took:.1f} s, {messages / took:,.0f}/s",
+    )
+
+
+def windows(directory: Path, queues: int) -> Iterator[Figure]:
+    """Memory of many queues with a backlog and a consumer without credit."""
+    broker, client = _opened(directory / "windows")
+    process = psutil.Process()
+    _waiting(broker, client, queues)
+    before = process.memory_info().rss
+    for _ in range(10):
+        _all(
+            broker,
+            [
+                c.Enqueue(client, queue(f"idle {number}"), [c.NewMessage(0xFF, b"") for _ in range(50)])
+                for number in range(queues)
+            ],
+        )
+    after = process.memory_info().rss
+    broker.close()
+    yield Figure(
+        name=f"engine: memory of 500 messages more in each of {queues:,} queues",
+        value=(after - before) / 2**20,
+        unit="MiB",
+        goal="at most 300",
+        note="with the pages of the store that are in memory",
+    )
+
+
+def selective(directory: Path, messages: int) -> Iterator[Figure]:
+    """Memory after many messages that only a consumer with a selector has taken."""
+    broker, client = _opened(directory / "selective")
+    destination = Destination("q")
+    payload = pack(Envelope(destination, BodyKind.TEXT, "", {"colour": "red"}))
+    got: list[c.Handout] = []
+    consumer = broker.call(c.Attach(client, destination, got.extend, selector="colour = 'red'"), _WAIT)
+    broker.call(c.Credit(consumer, messages), _WAIT)
+    for _ in range(messages // 100):
+        broker.call(c.Enqueue(client, destination, [c.NewMessage(ENVELOPE_FORMAT, payload)] * 100), _WAIT)
+        while not got:
+            broker.call(c.Due(()), _WAIT)
+        broker.call(c.Settle(consumer, [each.number for each in got], Outcome.ACCEPTED), _WAIT)
+        got.clear()
+    (lane,) = broker._state.by_destination[destination].lanes
+    kept = len(lane.heap)
+    broker.close()
+    yield Figure(
+        name=f"engine: positions kept after {messages:,} messages taken by a selector",
+        value=kept,
+        unit="positions",
+        goal="at most 1000",
+    )
+
+
+def figures(directory: Path, share: int) -> Iterator[Figure]:
+    """All of it; with a share of the messages."""
+    sizes = (1, 100, 10_000 // share)
+    yield from crowds(directory, sizes)
+    yield from taking_turns(directory, (1, 100, 10_000 // share))
+    yield from subscriptions(directory, (1, 100, 10_000 // share))
+    yield from backlog(directory, 1_000_000 // share)
+    yield from statistics(directory, 10_000 // share)
+    yield from storm(directory, 200, 500 // share)
+    yield from purge(directory, 500_000 // share)
+    yield from windows(directory, 10_000 // share)
+    yield from selective(directory, 100_000 // share)
