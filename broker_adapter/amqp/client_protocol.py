@@ -36,6 +36,7 @@ from broker_adapter.amqp.peer import (
     RELEASED_STATE,
     TRANSACTIONAL,
     Dispositions,
+    Dropped,
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
@@ -1032,6 +1033,26 @@ class ClientProtocol:
         if receiver.drains and self._peer.remaining_credit(link) <= 0:
             self._on_drained(link)
 
+    def _on_dropped(self, event: Dropped) -> None:
+        """Messages came that are not handed out: too large, more than was asked for, or given up by the broker."""
+        link = event.link
+        receiver = self._receivers.get(link)
+        requests = self._requests if self._requests is not None and link in self._requests.links else None
+        if event.error is not None:
+            # The peer has closed the link; what came on it before may still be settled.
+            error = exception_for(event.error, "the link was closed")
+            if receiver is not None:
+                attached, receiver.attached = receiver.attached, None
+                self._tell_lost(link, attached, error)
+                self._forget_receiver(receiver, error)
+            elif requests is not None:
+                self._drop_requests(error)
+        elif receiver is not None and receiver.drains:
+            if self._peer.remaining_credit(link) <= 0:
+                self._on_drained(link)
+        elif receiver is not None or requests is not None:
+            self._peer.credit(link, event.messages)
+
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""
         epoch = self._options.epoch
@@ -1212,6 +1233,7 @@ class ClientProtocol:
         LinkRemoteClose: _on_link_close,
         LinkFlow: _on_flow,
         Transfers: _on_transfers,
+        Dropped: _on_dropped,
         Dispositions: _on_dispositions,
         TransportFailed: _on_failed,
     }

@@ -16,6 +16,11 @@ Theory of operation
     Incoming deliveries are taken out of proton's buffers at once, so a consumer that settles late does not close the
     session's window for the others.  A delivery of several frames is handed out when it is complete.
 
+    A message that breaks a limit of its link (size, credit) is not handed out, and closes the link.  Neither is what
+    follows it on that link, since its sender could not know yet.  ``Dropped`` tells of them, with the transactions
+    that they name; each is settled with a state: rejected, but what a client has only behind such a message is
+    released, so that its broker delivers it again.
+
     Before bytes reach proton, each frame's performative is looked at: proton decodes with C recursion, and a
     stranger must not choose its depth.  What a frame may hold is limited by :mod:`broker_adapter.amqp.values`.
 
@@ -64,6 +69,7 @@ _HOT_FUNCTIONS: Final = (
     "pn_link_send",
     "pn_link_advance",
     "pn_link_credit",
+    "pn_link_queued",
     "pn_link_flow",
     "pn_link_drain",
     "pn_link_get_drain",
@@ -216,6 +222,15 @@ class Transfers(NamedTuple):
     deliveries: list[Incoming]
 
 
+class Dropped(NamedTuple):
+    """Messages that came in on a link are not handed out; they are settled, and have used up credit."""
+
+    link: int
+    messages: int
+    txn_ids: set[bytes]  #: the transactions that they were to be part of
+    error: AmqpError | None  #: the limit that was broken, which closed the link; None: their sender gave them up
+
+
 class Dispositions(NamedTuple):
     """Deliveries that we sent ended, all alike."""
 
@@ -239,6 +254,7 @@ Event = (
     | LinkRemoteClose
     | LinkFlow
     | Transfers
+    | Dropped
     | Dispositions
     | TransportFailed
 )
@@ -281,7 +297,7 @@ class _Link:
     remote_closed: bool = False
     incoming: dict[int, Any] = attrs.field(factory=dict)  #: number → the C delivery, unsettled
     outgoing: dict[Any, int] = attrs.field(factory=dict)  #: the C delivery → number, unsettled
-    dropping: bool = False  #: the peer broke a limit on it: what still comes is not handed out
+    violation: AmqpError | None = None  #: the limit that the peer broke on it: what still comes is not handed out
     partial: list[bytes] | None = None
     partial_bytes: int = 0
 
@@ -298,6 +314,7 @@ _BEGIN: Final = b"\x00\x53\x11"
 _END: Final = b"\x00\x53\x17"
 _EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
 _EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
+_NO_CREDIT: Final = AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit")
 _new: Final = tuple.__new__
 
 
@@ -313,6 +330,7 @@ class Peer:
             public_classes: whether the hot path, too, uses proton's public classes; slower.
         """
         self._limits = limits
+        self._server = server
         self._connection = proton.Connection()
         self._transport = proton.Transport(proton.Transport.SERVER if server else proton.Transport.CLIENT)
         self._transport.max_frame_size = limits.max_frame_bytes
@@ -573,8 +591,8 @@ class Peer:
         if size > self._scratch_bytes:
             self._grow_scratch(size)
         partial = engine.pn_delivery_partial(delivery)
-        if partial or link.partial is not None or size > self._limits.max_message_bytes or link.dropping:
-            if not self._on_fragment(link, delivery, size, partial):
+        if partial or link.partial is not None or size > self._limits.max_message_bytes or link.violation is not None:
+            if not self._on_fragment(link, delivery, size, partial, happened):
                 return
             payload = b"".join(link.partial or ())
             link.partial = None
@@ -583,7 +601,7 @@ class Peer:
             scratch = self._scratch
             taken = engine.pn_link_recv(pointer, scratch, size) if size else 0
             if taken < 0:  # aborted
-                engine.pn_delivery_settle(delivery)
+                self._drop(link, delivery, happened)
                 return
             payload = ffi.unpack(scratch, taken) if taken else b""
         code = engine.pn_delivery_remote_state(delivery)
@@ -604,28 +622,28 @@ class Peer:
                 return
         # Once a batch is enough: within one the excess is bounded by what was read from the network.
         if engine.pn_link_credit(pointer) < 0:
-            link.dropping = True
-            self.close_link(link.number, AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit"))
+            self._violate(link, _NO_CREDIT)
         happened.append(Transfers(link.number, [incoming]))
 
-    def _on_fragment(self, link: _Link, delivery: Any, size: int, partial: bool) -> bool:
+    def _on_fragment(self, link: _Link, delivery: Any, size: int, partial: bool, happened: list[Event]) -> bool:
         """Take what there is of a message in several frames; returns whether it is now complete and wanted."""
         engine = self._engine
         if engine.pn_delivery_aborted(delivery):
-            link.partial = None
-            link.partial_bytes = 0
-            engine.pn_delivery_settle(delivery)
+            self._drop(link, delivery, happened)
             return False
         limit = self._limits.max_message_bytes
-        if link.partial_bytes + size > limit and not link.dropping:
-            link.dropping = True
+        if link.violation is not None:
+            self._drop(link, delivery, happened)
+            return False
+        error: AmqpError | None = None
+        if link.partial_bytes + size > limit:
             reason = f"message of more than {limit} bytes is larger than the limit"
-            self.close_link(link.number, AmqpError("amqp:link:message-size-exceeded", reason))
-        if link.dropping:
-            # Settling drops what is there, and what is still to come of this message.
-            link.partial = None
-            link.partial_bytes = 0
-            engine.pn_delivery_settle(delivery)
+            error = AmqpError("amqp:link:message-size-exceeded", reason)
+        elif link.partial is None and engine.pn_link_credit(link.pointer) < engine.pn_link_queued(link.pointer):
+            error = _NO_CREDIT
+        if error is not None:
+            self._violate(link, error)
+            self._drop(link, delivery, happened, State(REJECTED, error=error))
             return False
         if link.partial is None:
             link.partial = []
@@ -635,6 +653,41 @@ class Peer:
                 link.partial.append(ffi.unpack(self._scratch, taken))
                 link.partial_bytes += taken
         return not partial
+
+    def _violate(self, link: _Link, error: AmqpError) -> None:
+        """The peer broke a limit on a link: close it, and take nothing more that comes on it."""
+        if link.violation is None:
+            link.violation = error
+            self.close_link(link.number, error)
+
+    def _drop(self, link: _Link, delivery: Any, happened: list[Event], state: State | None = None) -> None:
+        """Settle a message that is not handed out; ``state`` None: it only came behind another one, or was aborted."""
+        engine = self._engine
+        link.partial = None
+        link.partial_bytes = 0
+        error = link.violation
+        code = engine.pn_delivery_remote_state(delivery)
+        named = self._read_state(delivery, code) if code else None
+        aborted = engine.pn_delivery_aborted(delivery)
+        if not aborted and error is not None and not engine.pn_delivery_settled(delivery):
+            if state is None:
+                reason = f"the link was closed because of a message before it: {error.description}"
+                state = State(REJECTED, error=error._replace(description=reason)) if self._server else RELEASED_STATE
+            _write_disposition(lib.pn_delivery_local(delivery), state)
+            engine.pn_delivery_update(delivery, state.code)
+        # This drops what is there, and what is still to come of it.
+        engine.pn_delivery_settle(delivery)
+        if aborted:
+            error = None
+        messages, txn_ids = 1, set[bytes]()
+        if happened:
+            last = happened[-1]
+            if type(last) is Dropped and last.link == link.number and last.error == error:
+                happened.pop()
+                messages, txn_ids = last.messages + 1, last.txn_ids
+        if not aborted and named is not None and named.code == TRANSACTIONAL and named.txn_id is not None:
+            txn_ids.add(named.txn_id)
+        happened.append(Dropped(link.number, messages, txn_ids, error))
 
     def _on_disposition(self, link: _Link, delivery: Any, happened: list[Event]) -> None:
         engine = self._engine
@@ -1194,6 +1247,9 @@ class PublicEngine:
 
     def pn_link_credit(self, link: Any) -> int:
         return int(_wrap_link(link).credit)
+
+    def pn_link_queued(self, link: Any) -> int:
+        return int(_wrap_link(link).queued)
 
     def pn_link_flow(self, link: Any, messages: int) -> None:
         _wrap_link(link).flow(messages)

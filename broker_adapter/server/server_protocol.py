@@ -59,6 +59,7 @@ from broker_adapter.amqp.peer import (
     REJECTED,
     TRANSACTIONAL,
     Dispositions,
+    Dropped,
     Incoming,
     LinkFlow,
     LinkRemoteClose,
@@ -118,6 +119,7 @@ _PREFIXES: Final = {
     TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
 }
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
+_FAILED_ALREADY: Final = State(REJECTED, error=AmqpError("amqp:transaction:rollback", "the transaction failed already"))
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 
 
@@ -841,6 +843,8 @@ class ServerProtocol:
                 self._on_control(event)
             elif link in self._requesters:
                 self._on_requests(event)
+            else:
+                self._refuse_all(event)
             return
         own = producer.destination
         now_ms = self._now_ms
@@ -869,6 +873,31 @@ class ServerProtocol:
                 target = destination
             messages.append(message)
             numbers.append(number)
+
+    def _refuse_all(self, event: Transfers) -> None:
+        """Messages came on a link that was refused, or that has no place for messages any more."""
+        nowhere = AmqpError("amqp:illegal-state", "the link takes no messages: it was refused or closed")
+        refusal = State(REJECTED, error=nowhere)
+        for number, _, state in event.deliveries:
+            self._refuse_transaction(state, nowhere)
+            self._peer.settle(event.link, (number,), refusal)
+
+    def _on_dropped(self, event: Dropped) -> None:
+        """Messages came that are not handed out.  Only those that their sender gave up are not missed."""
+        link, error = event.link, event.error
+        if error is not None:
+            for txn_id in event.txn_ids:
+                self._refuse_transaction(State(TRANSACTIONAL, txn_id=txn_id), error)
+            if link in self._coordinators:
+                # Which transaction it was about cannot be told.  The link is closed, and with it they all end.
+                self._forget_producer(link)
+            return
+        producer = self._producers.get(link)
+        if producer is not None:
+            producer.credit -= event.messages
+            self._allow(producer)
+        elif link in self._coordinators or link in self._requesters:
+            self._peer.credit(link, event.messages)
 
     def _on_taken(self, producer: _Producer, numbers: list[int], result: Any) -> None:
         """The engine has answered messages of a link."""
@@ -907,11 +936,15 @@ class ServerProtocol:
 
     def _reject(self, producer: _Producer, number: int, state: State | None, error: AmqpError) -> None:
         """Refuse a message, and with it the transaction that it was to be part of."""
+        self._refuse_transaction(state, error)
+        self._answer(producer, (number,), State(REJECTED, error=error))
+
+    def _refuse_transaction(self, state: State | None, error: AmqpError) -> None:
+        """The transaction that this state of a message names, if any, cannot be done without the message."""
         if state is not None and state.code == TRANSACTIONAL:
             transaction = self._transactions.get(state.txn_id or b"")
             if transaction is not None and transaction.refusal is None:
                 transaction.refuse(exception_for(error, "a message was refused"))
-        self._answer(producer, (number,), State(REJECTED, error=error))
 
     def _put_into_transaction(
         self, producer: _Producer, number: int, state: State, destination: Destination, message: c.NewMessage
@@ -921,21 +954,23 @@ class ServerProtocol:
             self._answer(producer, (number,), State(REJECTED, error=_unknown_transaction(state.txn_id)))
             return
         limits = self._engine.settings
-        if transaction.refusal is None:
-            transaction.send_bytes += len(message.payload)
-            transaction.sends.append((_resolved(destination), message))
-            if (
-                len(transaction.sends) > limits.max_transaction_messages
-                or transaction.send_bytes > limits.max_transaction_bytes
-            ):
-                transaction.refuse(
-                    ResourceAllocationException(
-                        f"the transaction is larger than {limits.max_transaction_messages} messages (option"
-                        f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option"
-                        " max_transaction_bytes)",
-                        error_code="amqp:resource-limit-exceeded",
-                    )
+        if transaction.refusal is not None:
+            self._answer(producer, (number,), _FAILED_ALREADY)
+            return
+        transaction.send_bytes += len(message.payload)
+        transaction.sends.append((_resolved(destination), message))
+        if (
+            len(transaction.sends) > limits.max_transaction_messages
+            or transaction.send_bytes > limits.max_transaction_bytes
+        ):
+            transaction.refuse(
+                ResourceAllocationException(
+                    f"the transaction is larger than {limits.max_transaction_messages} messages (option"
+                    f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option"
+                    " max_transaction_bytes)",
+                    error_code="amqp:resource-limit-exceeded",
                 )
+            )
         self._answer(producer, (number,), State(TRANSACTIONAL, txn_id=state.txn_id, outcome=ACCEPTED_STATE))
 
     # Transactions.
@@ -1061,6 +1096,7 @@ class ServerProtocol:
         LinkRemoteClose: _on_link_close,
         LinkFlow: _on_flow,
         Transfers: _on_transfers,
+        Dropped: _on_dropped,
         Dispositions: _on_dispositions,
         TransportFailed: _on_failed,
     }

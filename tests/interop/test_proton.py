@@ -294,6 +294,69 @@ def test_transactions_are_committed_and_aborted(server: ServerProcess, proton: B
     assert found == [f"{number} {index}" for number in (0, 2) for index in range(3)]
 
 
+class TooLarge(Program):
+    """Takes a message and sends three in a transaction: one that the server takes, one too large, one behind it."""
+
+    def __init__(self, url: str, taken_from: str, sent_to: str) -> None:
+        super().__init__(url, taken_from, prefetch=1, auto_accept=False)
+        self.taken_from = taken_from
+        self.sent_to = sent_to
+        self.transaction: Transaction | None = None
+        self.outcomes: list[str] = []
+        self.ended = ""
+
+    def on_start(self, event: Event) -> None:
+        self.connection = event.container.connect(self.url, reconnect=False)
+        self.sender = event.container.create_sender(self.connection, self.sent_to)
+
+    def on_sendable(self, event: Event) -> None:
+        if self.transaction is None and not self.ended:
+            self.ended = "declaring"
+            event.container.declare_transaction(self.connection, handler=self)
+
+    def on_transaction_declared(self, event: Event) -> None:
+        self.transaction = event.transaction
+        event.container.create_receiver(self.connection, self.taken_from)
+
+    def on_message(self, event: Event) -> None:
+        if self.ended != "declaring":
+            self.bodies.append((event.message.body, event.message.delivery_count))
+            self.accept(event.delivery)
+            self.connection.close()
+            return
+        assert self.transaction is not None
+        self.transaction.accept(event.delivery)
+        for body in ("before", "x" * 200_000, "behind"):
+            self.transaction.send(self.sender, Message(body=body))
+        self.transaction.commit()
+
+    def on_settled(self, event: Event) -> None:
+        if event.link == self.sender:
+            self.outcomes.append(str(event.delivery.remote_state))
+
+    def on_link_error(self, event: Event) -> None:
+        self.outcomes.append(event.link.remote_condition.name)
+
+    def on_transaction_committed(self, event: Event) -> None:
+        self.failure = "committed"
+        self.connection.close()
+
+    def on_transaction_commit_failed(self, event: Event) -> None:
+        self.ended = "commit failed"
+
+
+def test_a_commit_without_a_message_that_was_too_large_fails_and_gives_back_what_was_taken(
+    server: ServerProcess, proton: BlockingConnection, name: str
+) -> None:
+    proton.create_sender(f"{name}-in").send(Message(body="request"))
+    program = TooLarge(server.url, f"{name}-in", f"{name}-out")
+    assert program.run() == [("request", 1)]
+    assert program.ended == "commit failed"
+    assert program.outcomes[-1] == "amqp:link:message-size-exceeded" or "REJECTED" in program.outcomes
+    with pytest.raises(Timeout):
+        proton.create_receiver(f"{name}-out").receive(0.3)
+
+
 class Taker(Program):
     """Takes messages in a transaction, which it aborts once and then commits."""
 

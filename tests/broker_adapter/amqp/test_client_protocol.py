@@ -59,6 +59,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
 )
 from broker_adapter.transport import Delivery, Failed, LinkLost, ReceiverSpec, SenderSpec, Subscription
+from tests.broker_adapter.amqp.frames import transfer
 from tests.broker_adapter.amqp.scripted_broker import Result, ScriptedBroker, Wired
 
 QUEUE = queue("q")
@@ -488,6 +489,46 @@ def test_what_is_no_message_is_rejected_and_its_credit_given_again(wired: Wired)
     assert got == []
     assert wired.broker.of(Dispositions)[-1].state.code == REJECTED
     assert wired.broker.of(LinkFlow)[-1].credit == 1
+
+
+def test_a_message_above_the_limit_is_rejected_and_its_consumer_told() -> None:
+    """What came behind it is not to blame: the broker delivers it again, when the consumer is attached again."""
+    wired = Wired(limits=PeerLimits(max_message_bytes=1_000)).opened()
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 10)
+    wired.pump()
+    far = wired.broker.by_address["q"]
+    numbers = [wired.broker.peer.send(far, payload) for payload in (MESSAGE, b"\xdc" * 1_001, MESSAGE, MESSAGE)]
+    wired.pump()
+
+    (lost,) = [event for event in wired.events if isinstance(event, LinkLost)]
+    assert lost.link == link
+    assert isinstance(lost.error, ResourceAllocationException)
+    assert "larger than the limit" in lost.error.reason
+    states = {number: event.state for event in wired.broker.of(Dispositions) for number in event.numbers}
+    assert states[numbers[1]].code == REJECTED
+    assert [states[number] for number in numbers[2:]] == [RELEASED_STATE] * 2
+    assert len(got) == 1
+    wired.client.settle([Settlement(got[0].tag, Outcome.ACCEPTED)])
+    wired.pump()
+    assert wired.broker.of(Dispositions)[-1] == Dispositions(far, [numbers[0]], ACCEPTED_STATE)
+    assert receiver(wired) != link
+
+
+def test_a_message_that_the_broker_gives_up_uses_up_no_credit(wired: Wired) -> None:
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 2)
+    wired.pump()
+    for number in range(5):
+        wired.client.receive(transfer(1, 0, number, b"t", b"part", more=True))
+        wired.client.receive(transfer(1, 0, None, None, b"", aborted=True))
+        wired.pump()
+    wired.client.receive(transfer(1, 0, 5, b"t", MESSAGE))
+
+    assert len(got) == 1
+    assert wired.broker.of(LinkFlow)[-1].credit == 7
 
 
 def test_settlements_reach_the_broker_in_order_and_ranges(wired: Wired) -> None:

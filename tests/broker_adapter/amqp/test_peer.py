@@ -21,6 +21,7 @@ from broker_adapter.amqp.peer import (
     RELEASED_STATE,
     TRANSACTIONAL,
     Dispositions,
+    Dropped,
     Incoming,
     LinkFlow,
     LinkRemoteClose,
@@ -39,6 +40,7 @@ from broker_adapter.amqp.peer import (
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.errors import IllegalStateException, MessageFormatException
+from tests.broker_adapter.amqp.frames import transfer
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
@@ -212,39 +214,12 @@ def test_an_aborted_message_is_dropped_and_the_next_one_arrives() -> None:
     pair.server.receive(transfer(channel, handle, None, None, b"", aborted=True))
     pair.server.receive(transfer(channel, handle, 1, b"u", b"whole"))
 
-    (batch,) = pair.server.events()
+    dropped, batch = pair.server.events()
+    assert dropped == Dropped(server, 1, set(), None)
     assert isinstance(batch, Transfers)
     assert [delivery.payload for delivery in batch.deliveries] == [b"whole"]
     assert client
     assert len(pair.server.unsettled(server)) == 1
-
-
-def transfer(
-    channel: int,
-    handle: int,
-    number: int | None,
-    tag: bytes | None,
-    payload: bytes,
-    *,
-    more: bool = False,
-    aborted: bool = False,
-) -> bytes:
-    """A transfer frame made by hand."""
-    fields = [
-        bytes((0x52, handle)),
-        b"\x40" if number is None else bytes((0x52, number)),
-        b"\x40" if tag is None else b"\xa0" + bytes((len(tag),)) + tag,
-        b"\x43",
-        b"\x42",
-        b"\x41" if more else b"\x42",
-        b"\x40",
-        b"\x40",
-        b"\x40",
-        b"\x41" if aborted else b"\x42",
-    ]
-    body = b"".join(fields)
-    frame = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, len(fields))) + body + payload
-    return (8 + len(frame)).to_bytes(4) + b"\x02\x00" + channel.to_bytes(2) + frame
 
 
 def test_a_message_beyond_the_limit_closes_its_link_and_the_session_goes_on() -> None:
@@ -265,6 +240,39 @@ def test_a_message_beyond_the_limit_closes_its_link_and_the_session_goes_on() ->
     assert closed.error is not None
     assert closed.error.condition == "amqp:link:message-size-exceeded"
     assert server
+
+
+def test_a_server_rejects_all_that_it_drops_and_names_the_transactions() -> None:
+    pair = Pair(server=PeerLimits(max_frame_bytes=512, max_message_bytes=1_000)).opened()
+    client, server = pair.sender()
+    large = pair.client.send(client, b"x" * 1_001, state=State(TRANSACTIONAL, txn_id=b"t1"))
+    behind = [
+        pair.client.send(client, b"y", state=state)
+        for state in (None, State(TRANSACTIONAL, txn_id=b"t2"), State(TRANSACTIONAL, txn_id=b"t1"))
+    ]
+    pair.client.send(client, b"presettled", settled=True, state=State(TRANSACTIONAL, txn_id=b"t3"))
+    pair.pump()
+
+    (dropped,) = every(pair.server_events, Dropped)
+    assert (dropped.link, dropped.messages, dropped.txn_ids) == (server, 5, {b"t1", b"t2", b"t3"})
+    states = {number: event.state for event in every(pair.client_events, Dispositions) for number in event.numbers}
+    assert states.keys() == {large, *behind}
+    assert {state.code for state in states.values()} == {REJECTED}
+    assert {state.error.condition for state in states.values() if state.error} == {"amqp:link:message-size-exceeded"}
+
+
+def test_a_client_rejects_a_message_above_the_limit_and_releases_what_is_behind_it() -> None:
+    pair = Pair(PeerLimits(max_message_bytes=1_000)).opened()
+    client, server = pair.receiver()
+    pair.client.credit(client, 10)
+    pair.pump()
+    numbers = [pair.server.send(server, b"x" * size) for size in (1_001, 1, 2_000)]
+    pair.pump()
+
+    states = {number: event.state for event in every(pair.server_events, Dispositions) for number in event.numbers}
+    assert states[numbers[0]].code == REJECTED
+    assert [states[number] for number in numbers[1:]] == [RELEASED_STATE] * 2
+    assert last(pair.client_events, Dropped).messages == 3
 
 
 def test_more_messages_than_credit_close_the_link() -> None:

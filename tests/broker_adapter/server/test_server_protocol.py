@@ -63,6 +63,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.server.server_protocol import SLICE_MESSAGES, ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
+from tests.broker_adapter.amqp.frames import transfer
 from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
 from tests.contracts.transports import engine, eventually
 
@@ -1465,6 +1466,161 @@ def test_a_refused_message_refuses_its_transaction(
     discharged = client.discharge(coordinator, txn_id)
     assert code_of(discharged) == (REJECTED, "amqp:transaction:rollback")
     assert depth(broker, "q") == 0
+
+
+class Doomed:
+    """A transaction that has taken a message from the queue ``in`` and sends to ``out``; it is to fail."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        client.send(client.sender("in", name="in"), "request")
+        self.consumer = client.receiver("in", 1, name="r")
+        self.producer, self.coordinator = client.sender("out", name="out"), client.coordinator()
+        self.txn_id = client.declare(self.coordinator)
+        client.send(self.producer, "before", state=in_transaction(self.txn_id))
+        client.settle(self.consumer, client.receive(self.consumer, 1), in_transaction(self.txn_id, ACCEPTED_STATE))
+
+    def fails(self, reason: str) -> None:
+        """Its discharge fails with this reason, nothing of it was done, and what it had taken comes again."""
+        client = self.client
+        state = client.discharge(self.coordinator, self.txn_id)
+        assert code_of(state) == (REJECTED, "amqp:transaction:rollback")
+        assert state.error is not None
+        assert reason in str(state.error.description)
+        assert depth(client.broker, "out") == 0
+        client.peer.credit(self.consumer, 1)
+        again = client.receive(self.consumer, 2)[1]
+        assert (decoded(again.payload).body, decoded(again.payload).delivery_count) == ("request", 1)
+
+
+def too_large(name: str) -> bytes:
+    """A message beyond the limit of these tests, whose first frames are not."""
+    return encoded(name * 4000)
+
+
+@pytest.fixture
+def tight(make_broker: Callable[..., Broker]) -> Client:
+    """A client of a server that takes messages of 1,000 bytes, in frames of 512."""
+    return Client(make_broker(max_message_bytes=1000), max_frame_bytes=512).open()
+
+
+@pytest.mark.parametrize("presettled", [False, True], ids=["unsettled", "presettled"])
+def test_a_message_above_the_limit_fails_its_transaction(tight: Client, presettled: bool) -> None:
+    doomed = Doomed(tight)
+    tight.peer.send(doomed.producer, too_large("x"), settled=presettled, state=in_transaction(doomed.txn_id))
+    tight.rest()
+    doomed.fails("larger than the limit")
+
+
+def test_a_message_behind_one_above_the_limit_fails_its_transaction(tight: Client) -> None:
+    doomed = Doomed(tight)
+    tight.peer.send(doomed.producer, too_large("x"))
+    tight.peer.send(doomed.producer, encoded("behind"), state=in_transaction(doomed.txn_id))
+    tight.rest()
+    doomed.fails("larger than the limit")
+
+
+def test_every_message_that_is_dropped_is_rejected_with_a_reason(tight: Client) -> None:
+    doomed = Doomed(tight)
+    in_it = in_transaction(doomed.txn_id)
+    large = tight.peer.send(doomed.producer, too_large("x"), state=in_it)
+    behind = [tight.peer.send(doomed.producer, encoded("behind"), state=state) for state in (in_it, None, in_it, None)]
+    behind.append(tight.peer.send(doomed.producer, too_large("y")))
+    tight.until(lambda: tight.answers(doomed.producer).keys() >= {large, *behind})
+    answers = tight.answers(doomed.producer)
+    assert code_of(answers[large]) == (REJECTED, "amqp:link:message-size-exceeded")
+    assert {code_of(answers[number]) for number in behind} == {(REJECTED, "amqp:link:message-size-exceeded")}
+    assert all("message before it" in str(answers[number].error.description) for number in behind)  # type: ignore[union-attr]
+    (closed,) = tight.until(lambda: tight.of(LinkRemoteClose, doomed.producer))
+    assert closed.error.condition == "amqp:link:message-size-exceeded"
+    tight.peer.close_link(doomed.producer)
+    doomed.fails("larger than the limit")
+    assert tight.send(tight.sender("out", name="anew"), "the session goes on") == [ACCEPTED_STATE]
+
+
+class ByHand:
+    """A session whose transfers are frames made by hand, on a link that its client attaches.
+
+    Each delivery has the next number, as in a session of its own.
+    """
+
+    def __init__(self, client: Client, target: Terminus | None) -> None:
+        self.client = client
+        session = client.peer.begin_session()
+        self.link = client.peer.attach_sender(session, "by hand", Terminus(), target)
+        self.channel, self.handle, self.number = 1, 0, -1
+        client.rest()
+
+    def transfer(self, payload: bytes, *, first: bool = True, **fields: Any) -> None:
+        self.number += first
+        number, tag = (self.number, b"t") if first else (None, None)
+        data = transfer(self.channel, self.handle, number, tag, payload, **fields)
+        self.client.server.receive(data, self.client.now_ms)
+
+
+def test_a_message_without_credit_fails_its_transaction(broker: Broker) -> None:
+    client = Client(broker, link_credit_messages=1).open()
+    doomed, hand = Doomed(client), ByHand(client, Terminus("q"))
+    for body in range(3):
+        hand.transfer(encoded(body))
+    hand.transfer(encoded("without credit"), txn_id=doomed.txn_id)
+    (closed,) = client.until(lambda: client.of(LinkRemoteClose, hand.link))
+    assert closed.error.condition == "amqp:link:transfer-limit-exceeded"
+    doomed.fails("more messages than credit")
+
+
+def test_the_first_part_of_a_message_without_credit_ends_the_link(broker: Broker) -> None:
+    client = Client(broker, link_credit_messages=1).open()
+    hand = ByHand(client, Terminus("q"))
+    hand.transfer(encoded("x"))
+    hand.transfer(b"part", more=True)
+    hand.transfer(b"part", more=True, first=False)
+    (closed,) = client.until(lambda: client.of(LinkRemoteClose, hand.link))
+    assert closed.error.condition == "amqp:link:transfer-limit-exceeded"
+
+
+@pytest.mark.parametrize("presettled", [False, True], ids=["unsettled", "presettled"])
+@pytest.mark.parametrize("target", [None, Terminus("q" * 5000)], ids=["no target", "a name too long"])
+def test_a_message_on_a_refused_link_fails_its_transaction(
+    client: Client, target: Terminus | None, presettled: bool
+) -> None:
+    doomed, hand = Doomed(client), ByHand(client, target)
+    hand.transfer(encoded("x"), settled=presettled, txn_id=doomed.txn_id)
+    client.rest()
+    assert client.refusal(hand.link)
+    doomed.fails("")
+
+
+def test_a_message_that_its_sender_gives_up_is_no_part_of_the_transaction_and_uses_up_no_credit(
+    client: Client, broker: Broker
+) -> None:
+    producer, coordinator = client.sender("q"), client.coordinator()
+    hand = ByHand(client, Terminus("q"))
+    txn_id = client.declare(coordinator)
+    client.send(producer, "a", state=in_transaction(txn_id))
+    first_credit = client.peer.remaining_credit(hand.link)
+    for _ in range(first_credit):
+        hand.transfer(b"part", more=True, txn_id=txn_id)
+        hand.transfer(b"", first=False, aborted=True)
+        hand.transfer(b"at once", aborted=True)
+        client.pump()
+    assert client.of(LinkRemoteClose, hand.link) == []
+    # The client's own peer, which counts none of these, adds up what the server gives.
+    assert client.peer.remaining_credit(hand.link) > 2.5 * first_credit
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["a"]
+
+
+def test_the_end_of_a_coordinator_that_breaks_a_limit_rolls_its_transactions_back(tight: Client) -> None:
+    doomed = Doomed(tight)
+    number = tight.peer.send(doomed.coordinator, too_large("x"))
+    state = tight.until(lambda: tight.answers(doomed.coordinator).get(number))
+    assert code_of(state) == (REJECTED, "amqp:link:message-size-exceeded")
+    tight.peer.credit(doomed.consumer, 1)
+    assert decoded(tight.receive(doomed.consumer, 2)[1].payload).delivery_count == 1
+    other = tight.coordinator("other")
+    assert code_of(tight.discharge(other, doomed.txn_id)) == (REJECTED, "amqp:transaction:unknown-id")
+    assert depth(tight.broker, "out") == 0
 
 
 @pytest.mark.parametrize("limit", [{"max_transaction_messages": 3}, {"max_transaction_bytes": 300}])
