@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -19,10 +20,12 @@ class ServerProcess:
     Args:
         data: directory of the store.
         arguments: further ones for ``holdfast serve``.
+        log: file that gets what the server logs; None: the standard error stream.
     """
 
-    def __init__(self, data: Path, *arguments: str) -> None:
+    def __init__(self, data: Path, *arguments: str, log: Path | None = None) -> None:
         self.data = data
+        self._log = log
         self.port = 0
         self._arguments = arguments
         self._process: subprocess.Popen[str] | None = None
@@ -48,18 +51,22 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended, by itself or by a signal."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start, and wait for the ready line."""
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "broker_adapter.server.cli", "serve", "--data", str(self.data)),
-                *("--listen", f"127.0.0.1:{self.port}"),
-                *self._arguments,
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [
+            sys.executable,
+            *("-m", "broker_adapter.server.cli", "serve", "--data", str(self.data)),
+            *("--listen", f"127.0.0.1:{self.port}"),
+            *self._arguments,
+        ]
+        with contextlib.ExitStack() as files:
+            log = None if self._log is None else files.enter_context(self._log.open("a"))
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = re.search(r"ready on amqps?://[^:]+:(\d+)", line)

@@ -21,8 +21,10 @@ Theory of operation
     that they name; each is settled with a state: rejected, but what a client has only behind such a message is
     released, so that its broker delivers it again.
 
-    Before bytes reach proton, each frame's performative is looked at: proton decodes with C recursion, and a
-    stranger must not choose its depth.  What a frame may hold is limited by :mod:`broker_adapter.amqp.values`.
+    Before bytes reach proton, each frame is looked at.  proton decodes with C recursion, and a stranger must not
+    choose its depth: what a performative may hold is limited by :mod:`broker_adapter.amqp.values`.  And proton trusts
+    its peer with channels and handles, and is left with memory freed twice where it should not: which frames may come
+    is a matter of :mod:`broker_adapter.amqp.frames`.
 
     proton writes ``message-format`` 0 into every transfer and shows none that it reads.  So the payload names its
     format itself, by its first octet: see :func:`broker_adapter.amqp.codec.format_of`.
@@ -30,7 +32,9 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
@@ -38,10 +42,13 @@ import attrs
 import proton
 from cproton_ffi import ffi, lib
 
+from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, ULong, decode, encode
+from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
 from broker_adapter.errors import IllegalStateException, MessageFormatException
 from broker_adapter.settings import GIB, MIB
+
+_log = logging.getLogger(__name__)
 
 #: The version of python-qpid-proton whose C functions this file was written against.
 PROTON_VERSION: Final = "0.40.0"
@@ -300,18 +307,21 @@ class _Link:
     violation: AmqpError | None = None  #: the limit that the peer broke on it: what still comes is not handed out
     partial: list[bytes] | None = None
     partial_bytes: int = 0
+    attach_bytes: int = 0  #: of the peer's attach
 
 
 _wrap_session: Any = proton.Session.wrap
 _wrap_link: Any = proton.Link.wrap
 _wrap_delivery: Any = proton.Delivery.wrap
 
-#: Most values in the performative of one frame.
-_MAX_FRAME_VALUES: Final = 20_000
 _HEADER: Final = b"AMQP\x00\x01\x00\x00"
-_TRANSFER: Final = b"\x00\x53\x14\xc0"
-_BEGIN: Final = b"\x00\x53\x11"
-_END: Final = b"\x00\x53\x17"
+#: Bytes of the attaches of all links of a connection, which are kept as long as the links.
+_MAX_ATTACH_BYTES: Final = 8 * MIB
+#: Longest id of a transaction, in bytes (AMQP 1.0 section 4.5.4).  proton cannot write a transfer whose state does not
+#: fit into a frame, and a broker chooses the size of both.
+_MAX_TXN_ID_BYTES: Final = 32
+#: A transfer of fewer bytes is read field by field.
+_LEAST_TRANSFER_BYTES: Final = 24
 _EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
 _EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
 _NO_CREDIT: Final = AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit")
@@ -336,12 +346,17 @@ class Peer:
         self._transport.max_frame_size = limits.max_frame_bytes
         self._transport.channel_max = limits.max_sessions - 1
         self._transport.idle_timeout = limits.idle_timeout_ms / 1000
+        self._transport.tracer = _told_by_proton(weakref.ref(self))
         self._collector = proton.Collector()
         self._connection.collect(self._collector)
         self._transport.bind(self._connection)
         self._engine: Any = PublicEngine(self._transport, self._collector) if public_classes else lib
         self._c_transport = self._transport._impl
         self._c_collector = self._collector._impl
+        self._rules = frames.FrameRules(max_sessions=limits.max_sessions, max_links=limits.max_links)
+        self._written = b""  #: taken out of proton, and not asked for yet
+        self._unwritten_begins = 0  #: begins of ours whose channel is not known yet
+        self._attach_bytes = 0  #: of all links
         self._sessions: dict[int, _Session] = {}
         self._sessions_by_pointer: dict[Any, _Session] = {}
         self._opened = False
@@ -363,6 +378,7 @@ class Peer:
         self._begun = False  #: whether a begin came in that may not be answered yet
         self._end_waits = False  #: whether what is held starts with the end of such a session
         self._early: list[Event] = []  #: what happened ahead of it
+        self._stuck = ""  #: why proton writes nothing more, in its own words
         self._failure: AmqpError | None = None
         self._failure_told = False
         self._output_closed = False
@@ -423,6 +439,7 @@ class Peer:
             self._header_seen = True
             position = 8
         limit = self._limits.max_frame_bytes
+        sending, disposing = self._rules.sending, self._rules.disposing
         while end - position >= 8:
             size = int.from_bytes(data[position : position + 4])
             if size > limit:
@@ -432,36 +449,45 @@ class Peer:
             if after > end:
                 self._wanted_bytes = size
                 return position, None
-            start = position + 4 * data[position + 4]
-            if self._begun and data.startswith(_END, start):
-                # proton would answer a begin after its end as if the session was a new one of ours, and never stop.
-                self._end_waits = True
-                return position, None
-            self._begun = self._begun or data.startswith(_BEGIN, start)
-            # A transfer without a state, in the short form that everybody sends, has nothing that nests.
-            if start + 5 < after and data.startswith(_TRANSFER, start) and data[start + 5] <= 7:
-                position = after
-                continue
-            if start < after:
-                try:
-                    self._admit(data, start, after)
-                except ValueError as error:
-                    return position, AmqpError("amqp:decode-error", str(error))
-            if size < 8:
-                return end, None  # proton knows how to refuse it
+            head = data[position + 4 : position + 12]
+            handles = sending.get(head)
+            if handles is not None:
+                # A transfer in its short form.  Without a state (its eighth field) it has nothing that nests.
+                listed = data[position + 12] if size >= _LEAST_TRANSFER_BYTES else 0
+                if listed > 5 and position + 13 + listed <= after:
+                    kind = data[position + 14]
+                    if kind == 0x52:
+                        handle = data[position + 15]
+                    elif kind == 0x70:
+                        handle = int.from_bytes(data[position + 15 : position + 19])
+                    else:
+                        handle = 0 if kind == 0x43 else -1
+                    if handle in handles and (
+                        0 < data[position + 13] <= 7 or _has_no_array(data, position + 14, position + 13 + listed)
+                    ):
+                        position = after
+                        continue
+            elif head in disposing and size > 14:
+                stop = position + 13 + data[position + 12]
+                if stop <= after and _has_no_array(data, position + 14, stop):
+                    position = after
+                    continue
+            try:
+                read = self._rules.read(data, position, after)
+                if read is not None:
+                    code, channel, values = read
+                    if code == frames.END and self._begun:
+                        # proton would answer a begin after its end as if the session was a new one of ours, and
+                        # never stop.
+                        self._end_waits = True
+                        return position, None
+                    self._rules.apply(code, channel, values, size)
+                    self._begun = self._begun or code == frames.BEGIN
+            except frames.FrameError as error:
+                return position, error.error
             position = after
         self._wanted_bytes = 8
         return position, None
-
-    def _admit(self, data: bytes, start: int, end: int) -> None:
-        """Raise ValueError for a performative that proton should not see."""
-        head = data[start : start + 260]
-        if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0" and len(head) > 5:
-            body = head[5 : 5 + head[4]]
-            # Up to 255 bytes without an array cannot stand for much.
-            if 0xE0 not in body and 0xF0 not in body:
-                return
-        Reader(data, start, end, _MAX_FRAME_VALUES).value()
 
     def _push(self, data: bytes, size: int) -> None:
         push = self._engine.pn_transport_push
@@ -486,6 +512,22 @@ class Peer:
 
         Each byte is returned once: the caller keeps what its socket does not take.
         """
+        written = self._written
+        if written or self._unwritten_begins:
+            self._written = b""
+            return written + self._take_output()
+        return self._pull(limit_bytes)
+
+    def _take_output(self) -> bytes:
+        """All that there is to send, which ends with a whole frame; begins of ours in it are noted."""
+        data = self._pull(None)
+        if self._unwritten_begins:
+            for channel in _begins(data):
+                self._unwritten_begins -= 1
+                self._rules.begun(channel)
+        return data
+
+    def _pull(self, limit_bytes: int | None) -> bytes:
         engine, transport = self._engine, self._c_transport
         pending, peek, pop = engine.pn_transport_pending, engine.pn_transport_peek, engine.pn_transport_pop
         unpack = ffi.unpack
@@ -493,6 +535,10 @@ class Peer:
         total = 0
         while limit_bytes is None or total < limit_bytes:
             size = pending(transport)
+            if self._stuck and self._failure is None:
+                # The peer allows fewer channels or handles than it has answered, or wants answered.
+                self._fail(AmqpError("amqp:resource-limit-exceeded", f"nothing can be written: {self._stuck}"))
+                continue
             if size <= 0:
                 if size < 0:
                     self._output_closed = True
@@ -782,6 +828,7 @@ class Peer:
         happened.append(SessionRemoteOpen(session.number, by_peer))
 
     def _on_link_remote_open(self, pointer: Any, happened: list[Event]) -> None:
+        size = self._rules.attach_bytes.popleft()
         link = self._links_by_pointer.get(pointer)
         if link is None:
             session = self._sessions_by_pointer.get(lib.pn_link_session(pointer))
@@ -797,6 +844,12 @@ class Peer:
         if link.remote_opened:
             return
         link.remote_opened = True
+        link.attach_bytes = size
+        self._attach_bytes += size
+        if self._attach_bytes > _MAX_ATTACH_BYTES:
+            reason = f"the attaches of all links are larger than the limit of {_MAX_ATTACH_BYTES} bytes"
+            self._fail(AmqpError("amqp:resource-limit-exceeded", reason))
+            return
         limit = lib.pn_link_remote_max_message_size(pointer)
         happened.append(
             LinkRemoteOpen(
@@ -863,12 +916,18 @@ class Peer:
         """Begin a session and return its number; links may be attached at once.
 
         Raises:
-            IllegalStateException: there are as many as the limit.
+            IllegalStateException: there are as many as the limit, ours or the peer's.
         """
-        if len(self._sessions) >= self._limits.max_sessions:
-            raise IllegalStateException(f"{len(self._sessions)} sessions are the limit of a connection")
+        most = min(self._limits.max_sessions, self._transport.channel_max + 1)
+        if len(self._sessions) >= most:
+            raise IllegalStateException(f"{most} sessions are the limit of a connection")
+        # proton chooses the channel as it writes the begin, and does not tell: it is read from what is written.  What
+        # was to be written before is taken out first, so that this ends and begins with a whole frame.
+        self._written += self._take_output()
         session = self._add_session(self._connection.session())
         session.endpoint.open()
+        self._unwritten_begins += 1
+        self._written += self._take_output()
         return session.number
 
     def end_session(self, session: int, error: AmqpError | None = None) -> None:
@@ -1082,6 +1141,8 @@ class Peer:
         link.session.links.pop(link.number, None)
         link.incoming.clear()
         link.outgoing.clear()
+        self._attach_bytes -= link.attach_bytes
+        link.attach_bytes = 0
         link.closed = link.remote_closed = True
 
     def _number(self) -> int:
@@ -1289,6 +1350,41 @@ class PublicEngine:
         return round(self._transport.tick(now_ms / 1000) * 1000)
 
 
+def _told_by_proton(found: weakref.ref[Peer]) -> Callable[[Any, str], None]:
+    """What proton is to call with what it would otherwise write to the standard error stream.
+
+    It has no reference to the peer: proton keeps it where the garbage collector does not see it.
+    """
+
+    def told(_transport: Any, message: str) -> None:
+        _log.debug("proton says: %s", message)
+        peer = found()
+        # It is in the middle of writing, so this is not the place to do more.
+        if peer is not None and ("unable to find" in message or "process error" in message):
+            peer._stuck = peer._stuck or message.partition(": ")[2] or message
+
+    return told
+
+
+# Frames.
+
+
+def _has_no_array(data: bytes, start: int, end: int) -> bool:
+    """Whether a performative of at most 255 bytes cannot stand for much: only an array has values without bytes."""
+    body = data[start:end]
+    return 0xE0 not in body and 0xF0 not in body
+
+
+def _begins(data: bytes) -> Iterator[int]:
+    """The channels of the begins in whole frames of proton's that answer none of the peer's."""
+    position = 8 if data.startswith(_HEADER) else 0
+    while position < len(data):
+        # A list in its short form, whose first field, the channel that is answered, is null.
+        if data.startswith(b"\x00\x53\x11\xc0", position + 8) and data[position + 14] == 0x40:
+            yield int.from_bytes(data[position + 6 : position + 8])
+        position += int.from_bytes(data[position : position + 4])
+
+
 # Between proton's memory and values.
 
 
@@ -1431,8 +1527,8 @@ def _read_disposition(disposition: Any, code: int) -> State:
     fields = _read_data(lib.pn_disposition_data(disposition))
     if code in (DECLARED, TRANSACTIONAL) and isinstance(fields, list) and fields:
         txn_id = fields[0]
-        if not isinstance(txn_id, bytes):
-            raise ValueError(f"transaction id {txn_id!r} is not binary")
+        if not isinstance(txn_id, bytes) or len(txn_id) > _MAX_TXN_ID_BYTES:
+            raise ValueError(f"transaction id {txn_id!r:.100} is not binary of at most {_MAX_TXN_ID_BYTES} bytes")
         outcome = _outcome(fields[1]) if code == TRANSACTIONAL and len(fields) > 1 else None
         return State(code, txn_id=txn_id, outcome=outcome)
     return State(code)

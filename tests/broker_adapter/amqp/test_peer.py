@@ -38,9 +38,9 @@ from broker_adapter.amqp.peer import (
     TransportFailed,
     check_engine,
 )
-from broker_adapter.amqp.values import Described, Symbol, ULong
+from broker_adapter.amqp.values import Described, Symbol, UInt, ULong
 from broker_adapter.errors import IllegalStateException, MessageFormatException
-from tests.broker_adapter.amqp.frames import transfer
+from tests.broker_adapter.amqp.frames import BEGIN, HEADER, attach, frame, open_frame, transfer
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
@@ -691,3 +691,27 @@ def test_a_session_that_came_ahead_of_our_open_is_answered_after_it() -> None:
     client.receive(server.pending_output())
     assert [type(event) for event in client.events()] == [RemoteOpen, SessionRemoteOpen]
     assert session in client._sessions
+
+
+def test_no_more_sessions_are_begun_than_the_peer_allows() -> None:
+    pair = Pair(PeerLimits(), PeerLimits(max_sessions=2)).opened()
+    for _ in range(2):
+        pair.client.begin_session()
+    with pytest.raises(IllegalStateException, match="2 sessions are the limit"):
+        pair.client.begin_session()
+
+
+def test_a_peer_whose_handles_are_used_up_fails_the_connection_with_a_reason() -> None:
+    """proton itself would be silent for ever."""
+    server = Peer(PeerLimits(), server=True)
+    server.open("server")
+    server.receive(HEADER + open_frame() + frame(0, BEGIN, None, UInt(0), UInt(9), UInt(9), UInt(1)))
+    for handle in range(3):
+        server.receive(attach(0, handle, f"link {handle}"))
+    for event in every(server.events(), LinkRemoteOpen):
+        server.accept_link(event.link, event.source, event.target)
+    said = server.pending_output()
+
+    assert last(server.events(), TransportFailed).error.condition == "amqp:resource-limit-exceeded"
+    assert b"unable to find an open available handle" in said
+    assert server.output_closed
