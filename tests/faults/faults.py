@@ -29,6 +29,7 @@ class Faults:
 
     def __init__(self, server: ServerProcess | None, proxy: Proxy, chance: random.Random) -> None:
         self.counts: Counter[str] = Counter()
+        self.found_dead = False  #: whether the server had ended when it was to be killed
         self._server = server
         self._proxy = proxy
         self._chance = chance
@@ -79,5 +80,6 @@ class Faults:
 
     def _kill(self) -> None:
         assert self._server is not None
+        self.found_dead = self.found_dead or not self._server.is_running
         self._server.kill()
         self._server.start()

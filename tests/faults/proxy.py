@@ -1,6 +1,7 @@
 """A TCP proxy that does to a connection what networks do: cuts it, swallows what is sent, keeps it, slows it down.
 
 It knows just enough of AMQP to tell where a frame ends, so that a connection can be cut after any number of frames.
+It can also do what no network does: change frames on their way, as a hostile or broken peer would.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from enum import Enum
 
 import attrs
+
+from tests.faults.mutations import Mutations
 
 _HEADER_BYTES = 8
 _CHUNK_BYTES = 65536
@@ -79,6 +82,7 @@ class Proxy:
         self._mute = False
         self._held: set[Direction] = set()
         self._delay = 0.0
+        self._mutations: Mutations | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -132,6 +136,11 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         """Each piece takes so long."""
         self._delay = seconds
+
+    def mutate(self, mutations: Mutations | None) -> None:
+        """Change frames in both directions, in this way; None: no more."""
+        with self._lock:
+            self._mutations = mutations
 
     def leave_half_open(self) -> int:
         """Cut off the clients, while the server keeps its ends and hears nothing; returns how many."""
@@ -229,13 +238,18 @@ class Proxy:
                         sink.sendall(piece[: plan.into_next])
                         self._cut_pair(pair, half_open=plan.half_open)
                         return
-                    sink.sendall(piece)
+                    for each in self._mutated(piece):
+                        sink.sendall(each)
                     sent += len(piece)
                     frames[direction] += 1
         with self._lock:
             known = pair in self._pairs
         if known:
             self._cut_pair(pair, counts=False)
+
+    def _mutated(self, piece: bytes) -> list[bytes]:
+        with self._lock:
+            return [piece] if self._mutations is None else self._mutations.change(piece)
 
     def _cut_pair(
         self, pair: tuple[socket.socket, socket.socket], *, counts: bool = True, half_open: bool = False

@@ -1,5 +1,8 @@
 """Faults at random for as long as wanted, with every mode at work, and the contract checked at the end.
 
+Beside the connections that the faults hit goes one whose frames are changed at random: it may get any error, but the
+server must live, and keep its promises to the others.
+
 ``make soak`` (ten minutes), or ``python -m tests.faults.soak --seconds 60 --seed 7``.  Exit status 1 where a promise
 was broken; what is printed then names the seed.
 """
@@ -7,6 +10,7 @@ was broken; what is printed then names the seed.
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import statistics
 import sys
@@ -23,11 +27,15 @@ from rich.table import Table
 from sdk import Connection, ConnectionFactory, JMSException, QueueStatistics, Restored
 from tests.faults.faults import OPTIONS, Faults
 from tests.faults.lanes import SETTLING, Course, Lane, lanes
+from tests.faults.mutations import Mutations
 from tests.faults.proxy import Proxy
+from tests.faults.victim import Victim
 from tests.server_process import ServerProcess
 
 #: Mean time between two faults, in seconds.
 PAUSE = 2.0
+#: Part of the victim's frames that are changed.
+MUTATION_RATE = 0.01
 console = Console()
 
 
@@ -88,7 +96,7 @@ class Soak:
         self._course.sending = False
         self._join(self._producers)
         deadline = time.monotonic() + SETTLING
-        while left := sum(each.messages for each in self.queues().values()):
+        while left := self._left():
             if time.monotonic() > deadline:
                 self.lanes[0].broken.append(f"{left} messages of all lanes were not settled within {SETTLING:.0f} s")
                 break
@@ -106,6 +114,11 @@ class Soak:
             if thread.is_alive():
                 self.lanes[0].broken.append(f"{thread.name} hangs")
 
+    def _left(self) -> int:
+        """Messages that wait in the queues of the lanes; the victim may leave some in its own."""
+        queues = self.queues()
+        return sum(lane.record(queues).messages for lane in self.lanes)
+
     def queues(self) -> dict[str, QueueStatistics]:
         """What the engine has on record."""
         with ConnectionFactory(self._direct).create_connection() as connection:
@@ -115,9 +128,19 @@ class Soak:
         """Promises that were broken."""
         queues = self.queues()
         found = [f"{lane.name}: {each}" for lane in self.lanes for each in lane.problems(queues, self.losses)]
-        if "DLQ" in queues and queues["DLQ"].messages:
-            found.append(f"{queues['DLQ'].messages} messages were set aside")
+        if set_aside := self._set_aside():
+            found.append(f"{set_aside} messages were set aside")
         return found
+
+    def _set_aside(self) -> int:
+        """Messages of the lanes that are dead letters; of the victim's, any may be."""
+        with ConnectionFactory(self._direct).create_connection() as connection, connection.create_session() as session:
+            connection.start()
+            origins = [
+                message.properties.get("JMS_HOLDFAST_DEAD_LETTER_QUEUE")
+                for message in session.create_browser(session.create_queue("DLQ"))
+            ]
+        return len([each for each in origins if each in {lane.name for lane in self.lanes}])
 
 
 def run(seconds: float, seed: int) -> int:
@@ -125,12 +148,17 @@ def run(seconds: float, seed: int) -> int:
     chance = random.Random(seed)
     with (
         tempfile.TemporaryDirectory() as directory,
-        ServerProcess(Path(directory) / "data") as server,
+        ServerProcess(Path(directory) / "data", log=Path(directory) / "log") as server,
         Proxy(server.port) as proxy,
+        Proxy(server.port) as mutating,
     ):
         soak = Soak(proxy.url, server.url)
         faults = Faults(server, proxy, chance)
+        mutations = Mutations(random.Random(seed), MUTATION_RATE)
+        mutating.mutate(mutations)
+        victim = Victim(mutating)
         soak.start()
+        victim.start()
         start = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
@@ -141,9 +169,17 @@ def run(seconds: float, seed: int) -> int:
                 faults.one()
             bars.update(bar, completed=seconds, description="settling")
             proxy.plan(None)
+            victim.stop()
             soak.finish()
-        problems = soak.problems()
+        problems = soak.problems() + victim.broken
+        if faults.found_dead or not server.is_running:
+            problems.append(f"the server ended by itself: {(Path(directory) / 'log').read_text()[-2000:]}")
     show(soak, faults, seconds)
+    told = ", ".join(f"{name} {count}" for name, count in victim.raised.most_common())
+    console.print(
+        f"{mutations.counts.total()} changed frames in {victim.lives} connections, {victim.finished} of which did their"
+        f" work: {told}"
+    )
     for problem in problems:
         console.print(f"[red]broken[/red]: {problem} (seed {seed})")
     if not problems:
@@ -173,6 +209,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     options = parser.parse_args()
     console.print(f"seed {options.seed}")
+    logging.disable(logging.WARNING)  # each fault is told there, and most of what becomes of the victim
     return run(options.seconds, options.seed)
 
 
