@@ -458,6 +458,12 @@ class ClientProtocol:
             return
         self._finish(error)
 
+    def release(self) -> None:
+        """Free what the connection has in memory; the carrier of its bytes is gone.  Legal twice."""
+        if self._phase is not Phase.CLOSED:
+            self.fail(ConnectionLostException("the network connection is gone"))
+        self._peer.release()
+
     def _finish(self, error: JMSException | None) -> None:
         was_open = self._phase is Phase.OPEN
         self._phase = Phase.CLOSED

@@ -153,6 +153,7 @@ class FrameRules:
         sending: first octets of a short transfer on a channel → handles of its links on which the other side sends.
         disposing: first octets of a short disposition on each channel.
         attach_bytes: sizes of the attaches that were let through, in order, until somebody takes them.
+        closed: whether it has closed the connection.
     """
 
     def __init__(self, *, max_sessions: int, max_links: int) -> None:
@@ -165,7 +166,7 @@ class FrameRules:
         self._max_sessions = max_sessions
         self._max_links = max_links
         self._opened = False
-        self._closed = False
+        self.closed = False
         self._channels: dict[int, _Channel] = {}
         self._unanswered: set[int] = set()
         self._links = 0
@@ -197,12 +198,15 @@ class FrameRules:
         read = self.read(data, start, end)
         if read is None:
             return None
-        code, channel, values = read
+        code, channel, values, _ = read
         self.apply(code, channel, values, end - start)
         return code
 
-    def read(self, data: bytes, start: int, end: int) -> tuple[int, int, list[Any]] | None:
-        """The performative of a whole frame: its code, its channel and its first fields; None for an empty frame.
+    def read(self, data: bytes, start: int, end: int) -> tuple[int, int, list[Any], int] | None:
+        """The performative of a whole frame: its code, its channel, its first fields, and where it ends.
+
+        Returns:
+            these, or None for an empty frame.
 
         Raises:
             FrameError: it is malformed.
@@ -217,12 +221,12 @@ class FrameRules:
             return None
         channel = int.from_bytes(data[start + 6 : start + 8])
         try:
-            code, values = _performative(data, body, end)
+            code, values, stop = _performative(data, body, end)
         except FrameError:
             raise
         except (ValueError, IndexError) as error:
             raise FrameError("amqp:decode-error", f"malformed frame: {error}") from error
-        return code, channel, values
+        return code, channel, values, stop
 
     def apply(self, code: int, channel: int, values: list[Any], size: int = 0) -> None:
         """Check a performative against what the other side has in use, and take note of what it does.
@@ -241,13 +245,13 @@ class FrameRules:
             return
         if not self._opened:
             raise FrameError("amqp:illegal-state", f"expected an open frame first, got {_NAMES[code]}")
-        if self._closed:
+        if self.closed:
             raise FrameError("amqp:illegal-state", f"{_NAMES[code]} after the close of the connection")
         if code == BEGIN:
             self._begin(channel, values)
             return
         if code == CLOSE:
-            self._closed = True
+            self.closed = True
             self.sending.clear()
             self.disposing.clear()
             return
@@ -330,8 +334,8 @@ def _first_octets(channel: int, code: int) -> bytes:
     return b"\x02\x00" + channel.to_bytes(2) + bytes((0x00, 0x53, code, 0xC0))
 
 
-def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any]]:
-    """The code of a performative, and its first fields; those that are missing are None.
+def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], int]:
+    """The code of a performative, its first fields (those that are missing are None), and where it ends.
 
     Raises:
         FrameError: it is none that there is, or too large.
@@ -384,4 +388,4 @@ def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any]]:
         if needed:
             raise ValueError(f"{_NAMES[code]} has no {name}")
         values.append(None)
-    return code, values
+    return code, values, stop

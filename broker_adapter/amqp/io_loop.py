@@ -68,6 +68,9 @@ class ByteProtocol(Protocol):
     def fail(self, error: JMSException) -> None:
         """The connection is gone."""
 
+    def release(self) -> None:
+        """Free memory: no more bytes will come or go.  Legal twice."""
+
 
 class LoopThread:
     """An asyncio loop in a daemon thread."""
@@ -262,7 +265,10 @@ class Connection:
         self._end()
 
     def _end(self) -> None:
+        is_first = not self._ended
         self._ended = True
+        if is_first:
+            self._guarded(self._protocol.release)
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None

@@ -16,6 +16,11 @@ Theory of operation
     Incoming deliveries are taken out of proton's buffers at once, so a consumer that settles late does not close the
     session's window for the others.  A delivery of several frames is handed out when it is complete.
 
+    proton never frees the buffer of a delivery, nor makes it smaller, as long as the connection lives.  So what is
+    large does not go through these buffers as a whole: the payload of a large frame that comes in is kept here, and
+    proton gets the frame without it; a large message that goes out is given to proton in parts, as its session's
+    window takes them, and the messages behind it on its link wait here.
+
     A message that breaks a limit of its link (size, credit) is not handed out, and closes the link.  Neither is what
     follows it on that link, since its sender could not know yet.  ``Dropped`` tells of them, with the transactions
     that they name; each is settled with a state: rejected, but what a client has only behind such a message is
@@ -34,6 +39,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
@@ -46,7 +52,7 @@ from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
 from broker_adapter.errors import IllegalStateException, MessageFormatException
-from broker_adapter.settings import GIB, MIB
+from broker_adapter.settings import GIB, KIB, MIB
 
 _log = logging.getLogger(__name__)
 
@@ -273,6 +279,7 @@ class PeerLimits:
 
     max_frame_bytes: int = MIB
     max_message_bytes: int = GIB
+    max_unfinished_bytes: int = GIB  #: of all messages together of which only a part has come
     max_sessions: int = 256
     max_links: int = 1024  #: of all sessions together
     idle_timeout_ms: int = 60_000  #: 0: none
@@ -281,10 +288,12 @@ class PeerLimits:
 @attrs.define(eq=False)
 class _Session:
     number: int
-    endpoint: proton.Session
+    endpoint: Any
     links: dict[int, _Link] = attrs.field(factory=dict)
     remote_opened: bool = False
     closed: bool = False  #: by us
+    has_output: bool = False  #: whether it may have bytes to send
+    later_bytes: int = 0  #: of messages that proton has not got yet
 
 
 @attrs.define(eq=False)
@@ -305,9 +314,26 @@ class _Link:
     incoming: dict[int, Any] = attrs.field(factory=dict)  #: number → the C delivery, unsettled
     outgoing: dict[Any, int] = attrs.field(factory=dict)  #: the C delivery → number, unsettled
     violation: AmqpError | None = None  #: the limit that the peer broke on it: what still comes is not handed out
-    partial: list[bytes] | None = None
+    partial: list[bytes | bytearray] | None = None  #: the parts of an unfinished message
     partial_bytes: int = 0
+    unfinished: Any = None  #: its C delivery
+    later: deque[_Later] = attrs.field(
+        factory=deque
+    )  #: messages that proton has not got as a whole, from a large one on
+    drained_later: bool = False  #: whether the credit is to be returned behind them
     attach_bytes: int = 0  #: of the peer's attach
+
+
+@attrs.define(eq=False)
+class _Later:
+    """A message that is given to proton in parts, or waits behind such a one."""
+
+    number: int
+    payload: bytes
+    settled: bool
+    state: State | None
+    delivery: Any = None  #: the C delivery, once its first part was given
+    given: int = 0  #: bytes
 
 
 _wrap_session: Any = proton.Session.wrap
@@ -322,6 +348,20 @@ _MAX_ATTACH_BYTES: Final = 8 * MIB
 _MAX_TXN_ID_BYTES: Final = 32
 #: A transfer of fewer bytes is read field by field.
 _LEAST_TRANSFER_BYTES: Final = 24
+#: A frame of more bytes goes to proton without its payload.
+_LARGE_FRAME_BYTES: Final = 32 * KIB
+#: Most bytes of frames that proton gets before its events are taken: what they bring stays in its buffers until then.
+_PUSHED_BYTES: Final = 64 * KIB
+#: A message of more bytes is given to proton in parts, of so many bytes each.
+_LARGE_MESSAGE_BYTES: Final = 128 * KIB
+_PART_BYTES: Final = 64 * KIB
+#: What a frame of a transfer has beside its payload, at most.
+_TRANSFER_BYTES: Final = 128
+#: So many sessions are looked at for output, whether they have some or not.
+_FEW_SESSIONS: Final = 8
+#: Parts of fewer bytes that come in are put together as they come: each costs more than its bytes.
+_SMALL_PART_BYTES: Final = 4 * KIB
+_HEARTBEAT: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 _EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
 _EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
 _NO_CREDIT: Final = AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit")
@@ -341,13 +381,13 @@ class Peer:
         """
         self._limits = limits
         self._server = server
-        self._connection = proton.Connection()
-        self._transport = proton.Transport(proton.Transport.SERVER if server else proton.Transport.CLIENT)
+        self._connection: Any = proton.Connection()
+        self._transport: Any = proton.Transport(proton.Transport.SERVER if server else proton.Transport.CLIENT)
         self._transport.max_frame_size = limits.max_frame_bytes
         self._transport.channel_max = limits.max_sessions - 1
         self._transport.idle_timeout = limits.idle_timeout_ms / 1000
         self._transport.tracer = _told_by_proton(weakref.ref(self))
-        self._collector = proton.Collector()
+        self._collector: Any = proton.Collector()
         self._connection.collect(self._collector)
         self._transport.bind(self._connection)
         self._engine: Any = PublicEngine(self._transport, self._collector) if public_classes else lib
@@ -372,12 +412,17 @@ class Peer:
         self._scratch_bytes = 64 * 1024
         # Input that is not yet a whole frame.
         self._header_seen = False
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._held = bytearray()
         self._wanted_bytes = 8
+        self._pushed = 0  #: how much of the input under way proton has got
+        self._payload = b""  #: of the frame under way, which proton has got without it
+        self.unfinished_bytes = 0  #: of messages of which only a part has come
+        self._with_output: list[_Session] = []  #: sessions that may have bytes to send
+        self._with_later: dict[int, _Link] = {}  #: links with messages that proton has not got as a whole
         self._begun = False  #: whether a begin came in that may not be answered yet
         self._end_waits = False  #: whether what is held starts with the end of such a session
-        self._early: list[Event] = []  #: what happened ahead of it
+        self._early: list[Event] = []  #: what happened and was not asked for yet
+        self._released = False
         self._stuck = ""  #: why proton writes nothing more, in its own words
         self._failure: AmqpError | None = None
         self._failure_told = False
@@ -394,43 +439,41 @@ class Peer:
         if self._failure is not None or self._tail_closed:
             return
         if self._held:
-            self._held.append(data)
-            self._held_bytes += len(data)
-            if self._end_waits or self._held_bytes < self._wanted_bytes:
+            self._held += data
+            if self._end_waits or len(self._held) < self._wanted_bytes:
                 return
-            data = b"".join(self._held)
+            data = bytes(self._held)
             self._held.clear()
-            self._held_bytes = 0
+        self._pushed = 0
         whole, objection = self._whole_frames(data)
-        size = len(data)
-        if whole:
-            self._push(data, whole)
+        self._push(data, self._pushed, whole)
         if objection is not None:
             self._fail(objection)
-        elif whole < size:
-            self._held.append(data[whole:])
-            self._held_bytes = size - whole
+        elif whole < len(data):
+            self._held += data[whole:]
             if self._end_waits and self._opened:
                 self._answer_begins()
 
     def _answer_begins(self) -> None:
         """Let proton write our begins, then take the rest of what came, which starts with the end of a session."""
-        self._early = self.events()
+        self._take_events()
         self._engine.pn_transport_pending(self._c_transport)
         self._begun = self._end_waits = False
-        data = b"".join(self._held)
+        data = bytes(self._held)
         self._held.clear()
-        self._held_bytes = 0
         self.receive(data)
 
     def _whole_frames(self, data: bytes) -> tuple[int, AmqpError | None]:
-        """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything."""
+        """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything.
+
+        Large frames, and what stands before them, are given to proton at once.
+        """
         end = len(data)
         position = 0
         if not self._header_seen:
             if not data.startswith(_HEADER[:end]):
                 # proton, too, must see bytes that are no header, to answer them; not a SASL one, which it knows.
-                self._push(bytes(8), 8)
+                self._push(bytes(8), 0, 8)
                 reason = f"expected the header of AMQP 1.0, got {data[:8]!r}"
                 return 0, AmqpError("amqp:connection:framing-error", reason)
             if end < 8:
@@ -440,6 +483,7 @@ class Peer:
             position = 8
         limit = self._limits.max_frame_bytes
         sending, disposing = self._rules.sending, self._rules.disposing
+        most = self._pushed + _PUSHED_BYTES
         while end - position >= 8:
             size = int.from_bytes(data[position : position + 4])
             if size > limit:
@@ -465,6 +509,9 @@ class Peer:
                     if handle in handles and (
                         0 < data[position + 13] <= 7 or _has_no_array(data, position + 14, position + 13 + listed)
                     ):
+                        if after > most:
+                            self._push_apart(data, position, position + 13 + listed, after)
+                            most = after + _PUSHED_BYTES
                         position = after
                         continue
             elif head in disposing and size > 14:
@@ -475,7 +522,7 @@ class Peer:
             try:
                 read = self._rules.read(data, position, after)
                 if read is not None:
-                    code, channel, values = read
+                    code, channel, values, stop = read
                     if code == frames.END and self._begun:
                         # proton would answer a begin after its end as if the session was a new one of ours, and
                         # never stop.
@@ -483,20 +530,49 @@ class Peer:
                         return position, None
                     self._rules.apply(code, channel, values, size)
                     self._begun = self._begun or code == frames.BEGIN
+                    if code == frames.TRANSFER and after > most:
+                        self._push_apart(data, position, stop, after)
+                        most = after + _PUSHED_BYTES
+                        if self._failure is not None:
+                            return after, None
             except frames.FrameError as error:
                 return position, error.error
             position = after
         self._wanted_bytes = 8
         return position, None
 
-    def _push(self, data: bytes, size: int) -> None:
+    def _push_apart(self, data: bytes, position: int, payload: int, end: int) -> None:
+        """Give proton what it has not got of this input, up to and with this transfer, and take what comes of it.
+
+        Args:
+            data: the input.
+            position: where the transfer starts.
+            payload: where its payload starts.
+            end: where it ends.
+        """
+        if end - position <= _LARGE_FRAME_BYTES:
+            self._push(data, self._pushed, end)
+        else:
+            self._push(data, self._pushed, position)
+            self._take_events()
+            bare = (payload - position).to_bytes(4) + data[position + 4 : payload]
+            self._push(bare, 0, len(bare))
+            self._payload = data[payload:end]
+        self._take_events()
+        self._payload = b""
+        self._pushed = end
+
+    def _push(self, data: bytes, start: int, end: int) -> None:
         push = self._engine.pn_transport_push
         transport = self._c_transport
-        taken = push(transport, data, size)
+        size = end - start
+        if size <= 0:
+            return
+        taken = push(transport, data, size) if start == 0 else 0
         if 0 <= taken < size:
             memory = ffi.from_buffer(data)
             while 0 <= taken < size:
-                more = push(transport, memory + taken, size - taken)
+                more = push(transport, memory + start + taken, size - taken)
                 if more <= 0:
                     break
                 taken += more
@@ -512,6 +588,8 @@ class Peer:
 
         Each byte is returned once: the caller keeps what its socket does not take.
         """
+        if self._released:
+            return b""
         written = self._written
         if written or self._unwritten_begins:
             self._written = b""
@@ -534,6 +612,8 @@ class Peer:
         chunks: list[bytes] = []
         total = 0
         while limit_bytes is None or total < limit_bytes:
+            if self._with_later:
+                self._give_parts()
             size = pending(transport)
             if self._stuck and self._failure is None:
                 # The peer allows fewer channels or handles than it has answered, or wants answered.
@@ -557,15 +637,20 @@ class Peer:
         """Whether everything was sent that ever will be: close the socket."""
         return self._output_closed
 
-    def tick(self, now_ms: int) -> int | None:
+    def tick(self, now_ms: int, *, listens: bool = True) -> int | None:
         """Let time pass: sends keep-alives, notices a silent peer.
 
         Args:
             now_ms: a clock that never goes back, in milliseconds.
+            listens: whether what the peer sends is read at present; otherwise its silence is ours.
 
         Returns:
             when to call again at the latest, on the same clock; None where nothing is waited for.
         """
+        if self._released:
+            return None
+        if not listens and self._opened and not self._tail_closed and not self._rules.closed:
+            self._push(_HEARTBEAT, 0, len(_HEARTBEAT))
         return self._engine.pn_transport_tick(self._c_transport, now_ms) or None
 
     def _grow_scratch(self, size: int) -> None:
@@ -574,7 +659,7 @@ class Peer:
 
     def _fail(self, error: AmqpError) -> None:
         """Close the connection with an error because of what the peer did."""
-        if self._failure is not None:
+        if self._failure is not None or self._released:
             return
         self._failure = error
         condition = lib.pn_transport_condition(self._transport._impl)
@@ -595,6 +680,17 @@ class Peer:
 
     def events(self) -> list[Event]:
         """What happened since the last call, in order; transfers or dispositions of one link in a row are one event."""
+        if self._released:
+            return []
+        self._take_events()
+        happened, self._early = self._early, []
+        if self._failure is not None and not self._failure_told:
+            self._failure_told = True
+            happened.append(TransportFailed(self._failure))
+        return happened
+
+    def _take_events(self) -> None:
+        """Take what proton has to tell."""
         engine, collector = self._engine, self._c_collector
         peek, pop, type_of, delivery_of = (
             engine.pn_collector_peek,
@@ -604,7 +700,7 @@ class Peer:
         )
         link_of, readable = engine.pn_delivery_link, engine.pn_delivery_readable
         links = self._links_by_pointer
-        happened, self._early = self._early, []
+        happened = self._early
         while True:
             event = peek(collector)
             if not event:
@@ -625,10 +721,6 @@ class Peer:
                 except ValueError as error:
                     self._fail(AmqpError("amqp:decode-error", str(error)))
             pop(collector)
-        if self._failure is not None and not self._failure_told:
-            self._failure_told = True
-            happened.append(TransportFailed(self._failure))
-        return happened
 
     def _on_transfer(self, link: _Link, delivery: Any, happened: list[Event]) -> None:
         engine = self._engine
@@ -637,12 +729,17 @@ class Peer:
         if size > self._scratch_bytes:
             self._grow_scratch(size)
         partial = engine.pn_delivery_partial(delivery)
-        if partial or link.partial is not None or size > self._limits.max_message_bytes or link.violation is not None:
-            if not self._on_fragment(link, delivery, size, partial, happened):
+        payload: bytes | None
+        if (
+            partial
+            or link.partial is not None
+            or self._payload
+            or size > self._limits.max_message_bytes
+            or link.violation is not None
+        ):
+            payload = self._on_part(link, delivery, size, partial, happened)
+            if payload is None:
                 return
-            payload = b"".join(link.partial or ())
-            link.partial = None
-            link.partial_bytes = 0
         else:
             scratch = self._scratch
             taken = engine.pn_link_recv(pointer, scratch, size) if size else 0
@@ -671,34 +768,76 @@ class Peer:
             self._violate(link, _NO_CREDIT)
         happened.append(Transfers(link.number, [incoming]))
 
-    def _on_fragment(self, link: _Link, delivery: Any, size: int, partial: bool, happened: list[Event]) -> bool:
-        """Take what there is of a message in several frames; returns whether it is now complete and wanted."""
+    def _on_part(self, link: _Link, delivery: Any, size: int, partial: bool, happened: list[Event]) -> bytes | None:
+        """Take what there is of a large message, or of one in several frames.
+
+        Args:
+            link: where it comes in.
+            delivery: the C delivery.
+            size: the bytes that proton has of it; behind them stands the payload that it has not got.
+            partial: whether more is to come.
+            happened: gets the event of a message that is dropped.
+
+        Returns:
+            the message, where it is now complete and wanted.
+        """
         engine = self._engine
-        if engine.pn_delivery_aborted(delivery):
+        payload, self._payload = self._payload, b""
+        if link.violation is not None or engine.pn_delivery_aborted(delivery):
             self._drop(link, delivery, happened)
-            return False
-        limit = self._limits.max_message_bytes
-        if link.violation is not None:
-            self._drop(link, delivery, happened)
-            return False
+            return None
+        limits = self._limits
+        more = size + len(payload)
         error: AmqpError | None = None
-        if link.partial_bytes + size > limit:
-            reason = f"message of more than {limit} bytes is larger than the limit"
+        if link.partial_bytes + more > limits.max_message_bytes:
+            reason = f"message of more than {limits.max_message_bytes} bytes is larger than the limit"
             error = AmqpError("amqp:link:message-size-exceeded", reason)
+        elif partial and self.unfinished_bytes + more > limits.max_unfinished_bytes:
+            reason = f"unfinished messages of more than {limits.max_unfinished_bytes} bytes are beyond the limit"
+            error = AmqpError("amqp:resource-limit-exceeded", reason)
         elif link.partial is None and engine.pn_link_credit(link.pointer) < engine.pn_link_queued(link.pointer):
             error = _NO_CREDIT
         if error is not None:
             self._violate(link, error)
             self._drop(link, delivery, happened, State(REJECTED, error=error))
-            return False
+            return None
+        taken = engine.pn_link_recv(link.pointer, self._scratch, size) if size else 0
+        ahead = ffi.unpack(self._scratch, taken) if taken > 0 else b""
+        if link.partial is None and not partial:
+            return ahead + payload if ahead else payload
         if link.partial is None:
             link.partial = []
-        if size:
-            taken = engine.pn_link_recv(link.pointer, self._scratch, size)
-            if taken > 0:
-                link.partial.append(ffi.unpack(self._scratch, taken))
-                link.partial_bytes += taken
-        return not partial
+            link.unfinished = delivery
+        for part in (ahead, payload):
+            if part:
+                _append_part(link.partial, part)
+        link.partial_bytes += more
+        self.unfinished_bytes += more
+        if partial:
+            return None
+        whole = b"".join(link.partial)
+        self._forget_parts(link)
+        return whole
+
+    def _forget_parts(self, link: _Link) -> None:
+        self.unfinished_bytes -= link.partial_bytes
+        link.partial = link.unfinished = None
+        link.partial_bytes = 0
+
+    def largest_unfinished_bytes(self) -> int:
+        """How much of the largest message has come of which only a part has; 0: there is none."""
+        return max((link.partial_bytes for link in self._links.values()), default=0)
+
+    def refuse_largest_unfinished(self, error: AmqpError) -> None:
+        """Reject the largest message of which only a part has come, if any, and close its link with this error.
+
+        ``events()`` tells of it, as of any message that is dropped.
+        """
+        unfinished = [link for link in self._links.values() if link.unfinished is not None]
+        if unfinished:
+            link = max(unfinished, key=lambda each: each.partial_bytes)
+            self._violate(link, error)
+            self._drop(link, link.unfinished, self._early, State(REJECTED, error=error))
 
     def _violate(self, link: _Link, error: AmqpError) -> None:
         """The peer broke a limit on a link: close it, and take nothing more that comes on it."""
@@ -709,8 +848,7 @@ class Peer:
     def _drop(self, link: _Link, delivery: Any, happened: list[Event], state: State | None = None) -> None:
         """Settle a message that is not handed out; ``state`` None: it only came behind another one, or was aborted."""
         engine = self._engine
-        link.partial = None
-        link.partial_bytes = 0
+        self._forget_parts(link)
         error = link.violation
         code = engine.pn_delivery_remote_state(delivery)
         named = self._read_state(delivery, code) if code else None
@@ -769,6 +907,7 @@ class Peer:
             link = self._links_by_pointer.get(engine.pn_event_link(event))
             if link is not None and not link.remote_closed:
                 link.remote_closed = True
+                self._forget_parts(link)  # its rest will not come
                 error = _read_condition(lib.pn_link_remote_condition(link.endpoint._impl))
                 happened.append(LinkRemoteClose(link.number, kind == lib.PN_LINK_REMOTE_CLOSE, error))
                 if link.closed:
@@ -791,7 +930,9 @@ class Peer:
             self._failure = condition or AmqpError("amqp:connection:framing-error", "the connection failed")
 
     def _on_flow(self, link: _Link, happened: list[Event]) -> None:
-        credit = self._engine.pn_link_credit(link.pointer)
+        if link.drained_later:
+            return  # its credit is spoken for
+        credit = self._engine.pn_link_credit(link.pointer) - len(link.later)
         drain = bool(self._engine.pn_link_get_drain(link.pointer))
         if link.is_sender and credit == link.credit and drain == link.drain:
             return  # proton also tells of each transfer that it wrote
@@ -906,9 +1047,36 @@ class Peer:
 
     def close(self, error: AmqpError | None = None) -> None:
         """Close the connection, or answer the peer's close.  Legal twice."""
+        if self._released:
+            return
         if error is not None:
             _write_condition(lib.pn_connection_condition(self._connection._impl), error)
         lib.pn_connection_close(self._connection._impl)
+
+    def release(self) -> None:
+        """Free all memory, now and not when the garbage collector gets to it.  Legal twice.
+
+        Nothing is sent or received any more, and nothing is told.
+        """
+        if self._released:
+            return
+        self._released = self._tail_closed = self._output_closed = True
+        for link in list(self._links.values()):
+            self._drop_link(link)
+        for session in self._sessions.values():
+            session.endpoint = None
+        for table in (
+            *(self._sessions, self._sessions_by_pointer, self._with_later, self._links, self._links_by_pointer),
+            *(self._held, self._early, self._with_output, self._unanswered_sessions),
+        ):
+            table.clear()
+        self._written = self._payload = b""
+        self._scratch = b""
+        self._transport.unbind()
+        self._collector.release()
+        # They free what they hold as they go.
+        self._transport = self._connection = self._collector = self._engine = None
+        self._c_transport = self._c_collector = None
 
     # Sessions.
 
@@ -918,6 +1086,8 @@ class Peer:
         Raises:
             IllegalStateException: there are as many as the limit, ours or the peer's.
         """
+        if self._released:
+            raise IllegalStateException("the connection has ended")
         most = min(self._limits.max_sessions, self._transport.channel_max + 1)
         if len(self._sessions) >= most:
             raise IllegalStateException(f"{most} sessions are the limit of a connection")
@@ -941,9 +1111,18 @@ class Peer:
                 lib.pn_session_close(found.endpoint._impl)
 
     def outgoing_bytes(self, session: int) -> int:
-        """Bytes of messages of this session that wait for the peer's window."""
+        """Bytes of messages of this session that wait for the peer's window, or for the socket."""
         found = self._sessions.get(session)
-        return 0 if found is None else lib.pn_session_outgoing_bytes(found.endpoint._impl)
+        return 0 if found is None else _outgoing_bytes(found)
+
+    def waiting_bytes(self) -> int:
+        """The same of all sessions."""
+        with_output = self._with_output
+        if len(with_output) > _FEW_SESSIONS:
+            for session in [each for each in with_output if not _outgoing_bytes(each)]:
+                session.has_output = False
+                with_output.remove(session)
+        return sum([_outgoing_bytes(session) for session in with_output])
 
     def _add_session(self, endpoint: proton.Session) -> _Session:
         session = _Session(self._number(), endpoint)
@@ -956,6 +1135,8 @@ class Peer:
             self._drop_link(link)
         del self._sessions[session.number]
         del self._sessions_by_pointer[session.endpoint._impl]
+        if session.has_output:
+            self._with_output.remove(session)
         lib.pn_session_close(session.endpoint._impl)
         session.endpoint.free()
 
@@ -1043,6 +1224,7 @@ class Peer:
         if found is None or found.closed:
             return
         found.closed = True
+        self._forget_later(found)
         pointer = found.endpoint._impl
         if error is not None:
             _write_condition(lib.pn_link_condition(pointer), error)
@@ -1057,6 +1239,7 @@ class Peer:
         """Forget what was sent on a link and is not settled: the peer will not name it any more."""
         found = self._links.get(link)
         if found is not None:
+            self._forget_later(found)
             for delivery in found.outgoing:
                 self._engine.pn_delivery_settle(delivery)
             found.outgoing.clear()
@@ -1070,7 +1253,10 @@ class Peer:
     def remaining_credit(self, link: int) -> int:
         """How many messages the peer may still send, or we may; 0 for unknown links."""
         found = self._links.get(link)
-        return 0 if found is None else self._engine.pn_link_credit(found.pointer)
+        if found is None or found.drained_later:
+            return 0
+        credit: int = self._engine.pn_link_credit(found.pointer)
+        return credit - len(found.later)
 
     def drain(self, link: int) -> bool:
         """Ask the peer to use up or return the credit of a receiver's link.
@@ -1087,9 +1273,14 @@ class Peer:
     def drained(self, link: int) -> None:
         """Return the credit of a sender's link, as the peer asked for: there is nothing more to send."""
         found = self._links.get(link)
-        if found is not None and not found.closed:
-            self._engine.pn_link_drained(found.pointer)
-            found.credit = self._engine.pn_link_credit(found.pointer)
+        if found is None or found.closed:
+            return
+        if found.later:
+            found.drained_later = True
+            found.credit = 0
+            return
+        self._engine.pn_link_drained(found.pointer)
+        found.credit = self._engine.pn_link_credit(found.pointer)
 
     def has_link(self, link: int) -> bool:
         """Whether there is a link of this number that we have not closed."""
@@ -1141,6 +1332,8 @@ class Peer:
         link.session.links.pop(link.number, None)
         link.incoming.clear()
         link.outgoing.clear()
+        self._forget_parts(link)
+        self._forget_later(link)
         self._attach_bytes -= link.attach_bytes
         link.attach_bytes = 0
         link.closed = link.remote_closed = True
@@ -1167,9 +1360,19 @@ class Peer:
         found = self._links.get(link)
         if found is None or found.closed:
             raise IllegalStateException(f"link {link} is closed")
-        engine, pointer = self._engine, found.pointer
         number = self._next_delivery
         self._next_delivery = number + 1
+        found.credit -= 1
+        session = found.session
+        if not session.has_output:
+            session.has_output = True
+            self._with_output.append(session)
+        if found.later or len(payload) > _LARGE_MESSAGE_BYTES:
+            found.later.append(_Later(number, payload, settled, state))
+            session.later_bytes += len(payload)
+            self._with_later[link] = found
+            return 0 if settled else number
+        engine, pointer = self._engine, found.pointer
         self._tag_number[0] = number & 0xFFFFFFFF
         delivery = engine.pn_delivery(pointer, self._tag)
         if state is not None:
@@ -1177,12 +1380,57 @@ class Peer:
             engine.pn_delivery_update(delivery, state.code)
         engine.pn_link_send(pointer, payload, len(payload))
         engine.pn_link_advance(pointer)
-        found.credit -= 1
         if settled:
             engine.pn_delivery_settle(delivery)
             return 0
         found.outgoing[delivery] = number
         return number
+
+    def _give_parts(self) -> None:
+        """Give proton the next part of each link's first message that it has not got, where its session takes more."""
+        engine = self._engine
+        # As many whole frames as fit into a part.
+        frame_bytes = self._transport.remote_max_frame_size
+        size = _PART_BYTES
+        if 0 < frame_bytes <= _PART_BYTES:
+            size = _PART_BYTES // frame_bytes * (frame_bytes - _TRANSFER_BYTES)
+        for link in list(self._with_later.values()):
+            session, pointer = link.session, link.pointer
+            while link.later and lib.pn_session_outgoing_bytes(session.endpoint._impl) < size:
+                message = link.later[0]
+                if message.delivery is None:
+                    self._tag_number[0] = message.number & 0xFFFFFFFF
+                    message.delivery = engine.pn_delivery(pointer, self._tag)
+                    if message.state is not None:
+                        _write_disposition(lib.pn_delivery_local(message.delivery), message.state)
+                        engine.pn_delivery_update(message.delivery, message.state.code)
+                    if not message.settled:
+                        link.outgoing[message.delivery] = message.number
+                part = message.payload[message.given : message.given + size]
+                engine.pn_link_send(pointer, part, len(part))
+                message.given += len(part)
+                session.later_bytes -= len(part)
+                if message.given == len(message.payload):
+                    engine.pn_link_advance(pointer)
+                    if message.settled:
+                        engine.pn_delivery_settle(message.delivery)
+                    link.later.popleft()
+            if not link.later:
+                del self._with_later[link.number]
+                if link.drained_later:
+                    link.drained_later = False
+                    self.drained(link.number)
+
+    def _forget_later(self, link: _Link) -> None:
+        """What proton has not got of a link's messages is not sent any more."""
+        for message in link.later:
+            link.session.later_bytes -= len(message.payload) - message.given
+            if message.delivery is not None:
+                link.outgoing.pop(message.delivery, None)
+                lib.pn_delivery_abort(message.delivery)
+        link.later.clear()
+        link.drained_later = False
+        self._with_later.pop(link.number, None)
 
     def settle(self, link: int, numbers: Iterable[int], state: State) -> None:
         """Settle incoming deliveries of a link, in order, all alike; unknown numbers are ignored.
@@ -1386,6 +1634,21 @@ def _begins(data: bytes) -> Iterator[int]:
 
 
 # Between proton's memory and values.
+
+
+def _append_part(parts: list[bytes | bytearray], part: bytes) -> None:
+    last = parts[-1] if parts else None
+    if len(part) >= _SMALL_PART_BYTES:
+        parts.append(part)
+    elif isinstance(last, bytearray) and len(last) < _PUSHED_BYTES:
+        last += part
+    else:
+        parts.append(bytearray(part))
+
+
+def _outgoing_bytes(session: _Session) -> int:
+    size: int = lib.pn_session_outgoing_bytes(session.endpoint._impl)
+    return size + session.later_bytes
 
 
 def _text(pointer: Any) -> str | None:

@@ -864,8 +864,9 @@ def test_asynchronous_sends_arrive_once_in_their_order_over_many_cuts(
     with direct.create_session() as elsewhere:
         consumer = elsewhere.create_consumer(elsewhere.create_queue(name))
         found = []
-        while (message := consumer.receive(0.3)) is not None:
+        while len(found) < count and (message := consumer.receive(WAIT)) is not None:
             found.append(message.body)
+        assert consumer.receive(0.3) is None
     assert found == [str(number) for number in range(count)]
 
 

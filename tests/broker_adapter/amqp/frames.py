@@ -51,9 +51,17 @@ def attach(
     return frame(channel, ATTACH, name, UInt(handle), receives, None, None, source, target, None, None, first)
 
 
-def flow(channel: int, handle: int | None = None, credit: int = 0, *, drain: bool = False, count: int = 0) -> bytes:
+def flow(
+    channel: int,
+    handle: int | None = None,
+    credit: int = 0,
+    *,
+    drain: bool = False,
+    count: int = 0,
+    window: int = _WINDOW,
+) -> bytes:
     link = [] if handle is None else [UInt(handle), UInt(count), UInt(credit), None, drain]
-    return frame(channel, FLOW, UInt(0), UInt(_WINDOW), UInt(0), UInt(_WINDOW), *link)
+    return frame(channel, FLOW, UInt(0), UInt(window), UInt(0), UInt(_WINDOW), *link)
 
 
 def transfer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,9 +39,22 @@ from broker_adapter.amqp.peer import (
     TransportFailed,
     check_engine,
 )
-from broker_adapter.amqp.values import Described, Symbol, UInt, ULong
+from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong
 from broker_adapter.errors import IllegalStateException, MessageFormatException
-from tests.broker_adapter.amqp.frames import BEGIN, HEADER, attach, frame, open_frame, transfer
+from tests.broker_adapter.amqp.frames import (
+    BEGIN,
+    END,
+    FLOW,
+    HEADER,
+    attach,
+    begin,
+    detach,
+    flow,
+    frame,
+    open_frame,
+    split,
+    transfer,
+)
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
@@ -200,6 +214,186 @@ def test_messages_larger_than_the_read_buffer_arrive_whole(pair: Pair) -> None:
     pair.pump()
 
     assert len(arrived(pair)[0].payload) == 3_000_000
+
+
+SIZES = (0, 1, 31_000, 33_000, 64_000, 66_000, 130_000, 200_000, 131_072, 131_073, 3_000_000, 5)
+
+
+@pytest.mark.parametrize("public_classes", [False, True], ids=["c", "public"])
+@pytest.mark.parametrize("frame_bytes", [512, 40_000, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", [None, 100_000])
+def test_messages_of_every_size_arrive_whole_and_in_order(
+    public_classes: bool, frame_bytes: int, chunk_bytes: int | None
+) -> None:
+    """Also those that proton gets in parts, or without their payload, and those behind them."""
+    limits = PeerLimits(max_frame_bytes=frame_bytes)
+    pair = Pair(limits, limits, public_classes=public_classes, chunk_bytes=chunk_bytes).opened()
+    client, server = pair.sender()
+    state = State(TRANSACTIONAL, txn_id=b"t1")
+    payloads = [bytes((index + 1,)) * size for index, size in enumerate(SIZES)]
+    numbers = [
+        pair.client.send(client, payload, settled=index % 3 == 2, state=state if index % 2 else None)
+        for index, payload in enumerate(payloads)
+    ]
+    pair.pump()
+
+    got = arrived(pair)
+    assert [each.payload for each in got] == payloads
+    assert [each.state for each in got] == [state if index % 2 else None for index in range(len(payloads))]
+    assert [each.number == 0 for each in got] == [index % 3 == 2 for index in range(len(payloads))]
+    pair.server.settle(server, [each.number for each in got], ACCEPTED_STATE)
+    pair.pump()
+    settled = [number for event in every(pair.client_events, Dispositions) for number in event.numbers]
+    assert settled == [number for number in numbers if number]
+
+
+def test_large_messages_of_several_links_and_sessions_take_turns() -> None:
+    pair = Pair().opened()
+    links = [pair.sender() for _ in range(3)]
+    for client, _ in links:
+        for size in (400_000, 10, 300_000):
+            pair.client.send(client, b"x" * size)
+    pair.pump()
+
+    got: dict[int, list[int]] = {}
+    for event in every(pair.server_events, Transfers):
+        got.setdefault(event.link, []).extend(len(delivery.payload) for delivery in event.deliveries)
+    assert got == {server: [400_000, 10, 300_000] for _, server in links}
+
+
+def test_a_session_that_takes_nothing_keeps_what_is_sent_out_of_proton() -> None:
+    """The rest goes out as the window opens; credit and drain count what proton has not got yet."""
+    server = Peer(PeerLimits(), server=True)
+    server.open("server")
+    server.receive(
+        HEADER + open_frame() + begin(0, window=0) + attach(0, 0, "r", receives=True) + flow(0, 0, 5, window=0)
+    )
+    opened = last(server.events(), LinkRemoteOpen)
+    server.accept_link(opened.link, opened.source, opened.target)
+    server.pending_output()
+    for size in (300_000, 10):
+        server.send(opened.link, b"x" * size)
+    assert transfers_in(server.pending_output()) == []
+    assert server.waiting_bytes() == server.outgoing_bytes(opened.session) == 300_010
+    assert server.remaining_credit(opened.link) == 3
+    server.receive(flow(0, 0, 5, drain=True, window=0))
+    server.drained(opened.link)
+    assert server.remaining_credit(opened.link) == 0
+    assert transfers_in(server.pending_output()) == []
+
+    server.receive(flow(0, window=3))
+    assert len(transfers_in(server.pending_output())) == 3
+    assert 0 < server.waiting_bytes() < 300_010
+    server.receive(frame(0, FLOW, UInt(3), UInt(100), UInt(0), UInt(100)))
+    said = server.pending_output()
+    assert len(transfers_in(said)) == 3  # two parts of the large one, and the small one
+    assert server.waiting_bytes() == 0
+    (returned,) = [each for each in split(said) if each[8:11] == b"\x00\x53\x13"]
+    assert Reader(returned, 8).value().value[4:7] == [0, 5, 0]  # handle, delivery count, credit
+
+
+def transfers_in(data: bytes) -> list[bytes]:
+    return [each for each in split(data) if each[8:11] == b"\x00\x53\x14"]
+
+
+def test_what_proton_has_not_got_is_dropped_with_its_link() -> None:
+    server = Peer(PeerLimits(), server=True)
+    server.open("server")
+    server.receive(
+        HEADER + open_frame() + begin(0, window=1) + attach(0, 0, "r", receives=True) + flow(0, 0, 5, window=1)
+    )
+    opened = last(server.events(), LinkRemoteOpen)
+    server.accept_link(opened.link, opened.source, opened.target)
+    for _ in range(2):
+        server.send(opened.link, b"x" * 1_000_000)
+    server.pending_output()
+    server.receive(detach(0, 0))
+    server.events()
+    server.close_link(opened.link)
+    server.pending_output()
+
+    assert server.waiting_bytes() == 0
+    assert "links=0" in repr(server)
+
+
+def test_unfinished_messages_have_a_limit_together() -> None:
+    pair = Pair(server=PeerLimits(max_frame_bytes=512, max_unfinished_bytes=1_000)).opened()
+    hands = [Unfinished(pair, handle) for handle in range(3)]
+    for link in hands:
+        link.send(b"x" * 400)
+    assert pair.server.unfinished_bytes == 800
+    dropped = last(pair.server.events(), Dropped)
+    assert (dropped.link, dropped.messages) == (hands[2].link, 1)
+    assert dropped.error is not None
+    assert dropped.error.condition == "amqp:resource-limit-exceeded"
+    hands[0].send(b"y", more=False)
+    assert pair.server.unfinished_bytes == 400
+    assert [each.payload for each in last(pair.server.events(), Transfers).deliveries] == [b"x" * 400 + b"y"]
+
+
+def test_the_largest_unfinished_message_can_be_refused() -> None:
+    pair = Pair().opened()
+    hands = [Unfinished(pair, handle) for handle in range(3)]
+    for link, size in zip(hands, (10, 30, 20), strict=True):
+        link.send(b"x" * size)
+    assert pair.server.largest_unfinished_bytes() == 30
+    error = AmqpError("amqp:resource-limit-exceeded", "no room")
+    pair.server.refuse_largest_unfinished(error)
+    assert last(pair.server.events(), Dropped) == Dropped(hands[1].link, 1, set(), error)
+    assert pair.server.unfinished_bytes == 30
+    pair.pump()
+    assert last(pair.client_events, LinkRemoteClose).error == error._replace(info={})
+    for _ in range(3):
+        pair.server.refuse_largest_unfinished(error)
+    assert pair.server.unfinished_bytes == pair.server.largest_unfinished_bytes() == 0
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "abort"])
+def test_an_unfinished_message_is_forgotten_with_what_it_came_on(end: str) -> None:
+    pair = Pair().opened()
+    hand = Unfinished(pair, 0)
+    hand.send(b"x" * 100)
+    if end == "abort":
+        pair.server.receive(transfer(0, 0, None, None, b"", aborted=True))
+    else:
+        pair.server.receive(detach(0, 0) if end == "detach" else frame(0, END))
+    pair.server.events()
+    assert pair.server.unfinished_bytes == 0
+
+
+def test_parts_of_one_octet_cost_what_they_hold() -> None:
+    pair = Pair().opened()
+    hand = Unfinished(pair, 0)
+    hand.send(b"x")
+    for _ in range(5_000):
+        hand.send(b"x")
+    (link,) = pair.server._links.values()
+    assert link.partial is not None
+    assert len(link.partial) == 1
+    hand.send(b"y", more=False)
+    assert arrived_at(pair.server) == [b"x" * 5_001 + b"y"]
+
+
+class Unfinished:
+    """A link of the pair whose message comes by hand, part by part."""
+
+    def __init__(self, pair: Pair, handle: int) -> None:
+        session = next(iter(pair.client._sessions), None) or pair.client.begin_session()
+        pair.client.attach_sender(session, f"by hand {handle}", Terminus("s"), Terminus("q"))
+        self.link = pair._answered(100)
+        self._pair = pair
+        self._handle = handle
+        self._begun = False
+
+    def send(self, part: bytes, *, more: bool = True) -> None:
+        number, tag = (None, None) if self._begun else (self._handle, b"t")
+        self._begun = True
+        self._pair.server.receive(transfer(0, self._handle, number, tag, part, more=more))
+        self._pair.server._take_events()
+
+
+def arrived_at(peer: Peer) -> list[bytes]:
+    return [delivery.payload for event in every(peer.events(), Transfers) for delivery in event.deliveries]
 
 
 def test_an_aborted_message_is_dropped_and_the_next_one_arrives() -> None:
@@ -715,3 +909,50 @@ def test_a_peer_whose_handles_are_used_up_fails_the_connection_with_a_reason() -
     assert last(server.events(), TransportFailed).error.condition == "amqp:resource-limit-exceeded"
     assert b"unable to find an open available handle" in said
     assert server.output_closed
+
+
+def test_a_peer_that_is_released_has_freed_what_proton_had_and_does_nothing_more() -> None:
+    class Probe:
+        """Lives as long as the C object that knows it."""
+
+    pair = Pair().opened()
+    client, server = pair.sender()
+    pair.client.send(client, b"x")
+    pair.pump()
+    Unfinished(pair, 1).send(b"part")
+    number = arrived(pair)[0].number
+    probes = []
+    for each in (pair.server._transport, pair.server._connection):
+        probe = Probe()
+        each._attrs["probe"] = probe
+        probes.append(weakref.ref(probe))
+        del probe, each
+    gc.disable()
+    try:
+        pair.server.release()
+        assert [probe() for probe in probes] == [None, None]
+    finally:
+        gc.enable()
+    pair.server.release()
+    pair.server.receive(b"more")
+    pair.server.receive_end()
+    pair.server.close()
+    pair.server.settle(server, [number], ACCEPTED_STATE)
+    pair.server.credit(server, 1)
+    assert (pair.server.events(), pair.server.pending_output(), pair.server.tick(1)) == ([], b"", None)
+    assert (pair.server.output_closed, pair.server.unfinished_bytes, pair.server.waiting_bytes()) == (True, 0, 0)
+    assert "sessions=0 links=0" in repr(pair.server)
+    for refused in (lambda: pair.server.send(server, b"x"), pair.server.begin_session):
+        with pytest.raises(IllegalStateException):
+            refused()
+
+
+def test_a_peer_that_is_not_read_from_is_not_taken_for_silent() -> None:
+    limits = PeerLimits(idle_timeout_ms=1_000)
+    pair = Pair(limits, limits).opened()
+    for now_ms in range(1_000, 60_000, 500):
+        pair.server.tick(now_ms, listens=False)
+    assert pair.server.events() == []
+    pair.server.tick(61_000)
+    pair.server.tick(62_001)
+    assert last(pair.server.events(), TransportFailed).error.description == "local-idle-timeout expired"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import ssl
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec
 from broker_adapter.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+from tests.contracts.transports import eventually
 
 QUEUE = queue("q")
 MESSAGE = Envelope(QUEUE, BodyKind.TEXT, "hello")
@@ -108,6 +111,36 @@ def test_it_implements_the_port(opened: Opened) -> None:
 
     assert transport
     assert (opened.peer.product, opened.peer.is_holdfast, opened.peer.client_id) == ("Holdfast", True, "me")
+
+
+@pytest.mark.parametrize("end", ["close", "loss", "protocol error"])
+def test_what_proton_had_is_freed_at_the_end_without_the_garbage_collector(server: BrokerServer, end: str) -> None:
+    class Probe:
+        """Lives as long as the C object that knows it."""
+
+    opened = Opened(server.port)
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, 5)
+    opened.transport.send(link, MESSAGE, None, 5)
+    protocol = opened.transport._protocol
+    assert protocol is not None
+    probe = Probe()
+    protocol._peer._transport._attrs["probe"] = probe
+    found = weakref.ref(probe)
+    del probe
+    gc.disable()
+    try:
+        if end == "close":
+            opened.transport.close(5)
+        elif end == "loss":
+            server.drop_connections()
+            assert opened.failed.wait(5)
+        else:
+            server.run(lambda: server.connections[0]._transport.write(b"\xff" * 64))
+            assert opened.failed.wait(5)
+        eventually(lambda: found() is None)
+    finally:
+        gc.enable()
+    opened.transport.close(5)
 
 
 def test_a_send_returns_when_the_broker_has_confirmed(server: BrokerServer, opened: Opened) -> None:
