@@ -13,6 +13,7 @@ import msgpack
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth
 
 #: ``message-format`` of a transfer whose payload is a packed envelope: a vendor number of ours (AMQP 1.0
 #: section 2.8.11: the upper three bytes name the vendor's format, the last one its version).
@@ -75,7 +76,8 @@ def pack(envelope: Envelope) -> bytes:
     """The envelope as bytes of :data:`ENVELOPE_FORMAT`.
 
     Raises:
-        MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep.
+        MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep, or there
+            are more lists and maps, or members of them, than the limits of :mod:`broker_adapter.packing`.
     """
     try:
         packer = _packers.pop()
@@ -85,6 +87,8 @@ def pack(envelope: Envelope) -> bytes:
         data: bytes = packer.pack(envelope)
         if len(data) <= _PACKER_BYTES:
             _packers.append(packer)
+        if len(data) > UNCHECKED_BYTES:
+            check(data)
         return data
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
         raise MessageFormatException(f"the message cannot be encoded: {error}") from error
@@ -97,7 +101,12 @@ def unpack(data: bytes | memoryview) -> Envelope:
         MessageFormatException: they are not a packed envelope.
     """
     try:
+        if len(data) > UNCHECKED_BYTES:
+            check(data)
         fields = msgpack.unpackb(data, strict_map_key=False, use_list=True)
+        body = fields[_BODY]
+        if type(body) is list or type(body) is dict:
+            check_depth(body, MAX_BODY_DEPTH)
         fields[0] = _destination(fields[0])
         fields[1] = _BODY_KINDS[fields[1]]
         if fields[_REPLY_TO] is not None:
@@ -114,6 +123,7 @@ def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
     return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
 
 
+_BODY = Envelope._fields.index("body")
 _REPLY_TO = Envelope._fields.index("reply_to")
 _IDENTITY = Envelope._fields.index("identity")
 #: Packers that nobody uses now: making one costs half as much as packing, and each serves one message at a time.

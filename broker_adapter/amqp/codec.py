@@ -40,6 +40,7 @@ from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.commands import NewMessage, group_number
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, annotated, unpack
 from broker_adapter.errors import JMSException, MessageFormatException
+from broker_adapter.packing import unpacked
 
 #: Connection capability by which our own ends recognise each other.
 ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"
@@ -77,6 +78,8 @@ _SECTIONS: Final[dict[Any, int]] = {
     Symbol("amqp:amqp-value:*"): _VALUE,
     Symbol("amqp:footer:map"): 0x78,
 }
+#: Most values in the sections of a message ahead of its body, which the server decodes.
+_MAX_AHEAD_VALUES: Final = 20_000
 _TTL: Final = 2  #: its place in the header
 _EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
@@ -152,11 +155,15 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
     try:
         size = _DELIVERED.unpack_from(payload)[3]
         start = _DELIVERED.size + size
-        annotations = msgpack.unpackb(payload[_DELIVERED.size : start]) if size else None
-    except (struct.error, ValueError, msgpack.UnpackException) as error:
+        annotations = unpacked(payload[_DELIVERED.size : start]) if size else None
+    except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
     envelope = decode_payload(payload[start:], destination)
-    return annotated(envelope, annotations) if isinstance(annotations, dict) else envelope
+    if not isinstance(annotations, dict):
+        return envelope
+    if not isinstance(envelope.properties, dict | None):
+        raise MessageFormatException(f"the properties of the message are a {type(envelope.properties).__name__}")
+    return annotated(envelope, annotations)
 
 
 def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
@@ -584,7 +591,7 @@ def _sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
 
     With one wanted section its value alone is returned.
     """
-    reader = Reader(payload)
+    reader = Reader(payload) if wanted is None else Reader(payload, most_values=_MAX_AHEAD_VALUES)
     size = len(payload)
     try:
         while reader.position < size:
@@ -815,7 +822,7 @@ def pack_answer(answer: Answer) -> bytes:
 
 def unpack_request(payload: bytes) -> Request:
     """The request in these bytes; raises MessageFormatException where there is none."""
-    number, operation, arguments = _unpacked_management(payload)
+    number, operation, arguments = _unpacked_management(payload, strict_map_key=True)
     if not isinstance(operation, str) or not isinstance(arguments, dict):
         raise MessageFormatException("a request is a number, an operation and a map of arguments")
     return Request(number, operation, arguments)
@@ -823,7 +830,7 @@ def unpack_request(payload: bytes) -> Request:
 
 def unpack_answer(payload: bytes) -> Answer:
     """The answer in these bytes; raises MessageFormatException where there is none."""
-    number, error, result = _unpacked_management(payload)
+    number, error, result = _unpacked_management(payload, strict_map_key=False)
     if error is not None:
         if not isinstance(error, list) or len(error) != 3 or not all(isinstance(part, str | None) for part in error):
             raise MessageFormatException("the error of an answer is a class, a reason and a code")
@@ -865,13 +872,13 @@ def _packed_management(fields: Request | Answer) -> bytes:
     return payload
 
 
-def _unpacked_management(payload: bytes) -> tuple[int, Any, Any]:
+def _unpacked_management(payload: bytes, *, strict_map_key: bool) -> tuple[int, Any, Any]:
     if len(payload) > MAX_MANAGEMENT_BYTES:
         raise MessageFormatException(
             f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
         )
     try:
-        fields = msgpack.unpackb(payload, strict_map_key=False)
+        fields = unpacked(payload, strict_map_key=strict_map_key)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"not a request or answer: {error}") from error
     if not isinstance(fields, list) or len(fields) != 3 or type(fields[0]) is not int:

@@ -6,13 +6,15 @@ import gc
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import _PACKER_BYTES, BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import _PACKER_BYTES, MAX_BODY_DEPTH, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.packing import MAX_CONTAINERS, MAX_MEMBERS
 
 _scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(), st.binary()
@@ -117,3 +119,34 @@ def test_a_large_message_leaves_no_large_buffer_behind(
     size = _PACKER_BYTES - around + excess
     assert unpack(packed(size)).body == "x" * size
     assert bool(kept) is used_again
+
+
+def test_a_body_of_more_lists_than_the_limit_is_neither_sent_nor_received() -> None:
+    """An envelope has two of its own: itself and its destination."""
+    largest = Envelope(Destination("q"), BodyKind.OBJECT, [[] for _ in range(MAX_CONTAINERS - 3)])
+    assert unpack(pack(largest)).body == largest.body
+    larger = largest._replace(body=[*largest.body, []])
+    with pytest.raises(MessageFormatException, match="more lists and maps than the limit"):
+        pack(larger)
+    with pytest.raises(MessageFormatException, match="more lists and maps than the limit"):
+        unpack(msgpack.packb(larger))
+
+
+def test_a_body_of_more_members_than_the_limit_is_neither_sent_nor_received() -> None:
+    largest = Envelope(Destination("q"), BodyKind.STREAM, [0] * (MAX_MEMBERS - len(Envelope._fields) - 2))
+    assert unpack(pack(largest)).body == largest.body
+    larger = largest._replace(body=[*largest.body, 0])
+    with pytest.raises(MessageFormatException, match="more members"):
+        pack(larger)
+    with pytest.raises(MessageFormatException, match="more members"):
+        unpack(msgpack.packb(larger))
+
+
+def test_a_body_that_nests_deeper_than_the_limit_is_not_received() -> None:
+    body: Any = []
+    for _ in range(MAX_BODY_DEPTH - 1):
+        body = [body]
+    assert unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, body))).body == body
+    for deeper in ([body], {"a": body}):
+        with pytest.raises(MessageFormatException, match="nested deeper"):
+            unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, deeper)))

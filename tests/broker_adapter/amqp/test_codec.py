@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+import msgpack
 import proton
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from broker_adapter.amqp.codec import (
     with_delivery,
     with_place,
 )
+from broker_adapter.amqp.values import Symbol, encode
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import (
@@ -32,6 +34,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     StaleAcknowledgementException,
 )
+from broker_adapter.packing import MAX_CONTAINERS
 
 NAMES = st.text(min_size=1, max_size=10)
 INSTANTS = st.integers(1, 2**41)
@@ -381,6 +384,36 @@ def test_damaged_messages_are_read_or_refused(payload: bytes, data: st.DataObjec
 
     _takes_or_refuses(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
     _takes_or_refuses(bytes(damaged))
+
+
+def test_a_delivery_whose_message_has_properties_that_are_no_map_is_refused() -> None:
+    odd = msgpack.packb(FULL._replace(properties=5))
+    with pytest.raises(MessageFormatException, match="properties of the message are a int"):
+        decode_received(with_place(1, 2, {"a": 1}, odd))
+
+
+def test_what_the_server_decodes_of_a_message_has_a_limit_of_its_own() -> None:
+    """The sections ahead of the body, that is; the body may have ten times as many values."""
+    most = codec._MAX_AHEAD_VALUES
+
+    def annotated(entries: int) -> bytes:
+        return b"\x00\x53\x72" + encode({Symbol(f"x-{number}"): number for number in range(entries)})
+
+    assert new_message(annotated(most // 2 - 10), 0)
+    body = b"\x00\x53\x77" + encode([0] * (2 * most))
+    assert new_message(annotated(1) + body, 0)
+    assert decode_received(annotated(1) + body).body == [0] * (2 * most)
+    with pytest.raises(MessageFormatException, match="more values than the limit"):
+        new_message(annotated(most // 2), 0)
+
+
+def test_a_request_of_more_lists_than_the_limit_or_with_other_keys_than_strings_is_refused() -> None:
+    for arguments, reason in (({"x": [[]] * MAX_CONTAINERS}, "more lists and maps"), ({1: 2}, "int is not allowed")):
+        with pytest.raises(MessageFormatException, match=reason):
+            codec.unpack_request(codec.pack_request(Request(1, "x", arguments)))
+    with pytest.raises(MessageFormatException, match="more lists and maps"):
+        codec.unpack_answer(codec.pack_answer(Answer(1, None, [[]] * MAX_CONTAINERS)))
+    assert codec.unpack_answer(codec.pack_answer(Answer(1, None, {1: 2}))).result == {1: 2}
 
 
 def test_requests_and_answers_come_back_as_they_went() -> None:

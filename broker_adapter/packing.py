@@ -1,0 +1,106 @@
+"""msgpack from strangers, within limits.  Pure.
+
+A list in msgpack takes one byte, and in Python 56: sixteen million of them cost a gigabyte and half a minute.  msgpack
+can limit each list by itself, but not how many there are.  So what is large is looked through before it is decoded: its
+lists and maps one by one, and what stands between them by a regular expression, which does not cost more than decoding.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgpack
+
+#: Most lists and maps in one piece of data; as many values as AMQP data may have.
+MAX_CONTAINERS: Final = 200_000
+#: Most members of all lists and maps together; a map has two for each of its keys.
+MAX_MEMBERS: Final = 2_000_000
+#: Data of so many bytes cannot exceed either limit, and need not be looked through.
+UNCHECKED_BYTES: Final = MAX_CONTAINERS
+
+_FIXED_STRINGS: Final = b"|".join(b"%s.{%d}" % (re.escape(bytes((0xA0 + size,))), size) for size in range(32))
+#: As many values as stand one after the other and are neither lists nor maps nor long.
+_SCALARS: Final = re.compile(
+    rb"(?s)(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcb\xcf\xd3].{8}|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|"
+    + _FIXED_STRINGS
+    + rb"|\xd4..|\xd5.{3}|\xd6.{5}|\xd7.{9}|\xd8.{17})*+"
+)
+#: Type code of a list or map → (bytes of its count, members for each that is counted).
+_COUNTED: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+#: Type code of a long string, binary or extension → (bytes of its size, further bytes).
+_SIZED: Final = {
+    0xC4: (1, 0),
+    0xC5: (2, 0),
+    0xC6: (4, 0),
+    0xC7: (1, 1),
+    0xC8: (2, 1),
+    0xC9: (4, 1),
+    0xD9: (1, 0),
+    0xDA: (2, 0),
+    0xDB: (4, 0),
+}
+
+
+def check(data: bytes | memoryview) -> None:
+    """Raise ValueError for data that has more lists and maps, or more members of them, than the limits.
+
+    Other faults of the data are left for msgpack to find.
+    """
+    end = len(data)
+    if end <= UNCHECKED_BYTES:
+        return
+    position = containers = members = 0
+    scalars = _SCALARS.match
+    while position < end:
+        found = scalars(data, position)
+        assert found is not None  # it matches nothing, too
+        position = found.end()
+        if position >= end:
+            return
+        code = data[position]
+        position += 1
+        if 0x80 <= code < 0xA0:
+            count = (code & 0x0F) * (2 if code < 0x90 else 1)
+        elif code in _COUNTED:
+            size, each = _COUNTED[code]
+            count = each * int.from_bytes(data[position : position + size])
+            position += size
+        elif code in _SIZED:
+            size, further = _SIZED[code]
+            position += size + further + int.from_bytes(data[position : position + size])
+            continue
+        else:
+            return  # cut short, or no type code at all
+        containers += 1
+        members += count
+        if containers > MAX_CONTAINERS:
+            raise ValueError(f"more lists and maps than the limit of {MAX_CONTAINERS}")
+        if members > MAX_MEMBERS:
+            raise ValueError(f"more members of lists and maps than the limit of {MAX_MEMBERS}")
+
+
+def check_depth(value: Any, most: int) -> None:
+    """Raise ValueError for a value in which lists and maps nest deeper than this."""
+    members = value.values() if type(value) is dict else value if type(value) is list else ()
+    for member in members:
+        if type(member) is dict or type(member) is list:
+            if most <= 1:
+                raise ValueError("nested deeper than the limit")
+            check_depth(member, most - 1)
+
+
+def unpacked(data: bytes | memoryview, *, strict_map_key: bool = True) -> Any:
+    """The value in these bytes.
+
+    Args:
+        data: what came from a stranger.
+        strict_map_key: whether the keys of maps must be strings or bytes.
+
+    Raises:
+        ValueError: they are no msgpack, or beyond a limit.
+        TypeError: the key of a map can be none.
+        msgpack.UnpackException: they are cut short.
+    """
+    check(data)
+    return msgpack.unpackb(data, strict_map_key=strict_map_key, use_list=True)

@@ -1,0 +1,124 @@
+"""msgpack from strangers: what is looked through, and where the limits are."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_adapter import packing
+from broker_adapter.packing import MAX_CONTAINERS, MAX_MEMBERS, check, check_depth, unpacked
+
+
+def test_lists_and_maps_up_to_the_limit_are_decoded_and_one_more_is_refused() -> None:
+    value: list[Any] = [[] for _ in range(MAX_CONTAINERS - 1)]
+    assert unpacked(msgpack.packb([b"x" * MAX_CONTAINERS, *value[1:]]))[1:] == value[1:]
+    assert unpacked(msgpack.packb(value)) == value
+    for more in ([], {}):
+        with pytest.raises(ValueError, match="more lists and maps than the limit"):
+            unpacked(msgpack.packb([*value, more]))
+
+
+@pytest.mark.parametrize("member", [0, "ab", None, 1.5, b"x"])
+def test_members_up_to_the_limit_are_decoded_and_one_more_is_refused(member: Any) -> None:
+    assert len(unpacked(msgpack.packb([member] * MAX_MEMBERS))) == MAX_MEMBERS
+    with pytest.raises(ValueError, match="more members of lists and maps than the limit"):
+        unpacked(msgpack.packb([member] * (MAX_MEMBERS + 1)))
+
+
+def test_members_count_over_all_lists_and_a_map_has_two_for_each_key() -> None:
+    half = MAX_MEMBERS // 2
+    assert check(msgpack.packb([[0] * half, [0] * (half - 2)])) is None
+    with pytest.raises(ValueError, match="members"):
+        check(msgpack.packb([[0] * half, [0] * (half - 1)]))
+    head = b"\xdf" + half.to_bytes(4)
+    assert check(head + bytes(MAX_CONTAINERS)) is None
+    with pytest.raises(ValueError, match="members"):
+        check(b"\xdf" + (half + 1).to_bytes(4) + bytes(MAX_CONTAINERS))
+
+
+def test_a_count_that_the_data_cannot_hold_is_refused_before_anything_is_made_of_it() -> None:
+    for head in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"):
+        with pytest.raises(ValueError):
+            unpacked(head + b"\x90" * 1_000)
+        with pytest.raises(ValueError, match="members"):
+            unpacked(head + b"\x90" * 300_000)
+
+
+def test_keys_that_are_no_strings_are_refused_where_they_must_be() -> None:
+    packed = msgpack.packb({1: 2, "a": 3})
+    assert unpacked(packed, strict_map_key=False) == {1: 2, "a": 3}
+    with pytest.raises(ValueError):
+        unpacked(packed)
+
+
+def test_nesting_has_a_limit() -> None:
+    deep: Any = []
+    for _ in range(9):
+        deep = [deep]
+    check_depth(deep, 10)
+    with pytest.raises(ValueError, match="nested deeper"):
+        check_depth(deep, 9)
+    with pytest.raises(ValueError, match="nested deeper"):
+        check_depth({"a": [0, {"b": [1, []]}]}, 4)
+    check_depth({"a": [0, {"b": [1, []]}]}, 5)
+    check_depth("text", 0)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=40)
+    | st.binary(max_size=300)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=20)),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=3), inner, max_size=20),
+    max_leaves=60,
+)
+
+
+def counted(value: Any) -> tuple[int, int]:
+    """The lists and maps in a value, and their members."""
+    if isinstance(value, list):
+        inner = [counted(each) for each in value]
+        own = len(value)
+    elif isinstance(value, dict):
+        inner = [counted(each) for each in value.values()]
+        own = 2 * len(value)
+    else:
+        return 0, 0
+    return 1 + sum(each[0] for each in inner), own + sum(each[1] for each in inner)
+
+
+@given(VALUES)
+def test_lists_maps_and_members_are_counted_as_they_are(value: Any) -> None:
+    containers, members = counted(value)
+    packed = msgpack.packb(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "UNCHECKED_BYTES", 0)
+        patch.setattr(packing, "MAX_CONTAINERS", containers)
+        patch.setattr(packing, "MAX_MEMBERS", members)
+        check(packed)
+        check(memoryview(packed))
+        if containers:
+            patch.setattr(packing, "MAX_CONTAINERS", containers - 1)
+            with pytest.raises(ValueError, match="lists and maps"):
+                check(packed)
+            patch.setattr(packing, "MAX_CONTAINERS", containers)
+        if members:
+            patch.setattr(packing, "MAX_MEMBERS", members - 1)
+            with pytest.raises(ValueError, match="members"):
+                check(packed)
+
+
+@given(st.binary(max_size=200))
+def test_any_octets_are_looked_through_to_their_end_or_refused(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "UNCHECKED_BYTES", 0)
+        with suppress(ValueError):
+            assert check(data) is None
