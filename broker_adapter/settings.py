@@ -306,6 +306,18 @@ class ServerSettings:
     max_output_bytes: int = _option(
         4 * MIB, "bytes waiting for a slow client before deliveries to it pause", least=64 * KIB
     )
+    max_connection_bytes: int = _option(
+        128 * MIB,
+        "bytes of one connection: unfinished messages, open transactions, requests, messages on their way; above it"
+        " nothing is read from the client, and what only the client can end (a message of which a part has come, a"
+        " transaction) is refused, the largest first",
+        least=MIB,
+    )
+    transaction_timeout_seconds: float | None = _option(
+        3600.0,
+        "a transaction into which nothing was put for so long is rolled back, and its discharge fails; none: no limit",
+        least=0.001,
+    )
 
 
 @attrs.frozen

@@ -3,7 +3,10 @@
 Theory of operation
     The engine answers from its own thread.  A connection that has news is put into a deque, and the loop is woken
     once for all that gathers there.  Bytes are written while the socket takes them; what it does not take stays in
-    the protocol, which then asks the engine for no more.
+    the protocol, which then asks the engine for no more.  Bytes are read while the protocol wants them.
+
+    A connection that has ended is freed at once, and not when the garbage collector gets to it: its protocol knows it
+    by a weak reference only.  What the engine still has to say to a protocol whose connection is gone, it hears alone.
 
     Any peer may be hostile before it has logged in: it has ``handshake_timeout_seconds`` for all of login and open,
     its frames are small, and it costs nothing of the engine.
@@ -17,10 +20,10 @@ import logging
 import socket
 import ssl
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from broker_adapter.amqp.codec import decode_ahead
@@ -96,7 +99,7 @@ class Listener:
         self.connections: set[ClientConnection] = set()
         #: (user, word that the client chose) → its connection, for a client that comes again before the old one ended
         self._named: dict[tuple[str | None, str], ClientConnection] = {}
-        self._with_news: deque[ClientConnection] = deque()
+        self._with_news: deque[ClientConnection | ServerProtocol] = deque()
         self._signalled = False
         self._forget_failure: Callable[[], None] = lambda: None
         self._all_gone: asyncio.Event | None = None
@@ -177,8 +180,8 @@ class Listener:
 
     # From the engine's thread.
 
-    def wake(self, connection: ClientConnection) -> None:
-        """A connection has news."""
+    def wake(self, connection: ClientConnection | ServerProtocol) -> None:
+        """A connection has news, or a protocol whose connection is gone."""
         self._with_news.append(connection)
         if not self._signalled:
             self._signalled = True
@@ -193,7 +196,11 @@ class Listener:
         self._signalled = False
         waiting = self._with_news
         for _ in range(len(waiting)):
-            waiting.popleft().write()
+            each = waiting.popleft()
+            if isinstance(each, ClientConnection):
+                each.write()
+            else:
+                each.pending_output(0)  # what the engine still has to say must not pile up
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -252,16 +259,32 @@ class Listener:
         if certified is not None:
             login.offer_external(certified)
 
-        def take_over(token: str) -> None:
-            self._take_over(connection, (login.username, token))
+        known = weakref.ref(connection)
+        made: weakref.ref[ServerProtocol]
 
-        return ServerProtocol(
-            *(self._broker, self.settings, login, lambda: self.wake(connection)),
-            partial(self.request, connection),
+        def wake() -> None:
+            living = known() or made()
+            if living is not None:
+                self.wake(living)
+
+        def request(operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+            living = known()
+            if living is not None:
+                self.request(living, operation, arguments, done)
+
+        def take_over(token: str) -> None:
+            living = known()
+            if living is not None:
+                self._take_over(living, (login.username, token))
+
+        protocol = ServerProtocol(
+            *(self._broker, self.settings, login, wake, request),
             take_over,
             admit=self._admit,
             servers=lambda: self.servers,
         )
+        made = weakref.ref(protocol)
+        return protocol
 
     def _admit(self) -> None:
         """Whether a connection that wants to be opened may be.
@@ -292,6 +315,7 @@ class ClientConnection(asyncio.Protocol):
         self._protocol: ServerProtocol
         self._transport: asyncio.Transport | None = None
         self._paused = False
+        self._reads = True
         self._since = time.monotonic()
         self._next_tick_ms = 0
         self._closing_since: float | None = None
@@ -369,6 +393,12 @@ class ClientConnection(asyncio.Protocol):
                 if not data:
                     break
                 transport.write(data)
+            if self._protocol.wants_input is not self._reads:
+                self._reads = not self._reads
+                if self._reads:
+                    transport.resume_reading()
+                else:
+                    transport.pause_reading()
         except Exception as error:
             self._broken(error)
             return

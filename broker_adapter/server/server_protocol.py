@@ -11,6 +11,10 @@ Theory of operation
     to the engine in slices of so many messages and so many bytes, and not at all while the connection has more to send
     than it can or the client's session takes no more, so a slow client costs a bounded amount of memory.
 
+    A connection has a budget of bytes (:mod:`broker_adapter.server.budget`): above it ``wants_input`` is false, and
+    what only the client can end is refused.  Deliveries that arrive when too much waits for the client already go back
+    to the engine.  Transactions that a client leaves alone for too long are rolled back.
+
     What a link means is told by its terminus, in the manner of the JMS mapping: see ``_attach_producer`` and
     ``_attach_consumer``.
 """
@@ -86,8 +90,10 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
     ResourceAllocationException,
+    TransactionRolledBackException,
 )
 from broker_adapter.server.announcements import WATCH, as_answer, as_property
+from broker_adapter.server.budget import Budget
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Server, Subscription
 from broker_adapter.version import PRODUCT, own_version
@@ -102,6 +108,13 @@ _GUESSED_BYTES: Final = 256 * 1024
 _CONTROL_CREDIT: Final = 100
 #: Most transactions of a connection that are open at once.
 _MAX_TRANSACTIONS: Final = 1000
+#: What a message, and a settlement, of a transaction takes in memory beside its payload, in bytes.
+_SEND_BYTES: Final = 512
+_SETTLEMENT_BYTES: Final = 128
+#: Consumers whose deliveries cannot be given back that may wait for the engine's answer to a grant at once.
+_GRANTS_AT_ONCE: Final = 8
+#: Time between two looks at transactions that are open, in milliseconds.
+_TRANSACTION_TICK_MS: Final = 1000
 #: Longest word by which a client's connection takes the place of another, in characters.
 _MAX_TOKEN: Final = 100
 
@@ -119,6 +132,7 @@ _PREFIXES: Final = {
     TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
 }
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
+_TIMED_OUT: Final = "amqp:transaction:timeout"
 _FAILED_ALREADY: Final = State(REJECTED, error=AmqpError("amqp:transaction:rollback", "the transaction failed already"))
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 
@@ -152,6 +166,15 @@ class _Producer:
 
 
 @attrs.define(eq=False)
+class _Batch:
+    """Messages of one link that went to the engine together."""
+
+    producer: _Producer
+    numbers: list[int]  #: the peer's
+    size: int = 0  #: bytes of them
+
+
+@attrs.define(eq=False)
 class _Consumer:
     """A link that the client receives messages on."""
 
@@ -165,6 +188,7 @@ class _Consumer:
     granted: int = 0  #: what of it the engine has, and has not used yet
     draining: bool = False  #: the client wants the credit used up or back
     drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
+    mean_bytes: int = 0  #: of what it was sent last
     detached: bool = False
     unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
     subscription: tuple[str, bool] | None = None  #: durable: its name, and whether the client id belongs to it
@@ -183,13 +207,15 @@ class _Transaction:
     coordinator: int
     sends: list[tuple[Destination, c.NewMessage]] = attrs.field(factory=list)
     settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
-    send_bytes: int = 0
+    send_bytes: int = 0  #: of the messages alone
     refusal: JMSException | None = None
+    is_active: bool = False  #: whether something was put into it since the last look
+    idle_since_ms: int = 0
 
-    def refuse(self, error: JMSException) -> None:
-        """It cannot be done, which is said at its discharge; what it was to send is not kept until then."""
-        self.refusal = error
-        self.sends.clear()
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return self.send_bytes + _SEND_BYTES * len(self.sends) + _SETTLEMENT_BYTES * len(self.settlements)
 
 
 class ServerProtocol:
@@ -251,10 +277,17 @@ class ServerProtocol:
         self._consumers: dict[int, _Consumer] = {}
         self._sessions: dict[int, set[int]] = {}
         self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
-        self._choked: set[int] = set()  #: links whose session has as much to send as it may hold
+        self._choked: dict[int, None] = {}  #: links of consumers that were granted nothing because too much waits
         self._coordinators: set[int] = set()
         self._transactions: dict[bytes, _Transaction] = {}
         self._next_transaction = 1
+        self._budget = Budget(settings.max_connection_bytes)
+        self._input_bytes = settings.max_input_bytes  #: of each producer's messages on their way to us
+        #: Bytes of deliveries that came from the engine, and those of them that were looked at.  The first is counted
+        #: in the engine's thread, the other in the connection's.
+        self._arrived_bytes = 0
+        self._taken_bytes = 0
+        self._granting = 0  #: grants to consumers whose deliveries cannot be given back, not answered yet
         self._requesters: set[int] = set()
         self._answerers: list[int] = []
         #: the link that the question came on (None: nobody asked), the answer
@@ -294,10 +327,22 @@ class ServerProtocol:
         if data:
             self._peer.receive(data)
             self._process()
+            self._keep_to_budget()
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether bytes may be read from the client: neither above its budget, nor while the engine admits it."""
+        if self._ended:
+            return True  # for its last words, and its end
+        if self._opening and self._client is None:
+            return False
+        self._budget.output = self._waiting_bytes
+        return self._budget.allows_reading
 
     def receive_end(self) -> None:
         """The client is gone."""
         self._disconnect()
+        self._release()
 
     def pending_output(self, limit_bytes: int | None = None) -> bytes:
         """The bytes to send now, after what the engine had to say."""
@@ -310,8 +355,10 @@ class ServerProtocol:
             return words
         data = self._peer.pending_output(limit_bytes)
         if self._choked:
-            choked, self._choked = self._choked, set()
-            self._grant_all([self._consumers[link] for link in choked if link in self._consumers])
+            self._grant_choked()
+        if self._answers:
+            self._send_answers()
+            data += self._peer.pending_output(limit_bytes)
         return data
 
     @property
@@ -325,7 +372,9 @@ class ServerProtocol:
         """Let time pass, on a clock that never goes back; returns when to call again at the latest."""
         if self._login is not None or self._ended:
             return None
-        deadline = self._peer.tick(now_ms)
+        deadline = self._peer.tick(now_ms, listens=self.wants_input)
+        if self._transactions and self._end_idle_transactions(now_ms):
+            deadline = min(deadline or now_ms + _TRANSACTION_TICK_MS, now_ms + _TRANSACTION_TICK_MS)
         self._process()
         return deadline
 
@@ -336,6 +385,7 @@ class ServerProtocol:
     def resume(self) -> None:
         """The client takes again."""
         self._paused = False
+        self._send_answers()
         self._grant_all(self._consumers.values())
 
     def close(self, error: JMSException | None = None) -> None:
@@ -457,6 +507,76 @@ class ServerProtocol:
             self._commands.append(c.Disconnect(self._client, failed))
         self._submit()
 
+    def _release(self) -> None:
+        """Let go of all that is kept for the client, though the engine may still have answers for it."""
+        self._peer.release()
+        for table in (
+            *(self._waiting, self._producers, self._consumers, self._sessions, self._early_drains, self._choked),
+            *(self._coordinators, self._transactions, self._requesters, self._answerers, self._answers),
+        ):
+            table.clear()
+
+    # Memory.
+
+    @property
+    def _waiting_bytes(self) -> int:
+        """Of deliveries and answers on their way to the client, from the engine's hand-over to the socket."""
+        return self._peer.waiting_bytes() + self._arrived_bytes - self._taken_bytes
+
+    def _keep_to_budget(self) -> None:
+        """Refuse the largest of what only the client can end, until the rest is within the budget."""
+        budget = self._budget
+        budget.unfinished = self._peer.unfinished_bytes
+        if budget.excess <= 0:
+            return
+        reason = (
+            f"the unfinished messages and open transactions of the connection are larger than {budget.most_bytes} bytes"
+            " (option max_connection_bytes)"
+        )
+        error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
+        while (before := budget.excess) > 0:
+            largest = max(self._transactions.values(), key=lambda each: each.kept_bytes, default=None)
+            if largest is not None and largest.kept_bytes >= self._peer.largest_unfinished_bytes():
+                self._give_up(largest, error)
+            else:
+                self._peer.refuse_largest_unfinished(error_for(error))
+                self._process()
+            budget.unfinished = self._peer.unfinished_bytes
+            if budget.excess == before:
+                break
+        self._submit()
+
+    def _refuse(self, transaction: _Transaction, error: JMSException) -> None:
+        """A transaction cannot be done, which is said at its discharge; what it was to send is not kept until then."""
+        self._budget.transactions -= transaction.kept_bytes
+        transaction.refusal = error
+        transaction.sends.clear()
+        transaction.send_bytes = 0
+        self._budget.transactions += transaction.kept_bytes
+
+    def _give_up(self, transaction: _Transaction, error: JMSException) -> None:
+        """Undo a transaction without waiting for its discharge, which is told why."""
+        self._refuse(transaction, error)
+        self._roll_back(transaction)
+        self._budget.transactions -= transaction.kept_bytes
+        transaction.settlements.clear()
+
+    def _end_idle_transactions(self, now_ms: int) -> bool:
+        """Undo what the client has left alone for too long; returns whether there is something to look at again."""
+        limit = self._settings.transaction_timeout_seconds
+        open_ones = False
+        for transaction in self._transactions.values():
+            if limit is None or not transaction.kept_bytes:
+                continue  # clients declare the next one ahead, and may need it much later
+            open_ones = True
+            if transaction.is_active:
+                transaction.is_active = False
+                transaction.idle_since_ms = now_ms
+            elif now_ms - transaction.idle_since_ms >= limit * 1000:
+                reason = f"the transaction was left alone for {limit:g} s (option transaction_timeout_seconds)"
+                self._give_up(transaction, TransactionRolledBackException(reason, error_code=_TIMED_OUT))
+        return open_ones
+
     # Sessions and links.
 
     def _on_session_open(self, event: SessionRemoteOpen) -> None:
@@ -529,7 +649,10 @@ class ServerProtocol:
     ) -> None:
         link = event.link
         settings = self._settings
-        most = max(1, min(settings.link_credit_messages, settings.max_input_bytes // _GUESSED_BYTES))
+        # Half of the budget is for all of them, so that those who keep to their credit do not stop the reading.
+        share = settings.max_connection_bytes // 2 // (len(self._producers) + 1)
+        self._input_bytes = min(settings.max_input_bytes, share)
+        most = max(1, min(settings.link_credit_messages, self._input_bytes // _GUESSED_BYTES))
         producer = self._producers[link] = _Producer(link, destination, most, temporary)
         self._peer.accept_link(link, event.source, target, max_message_bytes=self._engine.settings.max_message_bytes)
         self._allow(producer)
@@ -606,8 +729,17 @@ class ServerProtocol:
             consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
 
+        most_waiting = self._settings.max_connection_bytes // 4
+
         def sink(handouts: Sequence[c.Handout]) -> None:
-            self._tell(self._deliver, consumer, handouts)
+            # In the engine's thread.  All consumers of a connection may be granted something at once, and each gets at
+            # least one message, however large: what is too much goes back before the connection's thread sees it.
+            if self._arrived_bytes - self._taken_bytes > most_waiting and not consumer.presettled:
+                self._tell(self._give_back, consumer, [handout.number for handout in handouts])
+                return
+            size = sum([len(handout.payload) for handout in handouts])
+            self._arrived_bytes += size
+            self._tell(self._deliver, consumer, handouts, size)
 
         self._commands.append(
             c.Attach(
@@ -705,7 +837,7 @@ class ServerProtocol:
             self._end_temporary(producer.destination)
         if link in self._requesters:
             self._requesters.discard(link)
-            self._answers = deque(each for each in self._answers if each[0] != link)
+            self._drop_answers(link)
         if link in self._answerers:
             self._answerers.remove(link)
         if link in self._coordinators:
@@ -713,6 +845,7 @@ class ServerProtocol:
             for txn_id, transaction in list(self._transactions.items()):
                 if transaction.coordinator == link:
                     del self._transactions[txn_id]
+                    self._budget.transactions -= transaction.kept_bytes
                     self._roll_back(transaction)
 
     def _end_temporary(self, destination: Destination | None) -> None:
@@ -744,23 +877,52 @@ class ServerProtocol:
         """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""
         if consumer.detached or consumer.drain_sent or self._paused:
             return
-        if self._peer.outgoing_bytes(consumer.session) >= self._settings.max_output_bytes:
-            self._choked.add(consumer.link)
-            return
         wanted = max(0, min(consumer.credit, SLICE_MESSAGES) - consumer.granted)
         # A grant for each few messages would cost more than it brings.
-        if (wanted and (consumer.granted <= SLICE_MESSAGES // 2 or consumer.draining)) or (
+        asks = (wanted and (consumer.granted <= SLICE_MESSAGES // 2 or consumer.draining)) or (
             consumer.slice_is_used_up and consumer.granted
+        )
+        if not asks and not consumer.draining:
+            return
+        if self._waiting_bytes >= self._settings.max_output_bytes or (
+            consumer.presettled and self._granting >= _GRANTS_AT_ONCE
         ):
+            self._choked[consumer.link] = None
+            return
+        if asks:
             consumer.granted += wanted
             consumer.since_grant = 0
-            self._commands.append(c.Credit(consumer.number, wanted))
+            reply: c.Reply | None = None
+            if consumer.presettled:
+                self._granting += 1
+                reply = self._reply(self._on_granted)
+            self._commands.append(c.Credit(consumer.number, wanted, reply))
         if consumer.draining:
             self._drain(consumer)
+
+    def _on_granted(self, _result: Any) -> None:
+        self._granting -= 1
+        self._grant_choked()
 
     def _grant_all(self, consumers: Iterable[_Consumer]) -> None:
         for consumer in consumers:
             self._grant(consumer)
+        self._submit()
+
+    def _grant_choked(self) -> None:
+        """Grant something again, in turn, to those who were granted nothing, as far as there is room for it."""
+        room = self._settings.max_output_bytes - self._waiting_bytes
+        choked = self._choked
+        for link in list(choked):
+            if room <= 0:
+                break
+            del choked[link]
+            consumer = self._consumers.get(link)
+            if consumer is not None:
+                commands = len(self._commands)
+                self._grant(consumer)
+                if len(self._commands) > commands:
+                    room -= consumer.mean_bytes
         self._submit()
 
     def _drain(self, consumer: _Consumer) -> None:
@@ -782,7 +944,19 @@ class ServerProtocol:
         else:
             self._grant(consumer)
 
-    def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout]) -> None:
+    def _give_back(self, consumer: _Consumer, numbers: Sequence[int]) -> None:
+        """Deliveries go back to where they were, untouched: too much waits for the client already."""
+        if self._ended:
+            return
+        self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+        if not consumer.detached:
+            consumer.granted = max(0, consumer.granted - len(numbers))
+            self._choked[consumer.link] = None
+            if not consumer.drain_sent:
+                self._drain(consumer)  # else it would be handed the same again
+
+    def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout], size: int) -> None:
+        self._taken_bytes += size
         if consumer.detached or self._ended:
             if not self._ended and not consumer.presettled:
                 numbers = [handout.number for handout in handouts]
@@ -790,7 +964,11 @@ class ServerProtocol:
             return
         send, link, settled, unsettled = self._peer.send, consumer.link, consumer.presettled, consumer.unsettled
         count = len(handouts)
-        consumer.since_grant += sum([len(handout.payload) for handout in handouts])
+        consumer.mean_bytes = size // count
+        if not settled and self._peer.waiting_bytes() > self._settings.max_connection_bytes // 4:
+            self._give_back(consumer, [handout.number for handout in handouts])
+            return
+        consumer.since_grant += size
         if count > consumer.credit and not settled:  # the client took credit back meanwhile
             excess = [handout.number for handout in handouts[consumer.credit :]]
             self._commands.append(c.Settle(consumer.number, excess, Outcome.RELEASED))
@@ -823,11 +1001,13 @@ class ServerProtocol:
         state = event.state
         if state.code == TRANSACTIONAL:
             transaction = self._transactions.get(state.txn_id or b"")
-            if transaction is None:
+            if transaction is None or transaction.refusal is not None:
                 self._commands.append(c.Settle(consumer.number, numbers, Outcome.MODIFIED))
             else:
                 outcome = _outcome(state.outcome) if state.outcome is not None else Outcome.RELEASED
                 transaction.settlements += [(consumer.number, number, outcome) for number in numbers]
+                transaction.is_active = True
+                self._budget.transactions += _SETTLEMENT_BYTES * len(numbers)
         else:
             self._commands.append(c.Settle(consumer.number, numbers, _outcome(state)))
         if consumer.detached and not consumer.unsettled:
@@ -848,10 +1028,11 @@ class ServerProtocol:
             return
         own = producer.destination
         now_ms = self._now_ms
-        self._count_in(producer, event.deliveries)
+        total = self._count_in(producer, event.deliveries)
         target: Destination | None = None
         messages: list[c.NewMessage] = []
         numbers: list[int] = []
+        batches: list[tuple[_Batch, list[c.NewMessage]]] = []
         for number, payload, state in event.deliveries:
             try:
                 message, named = new_message(payload, now_ms)
@@ -868,11 +1049,17 @@ class ServerProtocol:
                 continue
             if destination is not target and destination != target:
                 target, messages, numbers = _resolved(destination), [], []
-                reply = self._reply(self._on_taken, producer, numbers)
+                batch = _Batch(producer, numbers)
+                batches.append((batch, messages))
+                reply = self._reply(self._on_taken, batch)
                 self._commands.append(c.Enqueue(self._known_client, target, messages, reply))
                 target = destination
             messages.append(message)
             numbers.append(number)
+        for batch, messages in batches:
+            is_all = len(messages) == len(event.deliveries)
+            batch.size = total if is_all else sum([len(message.payload) for message in messages])
+            self._budget.unanswered += batch.size
 
     def _refuse_all(self, event: Transfers) -> None:
         """Messages came on a link that was refused, or that has no place for messages any more."""
@@ -899,8 +1086,10 @@ class ServerProtocol:
         elif link in self._coordinators or link in self._requesters:
             self._peer.credit(link, event.messages)
 
-    def _on_taken(self, producer: _Producer, numbers: list[int], result: Any) -> None:
+    def _on_taken(self, batch: _Batch, result: Any) -> None:
         """The engine has answered messages of a link."""
+        producer, numbers = batch.producer, batch.numbers
+        self._budget.unanswered -= batch.size
         if result is None:
             self._answer(producer, numbers, ACCEPTED_STATE)
             return
@@ -916,15 +1105,20 @@ class ServerProtocol:
         producer.unanswered -= len(numbers)
         self._allow(producer)
 
-    def _count_in(self, producer: _Producer, deliveries: Sequence[Incoming]) -> None:
-        """Messages have come: they use up credit, and their size says how much of it there may be."""
+    def _count_in(self, producer: _Producer, deliveries: Sequence[Incoming]) -> int:
+        """Messages have come: they use up credit, and their size says how much of it there may be.
+
+        Returns:
+            bytes of all of them.
+        """
         count = len(deliveries)
         producer.credit -= count
         producer.unanswered += count
-        mean = sum([len(payload) for _, payload, _ in deliveries]) // count
+        total = sum([len(payload) for _, payload, _ in deliveries])
+        mean = total // count
         producer.mean_bytes = mean = max(mean, (producer.mean_bytes * 3 + mean) // 4, 1)
-        settings = self._settings
-        producer.most = max(1, min(settings.link_credit_messages, settings.max_input_bytes // mean))
+        producer.most = max(1, min(self._settings.link_credit_messages, self._input_bytes // mean))
+        return total
 
     def _allow(self, producer: _Producer) -> None:
         """Let a producer have as many messages on their way as it may, once that is worth a flow."""
@@ -944,7 +1138,7 @@ class ServerProtocol:
         if state is not None and state.code == TRANSACTIONAL:
             transaction = self._transactions.get(state.txn_id or b"")
             if transaction is not None and transaction.refusal is None:
-                transaction.refuse(exception_for(error, "a message was refused"))
+                self._refuse(transaction, exception_for(error, "a message was refused"))
 
     def _put_into_transaction(
         self, producer: _Producer, number: int, state: State, destination: Destination, message: c.NewMessage
@@ -959,18 +1153,17 @@ class ServerProtocol:
             return
         transaction.send_bytes += len(message.payload)
         transaction.sends.append((_resolved(destination), message))
+        transaction.is_active = True
+        self._budget.transactions += len(message.payload) + _SEND_BYTES
         if (
             len(transaction.sends) > limits.max_transaction_messages
             or transaction.send_bytes > limits.max_transaction_bytes
         ):
-            transaction.refuse(
-                ResourceAllocationException(
-                    f"the transaction is larger than {limits.max_transaction_messages} messages (option"
-                    f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option"
-                    " max_transaction_bytes)",
-                    error_code="amqp:resource-limit-exceeded",
-                )
+            reason = (
+                f"the transaction is larger than {limits.max_transaction_messages} messages (option"
+                f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option max_transaction_bytes)"
             )
+            self._refuse(transaction, ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded"))
         self._answer(producer, (number,), State(TRANSACTIONAL, txn_id=state.txn_id, outcome=ACCEPTED_STATE))
 
     # Transactions.
@@ -1008,28 +1201,35 @@ class ServerProtocol:
         if transaction is None:
             self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
             return
+        self._budget.transactions -= transaction.kept_bytes
         if len(fields) > 1 and fields[1] is True:
             self._roll_back(transaction)
             self._peer.settle(link, (number,), ACCEPTED_STATE)
             return
         if transaction.refusal is not None:
-            self._on_committed(link, number, transaction, transaction.refusal)
+            self._on_committed(link, number, transaction, 0, transaction.refusal)
             return
         commit_id: c.CommitId | None = None
         named = annotations.get(COMMIT_ID)
         if isinstance(named, list) and len(named) == 2 and isinstance(named[0], str) and type(named[1]) is int:
             commit_id = c.CommitId(named[0], named[1])
-        reply = self._reply(self._on_committed, link, number, transaction)
+        self._budget.unanswered += transaction.kept_bytes
+        reply = self._reply(self._on_committed, link, number, transaction, transaction.kept_bytes)
         self._commands.append(
             c.Commit(self._known_client, commit_id, transaction.sends, transaction.settlements, reply)
         )
 
-    def _on_committed(self, link: int, number: int, transaction: _Transaction, result: JMSException | None) -> None:
+    def _on_committed(
+        self, link: int, number: int, transaction: _Transaction, size: int, result: JMSException | None
+    ) -> None:
+        self._budget.unanswered -= size
         if result is None:
             self._peer.settle(link, (number,), ACCEPTED_STATE)
             return
         self._roll_back(transaction)
-        error = error_for(result)._replace(condition="amqp:transaction:rollback")
+        error = error_for(result)
+        if error.condition != _TIMED_OUT:
+            error = error._replace(condition="amqp:transaction:rollback")
         self._peer.settle(link, (number,), State(REJECTED, error=error))
 
     def _roll_back(self, transaction: _Transaction) -> None:
@@ -1051,9 +1251,13 @@ class ServerProtocol:
                 self._watcher = event.link
                 self._on_done(event.link, request.number, as_answer(self._servers()))
                 continue
-            self._run_request(
-                request.operation, request.arguments, self._reply(self._on_done, event.link, request.number)
-            )
+            self._budget.requests += len(payload)
+            done = self._reply(self._on_carried_out, event.link, request.number, len(payload))
+            self._run_request(request.operation, request.arguments, done)
+
+    def _on_carried_out(self, link: int, number: int, size: int, result: Any) -> None:
+        self._budget.requests -= size
+        self._on_done(link, number, result)
 
     def _on_done(self, link: int, number: int, result: Any) -> None:
         if self._ended or link not in self._requesters:
@@ -1066,23 +1270,36 @@ class ServerProtocol:
         except MessageFormatException as error:
             answer = pack_answer(Answer(number, error_fields(error), None))
         self._answers.append((link, answer))
+        self._budget.requests += len(answer)
         self._send_answers()
 
     def announce(self) -> None:
         """The list of servers has changed: tell a client that asked for it."""
         if self._watcher in self._requesters and not self._ended:
             # An answer that was not sent yet is as old as the list that it has.
-            self._answers = deque(each for each in self._answers if each[0] is not None)
-            self._answers.append((None, pack_answer(Answer(NEWS, None, as_answer(self._servers())))))
+            self._drop_answers(None)
+            answer = pack_answer(Answer(NEWS, None, as_answer(self._servers())))
+            self._answers.append((None, answer))
+            self._budget.requests += len(answer)
             self._send_answers()
 
+    def _drop_answers(self, asker: int | None) -> None:
+        """Nobody waits for these answers any more, which were not sent yet."""
+        dropped = [answer for link, answer in self._answers if link == asker]
+        if dropped:
+            self._answers = deque(each for each in self._answers if each[0] != asker)
+            self._budget.requests -= sum(map(len, dropped))
+
     def _send_answers(self) -> None:
-        """Send what there is credit for; who takes no answers gets no credit for more questions."""
+        """Send what there is credit and room for; who takes no answers gets no credit for more questions."""
         if not self._answerers:
             return
-        link = self._answerers[-1]
-        while self._answers and self._peer.remaining_credit(link) > 0:
+        link, most = self._answerers[-1], self._settings.max_output_bytes
+        while self._answers and not self._paused and self._waiting_bytes < most:
+            if self._peer.remaining_credit(link) <= 0:
+                break
             asker, answer = self._answers.popleft()
+            self._budget.requests -= len(answer)
             self._peer.send(link, answer, settled=True)
             if asker is not None:
                 self._peer.credit(asker, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import resource
 import socket
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ from sdk import (
     ResourceAllocationException,
     StoreException,
 )
+from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, flow
+from tests.broker_adapter.server.raw_client import RawClient, request
 from tests.contracts.transports import eventually
 
 WAIT = 10.0
@@ -621,3 +625,121 @@ def test_servers_are_announced_from_the_own_machine_only(
         with pytest.raises(JMSSecurityException, match="from the server's own machine only"):
             connection.request("announce_servers", {"servers": ["elsewhere:1"]})
     assert [each.host for each in served.listener.servers] == ["h"]
+
+
+# Memory.
+
+
+class Probe:
+    """Lives as long as the C object that knows it."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[weakref.ref[Any]]]:
+    """What connections are made of, by name, so that it can be seen to go."""
+    found: dict[str, list[weakref.ref[Any]]] = {}
+
+    def watch(cls: type[Any]) -> None:
+        make = cls.__init__
+
+        def made(self: Any, *arguments: Any, **fields: Any) -> None:
+            make(self, *arguments, **fields)
+            found.setdefault(cls.__name__, []).append(weakref.ref(self))
+            if cls is ServerProtocol:
+                probe = Probe()
+                self._peer._transport._attrs["probe"] = probe
+                found.setdefault("C transport", []).append(weakref.ref(probe))
+                found.setdefault("Peer", []).append(weakref.ref(self._peer))
+
+        monkeypatch.setattr(cls, "__init__", made)
+
+    watch(ClientConnection)
+    watch(ServerProtocol)
+    return found
+
+
+@pytest.mark.parametrize("end", ["dropped", "closed", "broken", "taken over", "refused"])
+def test_a_connection_that_has_ended_is_freed_without_the_garbage_collector(
+    serve: Callable[..., Served], ends: dict[str, list[weakref.ref[Any]]], end: str
+) -> None:
+    served = serve()
+    gc.collect()
+    gc.disable()
+    try:
+        with RawClient(served.port) as client:
+            client.send(begin(0), attach(0, 0, "s", "q"), attach(0, 1, "r", "q", receives=True), flow(0, 1, 5))
+            client.send(attach(0, 2, "c", coordinator=True), attach(0, 3, "ask", "$holdfast"))
+            client.send(attach(0, 4, "answers", "$holdfast", receives=True), flow(0, 4, 5))
+            client.until(lambda: client.count(ATTACH) == 5 and client.count(FLOW) >= 3)
+            client.send(*client.deliver(0, 3, request(1, "statistics", {})), *client.deliver(0, 0, b"\x00\x53\x77\x41"))
+            client.until(lambda: client.count(TRANSFER) == 2)
+            client.send(*client.deliver(0, 0, bytes(50_000), finished=False))
+            if end == "closed":
+                client.send(close())
+                client.until(lambda: client.count(CLOSE) == 1)
+            elif end == "broken":
+                client.send(begin(0))
+                client.until(lambda: client.count(CLOSE) == 1)
+            elif end == "taken over":
+                (old,) = served.listener.connections
+                thread = served.listener._thread
+                assert thread is not None
+                thread.loop.call_soon_threadsafe(old.end)
+                del old
+                client.until_closed()
+            elif end == "refused":
+                client.send(b"\xff" * 100)
+                client.until_closed()
+        eventually(lambda: not served.listener.connections)
+        eventually(lambda: served.broker.call(c.Statistics(), WAIT).clients == 0)
+        eventually(lambda: not [name for name, each in ends.items() if any(found() is not None for found in each)])
+    finally:
+        gc.enable()
+    assert ends.keys() == {"ClientConnection", "ServerProtocol", "Peer", "C transport"}
+
+
+def test_a_connection_whose_admission_comes_too_late_leaves_nothing_behind(
+    serve: Callable[..., Served], ends: dict[str, list[weakref.ref[Any]]]
+) -> None:
+    """The engine answers a client that is gone; nobody but its protocol is there to hear it."""
+    served = serve()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            with RawClient(served.port, reads=False):
+                pass
+        eventually(lambda: not served.listener.connections)
+        eventually(lambda: served.broker.call(c.Statistics(), WAIT).clients == 0)
+        eventually(lambda: not [name for name, each in ends.items() if any(found() is not None for found in each)])
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_read_above_the_budget_and_it_goes_on_below_it(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(max_connection_bytes=1 << 20)
+    may_answer = threading.Event()
+    answer = served.broker.request
+
+    def wait(*arguments: Any) -> Any:
+        assert may_answer.wait(WAIT)
+        return answer(*arguments)
+
+    monkeypatch.setattr(served.broker, "request", wait)
+    with RawClient(served.port) as client:
+        client.send(begin(0), attach(0, 0, "ask", "$holdfast"))
+        client.send(attach(0, 1, "answers", "$holdfast", receives=True), flow(0, 1, 100))
+        client.until(lambda: client.count(ATTACH) == 2 and client.count(FLOW) >= 1)
+        (connection,) = served.listener.connections
+        assert connection._reads
+        for number in range(80):
+            client.send(*client.deliver(0, 0, request(number, "statistics", {"x": bytes(90_000)})))
+        eventually(lambda: not connection._reads)
+        kept = connection._protocol._budget.requests
+        assert 1 << 20 < kept < 2 << 20
+        assert connection._protocol._budget.requests == kept
+        may_answer.set()
+        client.until(lambda: client.count(TRANSFER) == 80)
+        eventually(lambda: connection._reads)

@@ -61,6 +61,7 @@ from broker_adapter.errors import (
     JMSException,
     JMSSecurityException,
 )
+from broker_adapter.server.budget import Budget
 from broker_adapter.server.server_protocol import SLICE_MESSAGES, ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from tests.broker_adapter.amqp.frames import transfer
@@ -1815,6 +1816,276 @@ def test_a_request_that_cannot_be_decoded_closes_its_link(client: Client) -> Non
     error = client.until(lambda: client.of(LinkRemoteClose, asking))[0].error
     assert error.condition == "amqp:decode-error"
     assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+# What one connection may keep.
+
+
+class Parts:
+    """A second session, whose messages come in parts made by hand, each on a link of its own."""
+
+    def __init__(self, client: Client, links: int) -> None:
+        self.client = client
+        session = client.peer.begin_session()
+        self.links = [
+            client.peer.attach_sender(session, f"parts {number}", Terminus(), Terminus("parts"))
+            for number in range(links)
+        ]
+        client.until(lambda: all(client.of(LinkFlow, link) for link in self.links))
+        self._begun: list[int] = []
+
+    def send(self, link: int, size: int, *, more: bool = True, txn_id: bytes | None = None) -> None:
+        """A part of the message of this link, counted from 0."""
+        is_first = link not in self._begun
+        if is_first:
+            self._begun.append(link)
+        number, tag = (len(self._begun) - 1, b"t") if is_first else (None, None)
+        data = transfer(1, link, number, tag, bytes(size), more=more, txn_id=txn_id)
+        self.client.server.receive(data, self.client.now_ms)
+        self.client.rest()
+
+    def refusal(self, link: int) -> AmqpError | None:
+        closed = self.client.of(LinkRemoteClose, self.links[link])
+        return closed[0].error if closed else None
+
+
+@pytest.fixture
+def small(broker: Broker) -> Client:
+    """A client of a server that keeps a mebibyte for a connection."""
+    return Client(broker, max_connection_bytes=1 << 20).open()
+
+
+def test_unfinished_messages_beyond_the_budget_are_refused_the_largest_first(small: Client) -> None:
+    parts = Parts(small, 4)
+    for link, size in enumerate((300_000, 400_000, 200_000)):
+        parts.send(link, size)
+    assert [parts.refusal(link) for link in range(3)] == [None] * 3
+    assert small.server.wants_input
+    parts.send(3, 150_000)
+    error = parts.refusal(1)
+    assert error is not None
+    assert error.condition == "amqp:resource-limit-exceeded"
+    assert "option max_connection_bytes" in str(error.description)
+    assert [parts.refusal(link) for link in (0, 2, 3)] == [None] * 3
+    assert small.server.wants_input
+    assert small.send(small.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+def test_the_largest_transaction_beyond_the_budget_is_undone_and_its_discharge_told(
+    small: Client, broker: Broker
+) -> None:
+    small.send(small.sender("in", name="in"), "request")
+    consumer = small.receiver("in", 1, name="r")
+    producer, coordinator = small.sender("out"), small.coordinator()
+    large, other = small.declare(coordinator), small.declare(coordinator)
+    small.settle(consumer, small.receive(consumer, 1), in_transaction(large, ACCEPTED_STATE))
+    small.send(producer, *["x" * 100_000] * 6, state=in_transaction(large))
+    small.send(producer, *["y" * 100_000] * 3, state=in_transaction(other))
+    small.peer.credit(consumer, 1)
+    small.rest()
+    assert len(small.messages(consumer)) == 1
+    small.send(producer, "y" * 200_000, state=in_transaction(other))
+    assert decoded(small.receive(consumer, 2)[1].payload).delivery_count == 1  # at once
+    late = small.send(producer, "x", state=in_transaction(large))
+    assert code_of(late[0]) == (REJECTED, "amqp:transaction:rollback")
+    state = small.discharge(coordinator, large)
+    assert code_of(state) == (REJECTED, "amqp:transaction:rollback")
+    assert "option max_connection_bytes" in str(state.error.description)  # type: ignore[union-attr]
+    assert small.discharge(coordinator, other) == ACCEPTED_STATE
+    assert depth(broker, "out") == 4
+    again = small.declare(coordinator)
+    small.send(producer, *["z" * 100_000] * 9, state=in_transaction(again))
+    assert small.discharge(coordinator, again) == ACCEPTED_STATE
+    assert small.server._budget == Budget(1 << 20)
+
+
+def test_unfinished_messages_and_transactions_share_the_budget(small: Client) -> None:
+    parts = Parts(small, 2)
+    producer, coordinator = small.sender("out"), small.coordinator()
+    txn_id = small.declare(coordinator)
+    small.send(producer, *["x" * 100_000] * 7, state=in_transaction(txn_id))
+    parts.send(0, 300_000)
+    assert parts.refusal(0) is None
+    parts.send(1, 300_000)
+    assert [parts.refusal(link) for link in range(2)] == [None, None]
+    assert code_of(small.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:rollback")
+
+
+def test_many_small_messages_of_a_transaction_count_for_what_they_cost(broker: Broker) -> None:
+    client = Client(broker, max_connection_bytes=1 << 20).open()
+    producer, coordinator = client.sender("out"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    states: list[State] = []
+    while len(states) < 5_000 and all(state.code == TRANSACTIONAL for state in states[-1:]):
+        client.until(lambda: client.peer.remaining_credit(producer) > 0)
+        states += client.send(producer, *["x"] * client.peer.remaining_credit(producer), state=in_transaction(txn_id))
+    assert 1_000 < len(states) < 4_000
+    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:rollback")
+
+
+def test_messages_that_the_engine_holds_stop_the_reading_until_they_are_answered(
+    make_broker: Callable[..., Broker],
+) -> None:
+    broker = make_broker(max_queue_messages=1, hold_timeout_seconds=60)
+    put(broker, "q", encoded("full"))
+    client = Client(broker, max_connection_bytes=1 << 20, max_input_bytes=16 << 20).open()
+    link = client.sender("q")
+    assert client.peer.remaining_credit(link) == 2  # of half the budget
+    for _ in range(2):
+        client.peer.send(link, encoded("x" * 600_000))
+        client.rest()
+    assert not client.server.wants_input
+    other = Client(broker).open()
+    taker = other.receiver("q", 1, name="taker")
+    other.settle(taker, other.receive(taker, 1))
+    client.until(lambda: client.answers(link))
+    assert client.server.wants_input
+
+
+class SlowClient(Client):
+    """Of a server whose requests are answered when the test says."""
+
+    def __init__(self, *arguments: Any, **limits: Any) -> None:
+        self.pending: list[Callable[[Any], None]] = []
+        super().__init__(*arguments, **limits)
+
+    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+        self.pending.append(done)
+
+
+def test_requests_that_are_carried_out_stop_the_reading_above_the_budget(broker: Broker) -> None:
+    client = SlowClient(broker, max_connection_bytes=1 << 20).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    for number in range(3):
+        request = Request(number, "large", {"x": b"x" * 400_000})
+        client.peer.send(asking, pack_request(request), settled=True)
+    client.rest()
+    assert len(client.pending) == 3
+    assert not client.server.wants_input
+    client.pending.pop()("done")
+    client.rest()
+    assert client.server.wants_input
+    assert len(client.messages(answers)) == 1
+
+
+def test_answers_that_nobody_takes_stop_the_requests_and_are_bounded(broker: Broker) -> None:
+    """Neither credit for answers without end, nor a session that takes none, makes them pile up."""
+    client = SlowClient(broker, max_connection_bytes=1 << 20, max_output_bytes=1 << 16).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    session = client.peer.begin_session()
+    client.peer._sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
+    answers = client.receiver(MANAGEMENT_ADDRESS, 1_000_000, session=session, name="answers")
+    carried_out = 0
+    while client.peer.remaining_credit(asking):
+        client.peer.send(asking, pack_request(Request(carried_out, "large", {})), settled=True)
+        client.to_server()
+        client.pending.pop()("x" * 10_000)
+        carried_out += 1
+        assert carried_out < 1_000
+        client.peer.receive(client.server.pending_output())  # and takes nothing out of the session
+    assert carried_out < 150  # the credit for questions, and what one frame and the output take
+    assert client.server.wants_input is (carried_out * 10_000 < 1 << 20)
+    client.rest()
+    assert len(client.messages(answers)) == carried_out
+    assert client.server.wants_input
+    assert client.server._budget.requests == 0
+
+
+def test_a_client_is_read_from_again_when_it_is_admitted(broker: Broker) -> None:
+    client = Client(broker)
+    assert client.server.wants_input
+    client.peer.open("foreign")
+    client.to_server()
+    assert not client.server.wants_input
+    client.until(lambda: client.of(RemoteOpen))
+    assert client.server.wants_input
+
+
+def test_a_client_that_is_not_read_from_is_not_taken_for_silent(broker: Broker) -> None:
+    client = SlowClient(broker, max_connection_bytes=1 << 20, idle_timeout_seconds=1).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    for number in range(3):
+        client.peer.send(asking, pack_request(Request(number, "x", {"x": b"x" * 400_000})), settled=True)
+    client.rest()
+    for now_ms in range(0, 60_000, 500):
+        client.server.tick(now_ms)
+    assert not client.server.wants_input
+    assert not client.server.has_ended
+    for done in client.pending:
+        done(None)
+    client.rest()
+    client.server.tick(61_000)
+    client.server.tick(62_001)
+    assert client.server.has_ended
+
+
+@pytest.mark.parametrize("fields", [{}, {"copies": True}], ids=["consumers", "browsers"])
+def test_large_messages_for_many_sessions_that_take_none_are_bounded(broker: Broker, fields: Any) -> None:
+    """Each consumer may be handed one message, however large; together they may not."""
+    size, consumers = 200_000, 40
+    put(broker, "q", *[encoded(f"{number:0{size}}") for number in range(consumers)])
+    client = Client(broker, max_connection_bytes=1 << 20, max_output_bytes=1 << 16).open()
+    links = []
+    for number in range(consumers):
+        session = client.peer.begin_session()
+        client.peer._sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
+        links.append(client.receiver(Terminus("q", **fields), session=session, name=f"r{number}"))
+    for link in links:
+        client.peer.credit(link, 1)
+    client.to_server()
+    for _ in range(20):
+        broker.call(c.Statistics(), WAIT)
+        client.peer.receive(client.server.pending_output())
+    waits = client.server._waiting_bytes
+    assert waits < (1 << 20) // 4 + 9 * size
+    assert fields or waits < (1 << 20) // 4 + 2 * size
+    client.rest()
+    assert sum(len(client.messages(link)) for link in links) == consumers
+    assert fields or sorted(int(body[-9:]) for link in links for body in client.bodies(link)) == list(range(consumers))
+    assert [decoded(each.payload).delivery_count for link in links for each in client.messages(link)] == [0] * consumers
+
+
+def test_a_transaction_that_is_left_alone_is_rolled_back_and_its_discharge_told(broker: Broker) -> None:
+    client = Client(broker, transaction_timeout_seconds=10, idle_timeout_seconds=0).open()
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    producer, coordinator = client.sender("out"), client.coordinator()
+    empty, txn_id = client.declare(coordinator), client.declare(coordinator)
+    assert (client.server.tick(0) or 9_000) > 1_000
+    client.send(producer, "x", state=in_transaction(txn_id))
+    assert client.server.tick(5_000) == 6_000
+    client.settle(consumer, client.receive(consumer, 1), in_transaction(txn_id, ACCEPTED_STATE))
+    client.peer.credit(consumer, 1)
+    for now_ms in (14_999, 24_998):  # ten seconds from the last thing that was put into it
+        client.server.tick(now_ms)
+        client.rest()
+        assert len(client.messages(consumer)) == 1
+    client.server.tick(24_999)
+    assert decoded(client.receive(consumer, 2)[1].payload).delivery_count == 1
+    assert code_of(client.send(producer, "y", state=in_transaction(txn_id))[0])[0] == REJECTED
+    state = client.discharge(coordinator, txn_id)
+    assert code_of(state) == (REJECTED, "amqp:transaction:timeout")
+    assert "left alone for 10 s (option transaction_timeout_seconds)" in str(state.error.description)  # type: ignore[union-attr]
+    assert depth(broker, "out") == 0
+    client.server.tick(1_000_000)
+    client.send(producer, "z", state=in_transaction(empty))
+    assert client.discharge(coordinator, empty) == ACCEPTED_STATE
+
+
+def test_producers_share_half_the_budget_for_what_is_on_its_way(broker: Broker) -> None:
+    client = Client(broker, max_connection_bytes=16 << 20).open()
+    assert client.peer.remaining_credit(client.sender("q0", name="s0")) == 32  # of the size that is guessed
+    for number in range(1, 4):
+        last = client.sender(f"q{number}", name=f"s{number}")
+    assert client.peer.remaining_credit(last) == 8
+    for number in range(4, 40):
+        last = client.sender(f"q{number}", name=f"s{number}")
+    assert client.peer.remaining_credit(last) == 1
+    for _ in range(3):
+        assert client.send(last, "small") == [ACCEPTED_STATE]
+    client.rest()
+    assert client.peer.remaining_credit(last) > 500
 
 
 # Anything at all.

@@ -1,0 +1,41 @@
+"""What one connection holds in the server's memory, and what follows from it.  Pure."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.define
+class Budget:
+    """The bytes of one connection, by what has to happen before they are free again.
+
+    What only the client can end (unfinished messages, open transactions) is never more than the budget: what would
+    exceed it is refused.  What ends by itself (messages that the engine has not answered yet, requests, output) is
+    added to that, and while the sum is above the budget nothing is read from the client.  So a connection that is not
+    read from always has something that ends by itself, and goes on after that.
+
+    Attributes:
+        most_bytes: the budget.
+        unfinished: bytes of messages of which only a part has come.
+        transactions: of open transactions.
+        unanswered: of messages and commits that the engine has not answered yet.
+        requests: of requests that are being carried out, and of answers that the client has not taken.
+        output: of messages on their way to the client.
+    """
+
+    most_bytes: int
+    unfinished: int = 0
+    transactions: int = 0
+    unanswered: int = 0
+    requests: int = 0
+    output: int = 0
+
+    @property
+    def excess(self) -> int:
+        """Bytes of what only the client can end that are too many; 0 or less: none are."""
+        return self.unfinished + self.transactions - self.most_bytes
+
+    @property
+    def allows_reading(self) -> bool:
+        """Whether more may be read from the client."""
+        return self.excess + self.unanswered + self.requests + self.output <= 0
