@@ -13,7 +13,9 @@ Theory of operation
     Beyond the specification, as in the reference client: ``"quoted"`` identifiers, comments (``--`` and ``/* */``), and
     ``%`` for the remainder.
 
-    A selector comes from a stranger: its length and depth are limited, and no pattern makes ``LIKE`` look back.
+    A selector comes from a stranger, and is applied inside the engine's cycle.  So its length and depth are limited,
+    and so is what it costs one message: ``LIKE`` and the comparison of two properties have ``MAX_STEPS`` steps in all,
+    in equal shares.  A condition that would need more is unknown; one of short texts never does.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from math import fmod
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.errors import InvalidSelectorException
+from broker_adapter.like import SHORT_TEXT, Fits, like
 
 #: Longest selector, in characters.
 MAX_SELECTOR_LENGTH: Final = 8192
@@ -33,6 +36,15 @@ MAX_SELECTOR_LENGTH: Final = 8192
 MAX_SELECTOR_DEPTH: Final = 40
 #: Longest pattern of a ``LIKE``, in characters.
 MAX_PATTERN_LENGTH: Final = 1000
+#: Steps that the ``LIKE``s and the comparisons of properties with each other may take for one message, in all: about
+#: one for each character that is looked at, or 20 milliseconds of CPU.
+MAX_STEPS: Final = 4 * 1024 * 1024
+#: Characters that are compared with each other in one step.
+_COMPARED_IN_A_STEP: Final = 16
+#: Longest selector, in characters, that is kept for the next one who asks for it: a long one takes half a megabyte.
+_MAX_KEPT_LENGTH: Final = 500
+#: Most digits of a number, zeros ahead of it included; the largest integer has 19.
+_MAX_DIGITS: Final = 100
 
 #: Gives the value of a header or property by its name; None where the message has none.
 Values = Callable[[str], Any]
@@ -79,7 +91,6 @@ class Selector:
         return hash(self.text)
 
 
-@lru_cache(maxsize=1024)
 def parse_selector(text: str) -> Selector:
     """The selector that a text stands for.
 
@@ -90,9 +101,16 @@ def parse_selector(text: str) -> Selector:
         raise InvalidSelectorException(
             f"selector of {len(text)} characters is longer than the limit of {MAX_SELECTOR_LENGTH}"
         )
+    return _kept(text) if len(text) <= _MAX_KEPT_LENGTH else _parsed(text)
+
+
+def _parsed(text: str) -> Selector:
     parser = _Parser(text)
     condition = parser.whole()
     return Selector(text, frozenset(parser.names), condition.is_true)
+
+
+_kept: Final = lru_cache(maxsize=1024)(_parsed)
 
 
 # Parts of a selector.
@@ -103,6 +121,21 @@ class _Condition(NamedTuple):
 
     is_true: _Test
     is_false: _Test
+
+
+class _Allowance:
+    """The steps that one selector may take for a message, shared equally by those of its conditions that need some."""
+
+    __slots__ = ("share", "sharers")
+
+    def __init__(self) -> None:
+        self.sharers = 0
+        self.share = MAX_STEPS
+
+    def join(self) -> None:
+        """One more condition takes steps."""
+        self.sharers += 1
+        self.share = MAX_STEPS // self.sharers
 
 
 class _Value(NamedTuple):
@@ -206,6 +239,32 @@ def _comparison(symbol: str, left: _Value, right: _Value) -> _Condition:
     return _Condition(is_true, is_false)
 
 
+def _comparison_of_names(symbol: str, left: _Value, right: _Value, allowance: _Allowance) -> _Condition:
+    """``=`` or ``<>`` of two properties, which may be two long texts."""
+    allowance.join()
+    compare = _COMPARISONS[symbol][0]
+    get_left, get_right = left.get, right.get
+
+    def is_affordable(first: str, second: str) -> bool:
+        return len(first) != len(second) or len(first) <= allowance.share * _COMPARED_IN_A_STEP
+
+    def is_true(values: Values) -> bool:
+        first, second = get_left(values), get_right(values)
+        if isinstance(first, str) and isinstance(second, str):
+            return (len(first) <= SHORT_TEXT or is_affordable(first, second)) and compare(first, second)
+        return _are_alike(first, second) and compare(first, second)
+
+    def is_false(values: Values) -> bool:
+        first, second = get_left(values), get_right(values)
+        if first is None or second is None:
+            return False
+        if isinstance(first, str) and isinstance(second, str):
+            return (len(first) <= SHORT_TEXT or is_affordable(first, second)) and not compare(first, second)
+        return not (_are_alike(first, second) and compare(first, second))
+
+    return _Condition(is_true, is_false)
+
+
 def _of_boolean(value: _Value) -> _Condition:
     get = value.get
     return _Condition(lambda values: get(values) is True, lambda values: get(values) is False)
@@ -230,58 +289,19 @@ def _nullness(value: _Value) -> _Condition:
     return _Condition(lambda values: get(values) is None, lambda values: get(values) is not None)
 
 
-def _likeness(value: _Value, fits: Callable[[str], bool]) -> _Condition:
+def _likeness(value: _Value, fits: Fits, allowance: _Allowance) -> _Condition:
+    allowance.join()
     get = value.get
 
     def is_true(values: Values) -> bool:
         found = get(values)
-        return isinstance(found, str) and fits(found)
+        return isinstance(found, str) and fits(found, allowance.share) is True
 
     def is_false(values: Values) -> bool:
         found = get(values)
-        return found is not None and not (isinstance(found, str) and fits(found))
+        return found is not None and not (isinstance(found, str) and fits(found, allowance.share) is not False)
 
     return _Condition(is_true, is_false)
-
-
-def _pattern(pattern: str, escape: str | None) -> Callable[[str], bool]:
-    """Whether a text is like a pattern: ``_`` is any character, ``%`` any number of them.
-
-    Between two ``%`` the first place that fits is as good as any other, so nothing is ever tried twice.
-    """
-    segments: list[str] = [""]
-    escaped = False
-    for character in pattern:
-        if escaped or character not in ("%", "_", escape):
-            segments[-1] += re.escape(character)
-            escaped = False
-        elif character == escape:
-            escaped = True
-        elif character == "%":
-            segments.append("")
-        else:
-            segments[-1] += "."
-    if escaped:
-        raise ValueError("nothing stands behind the last escape character")
-    if len(segments) == 1:
-        whole = re.compile(segments[0], re.DOTALL)
-        return lambda text: whole.fullmatch(text) is not None
-    first = re.compile(segments[0], re.DOTALL)
-    middle = [re.compile(segment, re.DOTALL) for segment in segments[1:-1] if segment]
-    last = re.compile(segments[-1], re.DOTALL)
-    length = len(re.sub(r"\\(.)", r"\1", segments[-1], flags=re.DOTALL))
-
-    def fits(text: str) -> bool:
-        found = first.match(text)
-        for part in middle:
-            if found is None:
-                return False
-            found = part.search(text, found.end())
-        if found is None or len(text) - length < found.end():
-            return False
-        return last.fullmatch(text, len(text) - length) is not None
-
-    return fits
 
 
 # Arithmetic.
@@ -356,6 +376,7 @@ def _literal(value: Any, kind: str, column: int) -> _Value:
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
+      |(?P<open>/\*)
       |(?P<string>'(?:[^']|'')*')
       |(?P<number>0[xX][0-9a-fA-F]+[lL]?
                  |(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?
@@ -382,6 +403,8 @@ def _tokens(text: str) -> list[_Token]:
         found = _TOKEN.match(text, position)
         if found is None:
             raise _invalid(text, position + 1, "a string without its end" if text[position] in "'\"" else "no token")
+        if found.lastgroup == "open":
+            raise _invalid(text, position + 1, "a comment without its end")
         kind = found.lastgroup or ""
         word = found.group()
         if kind == "name" and word.upper() in _KEYWORDS:
@@ -409,6 +432,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.names: set[str] = set()
+        self._allowance = _Allowance()
         self._text = text
         self._tokens = _tokens(text)
         self._at = 0
@@ -527,7 +551,10 @@ class _Parser:
         right_token = self._token
         right_part = self._sum()
         if symbol in ("=", "<>"):
-            return _comparison(symbol, self._value(part, token), self._value(right_part, right_token))
+            left, right = self._value(part, token), self._value(right_part, right_token)
+            if left.kind == "any" and right.kind == "any":
+                return _comparison_of_names(symbol, left, right, self._allowance)
+            return _comparison(symbol, left, right)
         return _comparison(symbol, self._number(part, token), self._number(right_part, right_token))
 
     def _between(self, value: _Value) -> _Condition:
@@ -563,7 +590,7 @@ class _Parser:
             if len(escape) != 1:
                 raise self._wrong("an escape is one character", escape_token)
         try:
-            return _likeness(value, _pattern(pattern, escape))
+            return _likeness(value, like(pattern, escape), self._allowance)
         except ValueError as error:
             raise self._wrong(str(error), token) from error
 
@@ -634,6 +661,8 @@ class _Parser:
 
     def _parsed_number(self, token: _Token, most: int) -> float:
         text = token.text.lower()
+        if len(text) > _MAX_DIGITS:
+            raise self._wrong(f"a number of {len(text)} characters is longer than the limit of {_MAX_DIGITS}", token)
         if text.startswith("0x"):
             number = int(text.rstrip("l"), 16)
             return _wrapped(number) if number < 2**64 else self._too_large(token)

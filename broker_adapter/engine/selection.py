@@ -71,7 +71,11 @@ class Selectable:
             envelope = self._envelope = self._formats.read(self._format, self._payload)
         header = _HEADERS.get(name)
         if header is not None:
-            return header(envelope)
+            value = header(envelope)
+            if header is _correlation_id and value is not envelope.correlation_id:
+                # A selector may ask for it a thousand times, and it may be as long as a message.
+                self._envelope = envelope._replace(correlation_id=value)
+            return value
         if name == "JMSXDeliveryCount":
             return self._failures + 1
         if self._annotations is not None and name in self._annotations:
