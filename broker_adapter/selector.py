@@ -41,8 +41,11 @@ MAX_PATTERN_LENGTH: Final = 1000
 MAX_STEPS: Final = 4 * 1024 * 1024
 #: Characters that are compared with each other in one step.
 _COMPARED_IN_A_STEP: Final = 16
-#: Longest selector, in characters, that is kept for the next one who asks for it: a long one takes half a megabyte.
-_MAX_KEPT_LENGTH: Final = 500
+#: Selectors up to this length, in characters, are short.  A long one takes up to half a megabyte of memory.
+_SHORT_SELECTOR: Final = 500
+#: Short and long selectors that are kept for the next one who asks for them.
+_SHORT_KEPT: Final = 1024
+_LONG_KEPT: Final = 32
 #: Most digits of a number, zeros ahead of it included; the largest integer has 19.
 _MAX_DIGITS: Final = 100
 
@@ -101,7 +104,7 @@ def parse_selector(text: str) -> Selector:
         raise InvalidSelectorException(
             f"selector of {len(text)} characters is longer than the limit of {MAX_SELECTOR_LENGTH}"
         )
-    return _kept(text) if len(text) <= _MAX_KEPT_LENGTH else _parsed(text)
+    return _kept_short(text) if len(text) <= _SHORT_SELECTOR else _kept_long(text)
 
 
 def _parsed(text: str) -> Selector:
@@ -110,7 +113,8 @@ def _parsed(text: str) -> Selector:
     return Selector(text, frozenset(parser.names), condition.is_true)
 
 
-_kept: Final = lru_cache(maxsize=1024)(_parsed)
+_kept_short: Final = lru_cache(maxsize=_SHORT_KEPT)(_parsed)
+_kept_long: Final = lru_cache(maxsize=_LONG_KEPT)(_parsed)
 
 
 # Parts of a selector.
