@@ -222,13 +222,22 @@ class Broker:
             self._signal()
         return waiter.wait(type(command).__name__, timeout)
 
-    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
-        """Carry out an operation beyond messaging; see :mod:`broker_adapter.engine.operations`."""
+    def request(
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        timeout: float | None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Carry out an operation beyond messaging; see :func:`broker_adapter.engine.operations.perform`.
+
+        One that takes effect once is not cancelled: it is asked for again under its id, and goes on meanwhile.
+        """
         if operation == "check":
             return as_answer(check_records(self.store))  # beside the engine: it reads the store as of one commit
         request_id = arguments.get("request_id")
         if operation not in ONCE or not isinstance(request_id, str):
-            return perform(self, operation, arguments, timeout)
+            return perform(self, operation, arguments, timeout, is_cancelled)
         if arguments.get("run", self.run) != self.run:
             raise IllegalStateException(
                 f"the engine was started again while the request {operation!r} was under way: look what it has done,"

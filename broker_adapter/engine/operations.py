@@ -53,7 +53,8 @@ tells a queue from one of the same name that was made after it was deleted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -69,6 +70,7 @@ from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, 
 from broker_adapter.engine.store import Loaded
 from broker_adapter.envelope import ENVELOPE_FORMAT, unpack
 from broker_adapter.errors import (
+    ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
     MessageFormatException,
@@ -123,7 +125,13 @@ Step = c.Command | Callable[[EngineReader], Any]
 Steps = Generator[Step, Any, Any]
 
 
-def perform(engine: Engine, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+def perform(
+    engine: Engine,
+    operation: str,
+    arguments: Mapping[str, Any],
+    timeout: float | None,
+    is_cancelled: Callable[[], bool] | None = None,
+) -> Any:
     """Carry out one operation of the table above.
 
     Args:
@@ -131,8 +139,10 @@ def perform(engine: Engine, operation: str, arguments: Mapping[str, Any], timeou
         operation: its name.
         arguments: by name.
         timeout: longest wait in seconds; None: no limit.
+        is_cancelled: asked before each step; once it returns True, no further step is carried out.
 
     Raises:
+        ConnectionLostException: the operation was cancelled; what was done so far stays done.
         InvalidDestinationException: the queue, or this incarnation of it, is gone.
         MessageFormatException: an argument is missing or of the wrong type, or the operation is unknown.
         OperationTimedOutException: not done in time; what was done so far stays done, and it may be repeated.
@@ -145,6 +155,8 @@ def perform(engine: Engine, operation: str, arguments: Mapping[str, Any], timeou
             step = steps.send(result)
         except StopIteration as end:
             return end.value
+        if is_cancelled is not None and is_cancelled():
+            raise ConnectionLostException("the operation was cancelled: the connection that asked for it ended")
         left = _left(deadline)
         if isinstance(step, tuple):
             result = engine.call(step, left)
@@ -408,13 +420,10 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
     given = {each[0]: tuple(each[1]) if isinstance(each[1], list | tuple) else each[1] for each in arguments.given()}
     # What came before this request is done: what a lost connection had is given back.
     yield c.ResolveCommit(c.CommitId("", 0))
-    positions = sorted(given)
     total = 0
-    while positions:
-        run = [position for position in positions[:_SETTLE_ENTRIES] if position - positions[0] < _SETTLE_ENTRIES]
-        del positions[: len(run)]
+    for run in _runs(sorted(given)):
 
-        def matching(reader: EngineReader, run: list[int] = run) -> tuple[int, list[int]]:
+        def matching(reader: EngineReader, run: Sequence[int] = run) -> tuple[int, list[int]]:
             queue = arguments.queue(reader.state)
             found = reader.entries(queue.id, run[0], run[-1], _SETTLE_ENTRIES).entries
             entries = [each for each in found if each.position in given]
@@ -429,6 +438,15 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
         if found:
             total += yield from act(number, found)
     return total
+
+
+def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Sorted positions, in parts that one look at the queue can cover."""
+    start = 0
+    while start < len(positions):
+        end = bisect_left(positions, positions[start] + _SETTLE_ENTRIES, start)
+        yield positions[start:end]
+        start = end
 
 
 def _name(formats: Formats, form: int, payload: bytes) -> Any:

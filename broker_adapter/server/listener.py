@@ -23,7 +23,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker_adapter.amqp.codec import decode_ahead
@@ -42,6 +41,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.workers import Workers
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 
@@ -56,8 +56,15 @@ _BACKLOG = 1024
 _TOLD_AT_ONCE = 100
 #: Time between two looks at the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
-#: Threads that carry out operations beyond messaging.
-_REQUEST_THREADS = 4
+#: Operations beyond messaging have three groups of worker threads, so that a long one holds up no short one, and none
+#: of them what a client needs to come back from a lost connection.  A connection has one of each group under way.
+_RESTORING = frozenset(("resolve_commit", "settle_positions", "forgive"))
+_RESTORING_THREADS = 2
+_SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard"))
+_SHORT_THREADS = 2
+_LONG_THREADS = 4
+#: Operations of each group that a connection may have waiting; one more is refused.
+_MAX_WAITING = 200
 #: Longest time such an operation may take, in seconds.
 _REQUEST_SECONDS = 300.0
 
@@ -95,7 +102,9 @@ class Listener:
         self._tls = tls
         self._thread: LoopThread | None = None
         self._server: asyncio.Server | None = None
-        self._workers = ThreadPoolExecutor(_REQUEST_THREADS, "holdfast-request")
+        self._restoring = _workers("restoring", _RESTORING_THREADS)
+        self._short = _workers("short", _SHORT_THREADS)
+        self._long = _workers("long", _LONG_THREADS)
         self.connections: set[ClientConnection] = set()
         #: (user, word that the client chose) → its connection, for a client that comes again before the old one ended
         self._named: dict[tuple[str | None, str], ClientConnection] = {}
@@ -148,7 +157,8 @@ class Listener:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._close_all(timeout), thread.loop).result(timeout + 1)
         thread.stop()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._restoring, self._short, self._long):
+            workers.stop()
 
     async def _close_all(self, seconds: float) -> None:
         assert self._server is not None
@@ -210,6 +220,9 @@ class Listener:
 
     def gone(self, connection: ClientConnection) -> None:
         """A connection has ended."""
+        connection.is_gone = True
+        for workers in (self._restoring, self._short, self._long):
+            workers.drop(connection)
         self.connections.discard(connection)
         if connection.token is not None and self._named.get(connection.token) is connection:
             del self._named[connection.token]
@@ -225,7 +238,10 @@ class Listener:
     def request(
         self, connection: ClientConnection, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]
     ) -> None:
-        """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread."""
+        """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread.
+
+        What waits for its turn when the connection ends is not begun any more; what is under way ends with its step.
+        """
         if operation == ANNOUNCE:
             try:
                 if not connection.is_local:
@@ -240,18 +256,20 @@ class Listener:
 
         def work() -> None:
             try:
-                result = self._broker.request(operation, arguments, _REQUEST_SECONDS)
+                result = self._broker.request(operation, arguments, _REQUEST_SECONDS, lambda: connection.is_gone)
             except JMSException as error:
                 result = error
             except Exception as error:
                 _log.exception("! request %s failed unexpectedly", operation)
                 result = JMSException(f"the request failed unexpectedly: {error!r}")
-            done(result)
+            if not connection.is_gone:
+                done(result)
 
+        workers = self._restoring if operation in _RESTORING else self._short if operation in _SHORT else self._long
         try:
-            self._workers.submit(work)
-        except RuntimeError:  # shut down
-            done(IllegalStateException("the server is stopping"))
+            workers.submit(connection, work)
+        except JMSException as error:
+            done(error)
 
     def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         """A protocol for a new connection, whose verified certificate names this user."""
@@ -322,6 +340,7 @@ class ClientConnection(asyncio.Protocol):
         self.name = "?"
         self._host = ""
         self.token: tuple[str | None, str] | None = None
+        self.is_gone = False  #: whether it has ended; read by the threads that work for it
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.name}>"
@@ -463,6 +482,10 @@ class ClientConnection(asyncio.Protocol):
     def _broken(self, error: Exception) -> None:
         _log.error("the connection of %s ends because of an unexpected error", self.name, exc_info=error)
         self.abort()
+
+
+def _workers(name: str, threads: int) -> Workers:
+    return Workers(f"holdfast-{name}", threads, most_running=1, most_waiting=_MAX_WAITING)
 
 
 def _certified_user(certificate: Any) -> str | None:

@@ -17,6 +17,7 @@ from broker_adapter.engine.identities import CACHED_NAMES
 from broker_adapter.engine.maintenance import check_store, quarantined
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
+    ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
@@ -604,3 +605,38 @@ def test_a_temporary_queue_is_known_by_its_name_whatever_kind_is_said(broker: Br
     assert payloads(drained(broker, client, temporary)) == [b"reply"]
     with pytest.raises(InvalidDestinationException, match="does not exist any more"):
         send(broker, client, queue(temporary.name + "x"), "reply")
+# What ends an operation before it is done.
+
+
+def sparse(count: int) -> list[list[Any]]:
+    """Positions so far apart that each takes a step of its own."""
+    return [[number * 1_000_000, "ID:none"] for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+def test_a_cancelled_operation_ends_with_its_step(broker: Broker, operation: str) -> None:
+    send(broker, connect(broker), "q", "a")
+    asked = 0
+
+    def is_cancelled() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 5
+
+    with pytest.raises(ConnectionLostException, match="cancelled"):
+        broker.request(operation, {"destination": "q", "given": sparse(1000)}, WAIT, is_cancelled)
+    assert asked == 6
+
+
+def test_a_cancelled_purge_leaves_what_it_had_not_come_to(broker: Broker) -> None:
+    send(broker, connect(broker), "q", "a", "b")
+    with pytest.raises(ConnectionLostException, match="cancelled"):
+        broker.request("purge", {"destination": "q"}, WAIT, lambda: True)
+    assert depth(broker, "q") == 2
+    assert broker.request("purge", {"destination": "q"}, WAIT, lambda: False) == 2
+
+
+def test_the_deadline_holds_also_where_nothing_is_found(broker: Broker) -> None:
+    send(broker, connect(broker), "q", "a")
+    with pytest.raises(OperationTimedOutException, match="the time is over"):
+        broker.request("settle_positions", {"destination": "q", "given": sparse(500_000)}, 0.5)

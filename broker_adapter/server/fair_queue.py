@@ -1,0 +1,92 @@
+"""Jobs of several owners, taken in turn: the rules by which the server's workers are shared; no threads or clock.
+
+Theory of operation
+    Each owner has a queue of jobs.  ``take()`` gives the next job of the owner whose turn it is.  An owner that has as
+    many jobs under way as it may is passed over until one of them is done.  So however many jobs one owner has, the
+    next job of any other owner waits for a bounded number of jobs only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+Owner = TypeVar("Owner")
+Job = TypeVar("Job")
+
+
+class FairQueue(Generic[Owner, Job]):
+    """Jobs that wait, and how many of each owner are under way.
+
+    Args:
+        most_running: jobs of one owner that may be under way at once.
+        most_waiting: jobs of one owner that may wait.
+        most_waiting_in_all: jobs that may wait in all; None: no limit.
+    """
+
+    def __init__(self, *, most_running: int, most_waiting: int, most_waiting_in_all: int | None = None) -> None:
+        self._most_running = most_running
+        self._most_waiting = most_waiting
+        self._most_waiting_in_all = most_waiting_in_all
+        self._waiting: dict[Owner, deque[Job]] = {}
+        self._running: dict[Owner, int] = {}
+        #: Owners with jobs that wait and fewer under way than they may have, in the order of their turns.
+        self._turns: dict[Owner, None] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many jobs wait."""
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<FairQueue waiting={self._count} running={sum(self._running.values())} owners={len(self._waiting)}>"
+
+    def put(self, owner: Owner, job: Job) -> bool:
+        """Add a job; returns False, and adds nothing, where too many wait."""
+        jobs = self._waiting.get(owner)
+        if jobs is not None and len(jobs) >= self._most_waiting:
+            return False
+        if self._most_waiting_in_all is not None and self._count >= self._most_waiting_in_all:
+            return False
+        if jobs is None:
+            jobs = self._waiting[owner] = deque()
+        jobs.append(job)
+        self._count += 1
+        if self._running.get(owner, 0) < self._most_running:
+            self._turns.setdefault(owner)
+        return True
+
+    def take(self) -> tuple[Owner, Job] | None:
+        """The next job and its owner, of whom it is under way from now on; None where there is none to be taken."""
+        owner = next(iter(self._turns), None)
+        if owner is None:
+            return None
+        del self._turns[owner]
+        jobs = self._waiting[owner]
+        job = jobs.popleft()
+        self._count -= 1
+        running = self._running[owner] = self._running.get(owner, 0) + 1
+        if not jobs:
+            del self._waiting[owner]
+        elif running < self._most_running:
+            self._turns[owner] = None
+        return owner, job
+
+    def done(self, owner: Owner) -> None:
+        """A job of this owner is not under way any more."""
+        running = self._running[owner] - 1
+        if running:
+            self._running[owner] = running
+        else:
+            del self._running[owner]
+        if owner in self._waiting:
+            self._turns.setdefault(owner)
+
+    def drop(self, owner: Owner) -> list[Job]:
+        """Take out all jobs of an owner that wait."""
+        jobs = self._waiting.pop(owner, None)
+        self._turns.pop(owner, None)
+        if jobs is None:
+            return []
+        self._count -= len(jobs)
+        return list(jobs)

@@ -1,0 +1,90 @@
+"""Threads for what must not hold up the server's loop, shared fairly among those who ask."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+from broker_adapter.errors import IllegalStateException, ResourceAllocationException
+from broker_adapter.server.fair_queue import FairQueue
+
+_log = logging.getLogger(__name__)
+
+Job = Callable[[], None]
+
+
+class Workers:
+    """A bounded number of threads.
+
+    Args:
+        name: of the threads.
+        threads: how many; they are started when they are needed.
+        most_running: jobs of one owner that may be under way at once.
+        most_waiting: jobs of one owner that may wait.
+        most_waiting_in_all: jobs that may wait in all; None: no limit.
+    """
+
+    def __init__(
+        self, name: str, threads: int, *, most_running: int, most_waiting: int, most_waiting_in_all: int | None = None
+    ) -> None:
+        self._name = name
+        self._threads = ThreadPoolExecutor(threads, name)
+        self._lock = threading.Lock()
+        self._jobs: FairQueue[Hashable, Job] = FairQueue(
+            most_running=most_running, most_waiting=most_waiting, most_waiting_in_all=most_waiting_in_all
+        )
+
+    def __repr__(self) -> str:
+        return f"<Workers {self._name} {self._jobs!r}>"
+
+    def submit(self, owner: Hashable, job: Job) -> None:
+        """Have a job done in one of the threads.  Does not wait.
+
+        Args:
+            owner: whose job it is; compared by equality.
+            job: must not raise.
+
+        Raises:
+            ResourceAllocationException: too many jobs wait.
+            IllegalStateException: the workers were stopped.
+        """
+        with self._lock:
+            if not self._jobs.put(owner, job):
+                raise ResourceAllocationException(
+                    f"too many requests of this client wait already ({self._name}); wait for answers before asking more"
+                )
+        self._start_thread(owner)
+
+    def _start_thread(self, owner: Hashable) -> None:
+        try:
+            self._threads.submit(self._work)
+        except RuntimeError:  # it was shut down
+            self.drop(owner)
+            raise IllegalStateException("the server is stopping") from None
+
+    def _work(self) -> None:
+        """Do one job after the other, for as long as there are some that may be done."""
+        while True:
+            with self._lock:
+                taken = self._jobs.take()
+            if taken is None:
+                return
+            owner, job = taken
+            try:
+                job()
+            except Exception:
+                _log.exception("! a job of %s raised; it must not", self._name)
+            finally:
+                with self._lock:
+                    self._jobs.done(owner)
+
+    def drop(self, owner: Hashable) -> None:
+        """Forget the jobs of an owner that wait.  Those under way go on."""
+        with self._lock:
+            self._jobs.drop(owner)
+
+    def stop(self) -> None:
+        """Do no more jobs.  Those under way go on; this does not wait for them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

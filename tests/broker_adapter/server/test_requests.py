@@ -1,0 +1,141 @@
+"""Requests beyond messaging: what one connection takes of the server's workers, and what ends with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server import listener
+from broker_adapter.server.listener import ClientConnection, Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import Connection, ConnectionFactory, ConnectionLostException, ResourceAllocationException
+from tests.contracts.transports import eventually
+
+WAIT = 30.0
+
+
+class GatedBroker(Broker):
+    """An engine in which requests of some operations wait at a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineSettings())
+        self.gated: frozenset[str] = frozenset()
+        self.arrived = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.begun: list[Any] = []
+
+    def request(self, operation: str, arguments: Mapping[str, Any], *others: Any) -> Any:
+        if operation in self.gated:
+            self.begun.append(arguments.get("destination"))
+            self.arrived.release()
+            assert self.gate.wait(WAIT)
+        return super().request(operation, arguments, *others)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many more requests have come to the gate."""
+        for _ in range(count):
+            assert self.arrived.acquire(timeout=WAIT)
+
+
+class Server:
+    """A server over such an engine, and clients that ask from threads of their own."""
+
+    def __init__(self) -> None:
+        self.broker = GatedBroker()
+        self.listener = Listener(self.broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+        self._url = f"amqp://127.0.0.1:{self.listener.start()[1]}?failover=nofailover"
+        self._threads = ThreadPoolExecutor(50)
+        self._clients: list[Connection] = []
+
+    def client(self, *queues: str) -> Connection:
+        """A client that has sent a message to each of these queues."""
+        connection = ConnectionFactory(self._url).create_connection()
+        self._clients.append(connection)
+        with connection.create_session() as session:
+            for name in queues:
+                session.create_producer(session.create_queue(name)).send("x")
+        return connection
+
+    def ask(self, connection: Connection, operation: str, **arguments: Any) -> Future[Any]:
+        return self._threads.submit(connection.request, operation, arguments, WAIT)
+
+    def close(self) -> None:
+        self.broker.gate.set()
+        for each in self._clients:
+            each.close()
+        self._threads.shutdown()
+        self.listener.stop()
+        self.broker.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def test_the_requests_of_one_connection_leave_workers_for_others(server: Server) -> None:
+    server.broker.gated = frozenset(["purge"])
+    greedy, other = server.client("a", "b"), server.client()
+    asked = [server.ask(greedy, "purge", destination="a") for _ in range(10)]
+    server.broker.wait_for(1)
+    asked.append(server.ask(other, "purge", destination="b"))
+    server.broker.wait_for(1)
+    assert server.broker.begun == ["a", "b"]
+    server.broker.gate.set()
+    assert [each.result(WAIT) for each in asked] == [1, *[0] * 9, 1]
+
+
+def test_long_requests_hold_up_neither_short_ones_nor_those_of_a_restored_connection(server: Server) -> None:
+    server.broker.gated = frozenset(["purge"])
+    names = [f"q{number}" for number in range(listener._LONG_THREADS + 2)]
+    clients = [server.client(name) for name in names]
+    asked = [server.ask(client, "purge", destination=name) for client, name in zip(clients, names, strict=True)]
+    server.broker.wait_for(listener._LONG_THREADS)  # all workers for long requests have one
+    for client in (clients[0], clients[-1]):
+        assert client.statistics().clients == len(clients)
+        assert server.ask(client, "resolve_commit", session="s", number=1).result(WAIT) is False
+        for operation in ("settle_positions", "forgive"):
+            assert server.ask(client, operation, destination="q0", given=[[10**9, "ID:none"]]).result(WAIT) == 0
+    server.broker.gate.set()
+    assert [each.result(WAIT) for each in asked] == [1] * len(names)
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "read_range", "purge"])
+def test_requests_that_wait_when_their_connection_ends_are_not_begun(server: Server, operation: str) -> None:
+    server.broker.gated = frozenset([operation])
+    leaving, other = server.client("q"), server.client()
+    arguments = {"destination": "q", "given": [], "first": 0, "last": 10}
+    asked = [server.ask(leaving, operation, **arguments) for _ in range(5)]
+    server.broker.wait_for(1)
+    leaving._transport._inner._io.abort()  # the network is cut, without a word
+    for each in asked:
+        with pytest.raises(ConnectionLostException):
+            each.result(WAIT)
+    eventually(lambda: other.statistics().clients == 1)
+    server.broker.gate.set()
+    answer = server.ask(other, operation, **arguments).result(WAIT)
+    assert server.broker.begun == ["q", "q"], "one of the five was under way, then the other client's"
+    if operation == "purge":
+        assert answer == 0, "a purge takes effect once: it goes on, and is asked for again under its id"
+
+
+def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
+    server.broker.gated = frozenset(["statistics"])
+    connection = ClientConnection(server.listener)
+    answers: list[Any] = []
+    for _ in range(listener._MAX_WAITING + 2):
+        server.listener.request(connection, "statistics", {}, answers.append)
+        if not server.broker.begun:
+            server.broker.wait_for(1)
+    (refusal,) = answers
+    assert isinstance(refusal, ResourceAllocationException)
+    server.broker.gate.set()
+    eventually(lambda: len(answers) == listener._MAX_WAITING + 2)
