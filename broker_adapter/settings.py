@@ -291,6 +291,17 @@ class ServerSettings:
     handshake_timeout_seconds: float = _option(
         10.0, "longest time from a connection to a completed login and open", least=0.001
     )
+    failed_login_delay_seconds: float = _option(
+        0.5,
+        "pause before a further password of a user is looked at, after three wrong ones from the same address; it"
+        " doubles with each further one; 0: none",
+        least=0,
+    )
+    max_failed_login_delay_seconds: float = _option(
+        5.0,
+        "longest such pause; passwords that have not had their turn by handshake_timeout_seconds are dropped",
+        least=0,
+    )
     idle_timeout_seconds: float = _option(60.0, "a client that is silent for so long is dropped", least=0)
     max_frame_bytes: int = _option(MIB, "largest AMQP frame that we accept after the login", least=512, most=16 * MIB)
     max_sessions: int = _option(256, "sessions of a connection", least=1, most=65536)

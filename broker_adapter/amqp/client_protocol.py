@@ -51,6 +51,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
     TransportFailed,
 )
+from broker_adapter.amqp.sasl import Work
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope
@@ -118,6 +119,9 @@ _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the 
 
 class Login(Protocol):
     """The SASL exchange ahead of AMQP, sans I/O."""
+
+    #: Gets what takes long, or has to wait; ``receive(b"")`` goes on once it was resumed.
+    carry_out: Callable[[Work], None]
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the server."""

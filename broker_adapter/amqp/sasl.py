@@ -8,6 +8,10 @@ Theory of operation
     a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does not
     raise: it ends in ``done`` or in ``error``, or waits for more.
 
+    What takes long (the hash of a password), or has to wait for its turn (the judgement of one), is handed to
+    ``carry_out`` as a piece of :class:`Work`.  Until it is resumed the exchange is suspended: what comes is kept, up to
+    a limit.  Then ``receive(b"")`` goes on with it.
+
     A server without users takes everybody: ANONYMOUS, and PLAIN with any name and password, which nobody verifies
     (so that a client that is configured with a user works against a server on its own machine).  A client with a user
     name does not fall back to ANONYMOUS by itself: its owner would take the connection for one that was verified.
@@ -17,8 +21,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 from scramp import ScramClient, ScramException, ScramMechanism
 
@@ -40,8 +45,13 @@ MAX_FRAMES: Final = 8
 MAX_FRAME_VALUES: Final = 1000
 #: Iterations of the hash that slows down guessing, for new users.
 ITERATIONS: Final = 4096
-#: Most iterations that are done for anybody: about half a second, in which nothing else is served.
+#: Most iterations that are done for anybody: from half a second to a few, of one core.  ``scramp`` refuses fewer than
+#: 4,096, the least that RFC 7677 allows.
 MAX_ITERATIONS: Final = 1_000_000
+#: Most bytes that the other side may send while the exchange is suspended: its first frames of AMQP, ahead of time.
+MAX_AHEAD_BYTES: Final = 64 * 1024
+#: Longest first message of a SCRAM client, in bytes: a name of 255 characters, escaped, and a nonce.
+MAX_CLIENT_FIRST_BYTES: Final = 2048
 
 _MECHANISMS: Final = 0x40
 _INIT: Final = 0x41
@@ -78,14 +88,36 @@ class Users(Protocol):
         """Whether there is such a user, who proves who he is in another way."""
 
 
+class Work(NamedTuple):
+    """What has to be done before a login can go on."""
+
+    username: str  #: of whom
+    is_costly: bool  #: whether it takes long, so that it has to be done in another thread
+    compute: Callable[[], Any]  #: does it; in any thread, once
+    resume: Callable[[Any], None]  #: goes on with its result, in the connection's thread
+
+
+def _at_once(work: Work) -> None:
+    work.resume(work.compute())
+
+
 class _Exchange:
-    """What both ends have in common: the header, the frames, their limits."""
+    """What both ends have in common: the header, the frames, their limits.
+
+    Attributes:
+        carry_out: called with each piece of work, in the connection's thread; by default it is done at once.
+        is_suspended: whether a piece of work is under way.
+        done: whether the login succeeded.
+        error: why it failed, where it did.
+    """
 
     def __init__(self) -> None:
         self._input = b""
         self._output: list[bytes] = []
         self._header_seen = False
         self._frames = 0
+        self.carry_out: Callable[[Work], None] = _at_once
+        self.is_suspended = False
         self.done = False
         self.error: JMSException | None = None
 
@@ -94,7 +126,9 @@ class _Exchange:
         if self.error is not None:
             return
         self._input += data
-        while not self.done and self.error is None:
+        if self.is_suspended and len(self._input) > MAX_AHEAD_BYTES:
+            self._break(f"more than {MAX_AHEAD_BYTES} bytes came ahead of the outcome of the login")
+        while not self.done and self.error is None and not self.is_suspended:
             if not self._header_seen:
                 if len(self._input) < 8 and SASL_HEADER.startswith(self._input):
                     return
@@ -140,6 +174,23 @@ class _Exchange:
         except (ValueError, ScramException) as error:
             self._break(f"the login cannot be understood: {error}")
         return True
+
+    def _suspend(
+        self, username: str, compute: Callable[[], Any], then: Callable[[Any], None], *, is_costly: bool
+    ) -> None:
+        """Have something computed, and go on with its result."""
+        self.is_suspended = True
+
+        def resume(result: Any) -> None:
+            self.is_suspended = False
+            if self.error is not None:
+                return
+            try:
+                then(result)
+            except (ValueError, ScramException) as error:
+                self._break(f"the login cannot be understood: {error}")
+
+        self.carry_out(Work(username, is_costly, compute, resume))
 
     def pending_output(self) -> bytes:
         """The bytes to send now."""
@@ -274,12 +325,16 @@ class ClientLogin(_Exchange):
                 return
             if int(self._scram.iterations) > MAX_ITERATIONS:
                 raise ValueError(f"{self._scram.iterations} iterations are more than the limit of {MAX_ITERATIONS}")
-            self._send(_RESPONSE, self._scram.get_client_final().encode())
+            assert self._username is not None
+            self._suspend(self._username, self._scram.get_client_final, self._prove, is_costly=True)
         elif self._scram_stage == 2:
             if self._is_proven(challenge):
                 self._send(_RESPONSE, b"")
         else:
             raise ValueError("a challenge too many")
+
+    def _prove(self, client_final: str) -> None:
+        self._send(_RESPONSE, client_final.encode())
 
     def _is_proven(self, proof: Any) -> bool:
         """Whether the broker, too, knows the password; notes the error where it does not."""
@@ -383,11 +438,13 @@ class ServerLogin(_Exchange):
                 self._welcome(username)
             elif asked not in ("", username):
                 self._refuse(f"{username!a:.100} may not act as {asked!a:.100}")
-            elif self._users.check(username, password):
-                self._welcome(username)
             else:
-                self._refuse(f"wrong user name or password of {username!a:.100}")
+                self._claimed = username
+                check = partial(self._users.check, username, password)
+                self._suspend(username, check, self._on_checked, is_costly=True)
         else:
+            if len(_binary(response)) > MAX_CLIENT_FIRST_BYTES:
+                raise ValueError(f"a first message of SCRAM has at most {MAX_CLIENT_FIRST_BYTES} bytes")
             self._scram = ScramMechanism(SCRAM_SHA_256).make_server(self._verifier)
             self._scram.set_client_first(_binary(response).decode())
             self._send(_CHALLENGE, self._scram.get_server_first().encode())
@@ -406,14 +463,32 @@ class ServerLogin(_Exchange):
         assert self._users is not None
         return self._users.verifier(username) or decoy(username)
 
+    def _on_checked(self, is_right: bool) -> None:
+        if is_right:
+            self._welcome(self._claimed)
+        else:
+            self._refuse_claim()
+
     def _on_response(self, response: bytes) -> None:
+        self._suspend(self._claimed, partial(self._verified, response.decode()), self._on_verified, is_costly=False)
+
+    def _verified(self, client_final: str) -> bytes | None:
+        """The proof that the server knows the password, too; None where the client does not."""
         try:
-            self._scram.set_client_final(response.decode())
-            final = self._scram.get_server_final()
+            self._scram.set_client_final(client_final)
+            final: str = self._scram.get_server_final()
         except ScramException:
-            self._refuse(f"wrong user name or password of {self._claimed!a:.100}")
-            return
-        self._welcome(self._claimed, final.encode())
+            return None
+        return final.encode()
+
+    def _on_verified(self, server_final: bytes | None) -> None:
+        if server_final is None:
+            self._refuse_claim()
+        else:
+            self._welcome(self._claimed, server_final)
+
+    def _refuse_claim(self) -> None:
+        self._refuse(f"wrong user name or password of {self._claimed!a:.100}")
 
     def _welcome(self, username: str, data: bytes | None = None) -> None:
         self.username = username or None

@@ -17,6 +17,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -24,9 +26,11 @@ from ack_modes import Settlement
 from broker_adapter.amqp.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase, servers_of
 from broker_adapter.amqp.codec import encode_amqp, with_duplicate_id
-from broker_adapter.amqp.io_loop import SocketConnection, Work
+from broker_adapter.amqp.hashing import hash_elsewhere
+from broker_adapter.amqp.io_loop import SocketConnection
+from broker_adapter.amqp.io_loop import Work as LoopWork
 from broker_adapter.amqp.peer import PeerLimits
-from broker_adapter.amqp.sasl import ClientLogin
+from broker_adapter.amqp.sasl import ClientLogin, Work
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
@@ -60,7 +64,7 @@ from broker_adapter.version import own_version
 class Io(Protocol):
     """What carries the bytes of one connection, and runs its protocol in one thread."""
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: LoopWork) -> None:
         """Hand work to that thread."""
 
     def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
@@ -188,6 +192,8 @@ class AmqpTransport:
         self._listener = listener
         self._protocol = protocol = ClientProtocol(options, login, self._on_event, self._window.leave)
         self._io = io = self._make_io(protocol)
+        if login is not None:
+            login.carry_out = partial(_hash_elsewhere, io, protocol)
         call = _Call()
         io.submit(lambda: protocol.open(call))
         own = url.client.connect_timeout_seconds
@@ -548,6 +554,21 @@ class AmqpTransport:
         assert io is not None
         assert protocol is not None
         return io, protocol
+
+
+def _hash_elsewhere(io: Io, protocol: ClientProtocol, work: Work) -> None:
+    """Do what a login has to have done in another thread, and go on with it in the loop's."""
+
+    def go_on(result: Any) -> None:
+        if protocol.phase is not Phase.CLOSED:
+            work.resume(result)
+            protocol.receive(b"")
+
+    def done(result: Any) -> None:
+        with suppress(IllegalStateException):  # the process was forked meanwhile
+            io.submit(lambda: go_on(result))
+
+    hash_elsewhere(work.compute, done)
 
 
 def _named(destination: Destination | None) -> str:

@@ -4,11 +4,15 @@ Theory of operation
     Each owner has a queue of jobs.  ``take()`` gives the next job of the owner whose turn it is.  An owner that has as
     many jobs under way as it may is passed over until one of them is done.  So however many jobs one owner has, the
     next job of any other owner waits for a bounded number of jobs only.
+
+    Owners may belong to groups.  Groups take turns, and within a group its owners do, so that one group with many
+    owners gets no more than one with few.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Owner = TypeVar("Owner")
@@ -21,17 +25,19 @@ class FairQueue(Generic[Owner, Job]):
     Args:
         most_running: jobs of one owner that may be under way at once.
         most_waiting: jobs of one owner that may wait.
-        most_waiting_in_all: jobs that may wait in all; None: no limit.
+        group_of: the group of an owner; None: each is a group of its own.
     """
 
-    def __init__(self, *, most_running: int, most_waiting: int, most_waiting_in_all: int | None = None) -> None:
+    def __init__(
+        self, *, most_running: int, most_waiting: int, group_of: Callable[[Owner], Hashable] | None = None
+    ) -> None:
         self._most_running = most_running
         self._most_waiting = most_waiting
-        self._most_waiting_in_all = most_waiting_in_all
+        self._group_of: Callable[[Owner], Hashable] = group_of or (lambda owner: owner)
         self._waiting: dict[Owner, deque[Job]] = {}
         self._running: dict[Owner, int] = {}
-        #: Owners with jobs that wait and fewer under way than they may have, in the order of their turns.
-        self._turns: dict[Owner, None] = {}
+        #: Group → its owners with jobs that wait and fewer under way than they may have; both in the order of turns.
+        self._turns: dict[Hashable, dict[Owner, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -46,22 +52,24 @@ class FairQueue(Generic[Owner, Job]):
         jobs = self._waiting.get(owner)
         if jobs is not None and len(jobs) >= self._most_waiting:
             return False
-        if self._most_waiting_in_all is not None and self._count >= self._most_waiting_in_all:
-            return False
         if jobs is None:
             jobs = self._waiting[owner] = deque()
         jobs.append(job)
         self._count += 1
         if self._running.get(owner, 0) < self._most_running:
-            self._turns.setdefault(owner)
+            self._give_turn(owner)
         return True
 
     def take(self) -> tuple[Owner, Job] | None:
         """The next job and its owner, of whom it is under way from now on; None where there is none to be taken."""
-        owner = next(iter(self._turns), None)
-        if owner is None:
+        group = next(iter(self._turns), None)
+        if group is None:
             return None
-        del self._turns[owner]
+        owners = self._turns.pop(group)
+        owner = next(iter(owners))
+        del owners[owner]
+        if owners:
+            self._turns[group] = owners  # behind the other groups
         jobs = self._waiting[owner]
         job = jobs.popleft()
         self._count -= 1
@@ -69,8 +77,11 @@ class FairQueue(Generic[Owner, Job]):
         if not jobs:
             del self._waiting[owner]
         elif running < self._most_running:
-            self._turns[owner] = None
+            self._give_turn(owner)
         return owner, job
+
+    def _give_turn(self, owner: Owner) -> None:
+        self._turns.setdefault(self._group_of(owner), {}).setdefault(owner)
 
     def done(self, owner: Owner) -> None:
         """A job of this owner is not under way any more."""
@@ -80,13 +91,17 @@ class FairQueue(Generic[Owner, Job]):
         else:
             del self._running[owner]
         if owner in self._waiting:
-            self._turns.setdefault(owner)
+            self._give_turn(owner)
 
     def drop(self, owner: Owner) -> list[Job]:
         """Take out all jobs of an owner that wait."""
         jobs = self._waiting.pop(owner, None)
-        self._turns.pop(owner, None)
         if jobs is None:
             return []
+        group = self._group_of(owner)
+        owners = self._turns.get(group, {})
+        owners.pop(owner, None)
+        if not owners:
+            self._turns.pop(group, None)
         self._count -= len(jobs)
         return list(jobs)

@@ -9,7 +9,8 @@ Theory of operation
     by a weak reference only.  What the engine still has to say to a protocol whose connection is gone, it hears alone.
 
     Any peer may be hostile before it has logged in: it has ``handshake_timeout_seconds`` for all of login and open,
-    its frames are small, and it costs nothing of the engine.
+    its frames are small, and it costs nothing of the engine.  Passwords are looked at when the gate
+    (:mod:`broker_adapter.server.login_gate`) lets them through, and what takes long of it is done by workers.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread, stop_listening
-from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.sasl import ServerLogin, Work
 from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT
@@ -40,7 +43,10 @@ from broker_adapter.errors import (
     StoreException,
 )
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
+from broker_adapter.server.login_gate import LoginGate, Pair
+from broker_adapter.server.origins import origin_of
 from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.users import MAX_NAME_LENGTH
 from broker_adapter.server.workers import Workers
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
@@ -67,6 +73,15 @@ _LONG_THREADS = 4
 _MAX_WAITING = 200
 #: Longest time such an operation may take, in seconds.
 _REQUEST_SECONDS = 300.0
+#: Most threads that compute hashes of passwords; at most half of the cores do.
+_MOST_HASH_THREADS = 4
+
+
+class _Claim(NamedTuple):
+    """A password, or a proof of one, that a client has sent."""
+
+    connection: ClientConnection
+    work: Work
 
 
 class Listener:
@@ -105,6 +120,16 @@ class Listener:
         self._restoring = _workers("restoring", _RESTORING_THREADS)
         self._short = _workers("short", _SHORT_THREADS)
         self._long = _workers("long", _LONG_THREADS)
+        threads = max(1, min(_MOST_HASH_THREADS, (os.cpu_count() or 1) // 2))
+        self._hashing = Workers(
+            "holdfast-hash", threads, most_running=1, most_waiting=1, group_of=lambda pair: pair.origin
+        )
+        self._gate: LoginGate[_Claim] = LoginGate(
+            settings.failed_login_delay_seconds,
+            settings.max_failed_login_delay_seconds,
+            is_gone=lambda claim: claim.connection.is_gone,
+        )
+        self._gate_timer: asyncio.TimerHandle | None = None
         self.connections: set[ClientConnection] = set()
         #: (user, word that the client chose) → its connection, for a client that comes again before the old one ended
         self._named: dict[tuple[str | None, str], ClientConnection] = {}
@@ -157,7 +182,7 @@ class Listener:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._close_all(timeout), thread.loop).result(timeout + 1)
         thread.stop()
-        for workers in (self._restoring, self._short, self._long):
+        for workers in (self._restoring, self._short, self._long, self._hashing):
             workers.stop()
 
     async def _close_all(self, seconds: float) -> None:
@@ -280,6 +305,13 @@ class Listener:
         known = weakref.ref(connection)
         made: weakref.ref[ServerProtocol]
 
+        def carry_out(work: Work) -> None:
+            living = known()
+            if living is not None:
+                self._judge(living, work)
+
+        login.carry_out = carry_out
+
         def wake() -> None:
             living = known() or made()
             if living is not None:
@@ -303,6 +335,62 @@ class Listener:
         )
         made = weakref.ref(protocol)
         return protocol
+
+    # Passwords, in the loop's thread but for what is said otherwise.
+
+    def _judge(self, connection: ClientConnection, work: Work) -> None:
+        """A client has sent a password, or a proof of one: look at it when its turn comes."""
+        claim = _Claim(connection, work)
+        pair = Pair(origin_of(connection.host), work.username[:MAX_NAME_LENGTH])
+        self._gate.arrive(pair, claim, time.monotonic())
+        self._judge_next(claim)
+
+    def _judge_next(self, current: _Claim | None = None) -> None:
+        """Look at what may be looked at now; ``current`` came in this moment, and its client goes on by itself."""
+        while (taken := self._gate.take(time.monotonic())) is not None:
+            pair, claim = taken
+            if not claim.work.is_costly:
+                self._judged(pair, claim, _computed(claim.work), goes_on=claim is not current)
+                continue
+            try:
+                self._hashing.submit(pair, partial(self._hash, pair, claim))
+            except JMSException:  # the server is stopping
+                self._gate.judged(pair, None, time.monotonic())
+        if self._gate_timer is not None:
+            self._gate_timer.cancel()
+            self._gate_timer = None
+        at = self._gate.next_at()
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            self._gate_timer = loop.call_later(max(0.0, at - time.monotonic()), self._judge_next)
+
+    def _hash(self, pair: Pair, claim: _Claim) -> None:
+        """In a worker's thread."""
+        if claim.connection.is_gone:
+            then = partial(self._passed_over, pair)
+        else:
+            then = partial(self._hashed, pair, claim, _computed(claim.work))
+        thread = self._thread
+        if thread is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                thread.loop.call_soon_threadsafe(then)
+
+    def _passed_over(self, pair: Pair) -> None:
+        self._gate.judged(pair, None, time.monotonic())
+        self._judge_next()
+
+    def _hashed(self, pair: Pair, claim: _Claim, result: Any) -> None:
+        self._judged(pair, claim, result, goes_on=True)
+        self._judge_next()
+
+    def _judged(self, pair: Pair, claim: _Claim, result: Any, *, goes_on: bool) -> None:
+        self._gate.judged(pair, bool(result), time.monotonic())
+        connection, work = claim
+        if connection.is_gone:
+            return
+        work.resume(result)
+        if goes_on:
+            connection.data_received(b"")
 
     def _admit(self) -> None:
         """Whether a connection that wants to be opened may be.
@@ -338,7 +426,7 @@ class ClientConnection(asyncio.Protocol):
         self._next_tick_ms = 0
         self._closing_since: float | None = None
         self.name = "?"
-        self._host = ""
+        self.host = ""  #: address of the client
         self.token: tuple[str | None, str] | None = None
         self.is_gone = False  #: whether it has ended; read by the threads that work for it
 
@@ -352,7 +440,7 @@ class ClientConnection(asyncio.Protocol):
         self._protocol = self._listener.protocol(self, _certified_user(transport.get_extra_info("peercert")))
         peer = transport.get_extra_info("peername")
         self.name = ":".join(map(str, peer[:2])) if peer else "?"
-        self._host = str(peer[0]) if peer else ""
+        self.host = str(peer[0]) if peer else ""
         connections, limits = self._listener.connections, self._listener.settings
         if self._listener.is_stopping:
             transport.abort()
@@ -461,7 +549,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_local(self) -> bool:
         """Whether the client is on this machine."""
-        return is_loopback(self._host)
+        return is_loopback(self.host)
 
     def announce(self) -> None:
         """The list of servers has changed."""
@@ -482,6 +570,15 @@ class ClientConnection(asyncio.Protocol):
     def _broken(self, error: Exception) -> None:
         _log.error("the connection of %s ends because of an unexpected error", self.name, exc_info=error)
         self.abort()
+
+
+def _computed(work: Work) -> Any:
+    """The result of a piece of work; what goes wrong in it is a wrong password."""
+    try:
+        return work.compute()
+    except Exception:
+        _log.exception("! a password could not be looked at")
+        return None
 
 
 def _workers(name: str, threads: int) -> Workers:

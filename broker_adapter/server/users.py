@@ -24,6 +24,7 @@ import tempfile
 from collections import Counter
 from hmac import compare_digest
 from pathlib import Path
+from typing import NamedTuple
 
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
@@ -44,6 +45,15 @@ _LINE = re.compile(
 )
 
 
+class _Known(NamedTuple):
+    """The users of a file, and what unknown ones seem to have."""
+
+    users: dict[str, Verifier]
+    salt_bytes: int
+    iterations: int
+    decoy_key: bytes
+
+
 class UsersFile:
     """Who may log in, as a file says.
 
@@ -56,12 +66,12 @@ class UsersFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._users: dict[str, Verifier] = {}
+        self._use({})
         self._seen: tuple[int, ...] | None = None
         self._load()
 
     def __repr__(self) -> str:
-        return f"<UsersFile {str(self.path)!r}, {len(self._users)} users>"
+        return f"<UsersFile {str(self.path)!r}, {len(self._known.users)} users>"
 
     def _load(self) -> None:
         """Read the file; where that fails, the users stay as they were."""
@@ -72,11 +82,11 @@ class UsersFile:
 
     def _use(self, users: dict[str, Verifier]) -> None:
         """Unknown users get a decoy that is like most real ones, and the same until the file changes."""
-        self._users = users
         shapes = Counter((len(salt), iterations) for salt, _, _, iterations in users.values())
-        self._shape = shapes.most_common(1)[0][0] if shapes else (32, ITERATIONS)
+        shape = shapes.most_common(1)[0][0] if shapes else (32, ITERATIONS)
         keys = b"".join(users[name][1] for name in sorted(users))
-        self._decoy_key = hashlib.sha256(keys).digest() if keys else secrets.token_bytes(32)
+        decoy_key = hashlib.sha256(keys).digest() if keys else secrets.token_bytes(32)
+        self._known = _Known(users, *shape, decoy_key)  # at once, for the threads that look at it
 
     def _refresh(self) -> None:
         """Look whether the file has changed.  A file that cannot be read or understood changes nothing."""
@@ -89,26 +99,32 @@ class UsersFile:
         except JMSSecurityException as error:
             _log.error("! the users stay as they were: %s", error)
             return
-        _log.info("= users file %s was changed: %d users", self.path, len(self._users))
+        _log.info("= users file %s was changed: %d users", self.path, len(self._known.users))
 
     @property
     def names(self) -> list[str]:
         """The users' names, sorted."""
-        return sorted(self._users)
+        return sorted(self._known.users)
 
     def verifier(self, username: str) -> Verifier:
         """What proves this user's password; for an unknown one a decoy.  Looks whether the file has changed."""
         self._refresh()
         prepared = _prepared(username)
-        found = self._users.get(username if prepared is None else prepared)
+        known = self._known
+        found = known.users.get(username if prepared is None else prepared)
         if found is not None:
             return found
-        salt_bytes, iterations = self._shape
-        return decoy(username, self._decoy_key, salt_bytes=salt_bytes, iterations=iterations)
+        return decoy(username, known.decoy_key, salt_bytes=known.salt_bytes, iterations=known.iterations)
 
     def check(self, username: str, password: str) -> bool:
-        """Whether this is the password; takes as long for unknown users.  Looks whether the file has changed."""
+        """Whether this is the password; takes as long for unknown users.  Looks whether the file has changed.
+
+        It takes as long as its hash does, up to a second or more.  Any thread may call it.
+        """
         salt, stored, _, iterations = self.verifier(username)
+        if len(password) > MAX_PASSWORD_LENGTH:  # no user has such a one, and preparing it takes long
+            password = password[:MAX_PASSWORD_LENGTH]
+            stored = b""
         try:
             _, claimed, _, _ = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, iterations, salt)
         except ScramException:  # no user can have such a password
@@ -119,7 +135,7 @@ class UsersFile:
         """Whether there is such a user.  Looks whether the file has changed."""
         self._refresh()
         prepared = _prepared(username)
-        return (username if prepared is None else prepared) in self._users
+        return (username if prepared is None else prepared) in self._known.users
 
     def add(self, username: str, password: str) -> bool:
         """Add a user, or change the password; returns whether the user is new.
@@ -139,8 +155,8 @@ class UsersFile:
             verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, ITERATIONS)
         except ScramException as error:
             raise JMSSecurityException(f"the password cannot be used: {error}") from error
-        users = {**self._users, name: verifier}
-        is_new = len(users) > len(self._users)
+        users = {**self._known.users, name: verifier}
+        is_new = len(users) > len(self._known.users)
         self._write(users)
         return is_new
 
@@ -150,7 +166,7 @@ class UsersFile:
         Raises:
             JMSSecurityException: there is no such user.
         """
-        users = dict(self._users)
+        users = dict(self._known.users)
         if users.pop(_prepared(username) or username, None) is None:
             raise JMSSecurityException(f"there is no user {username!r:.300} in {str(self.path)!r}")
         self._write(users)
@@ -193,6 +209,8 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 def _prepared(username: str) -> str | None:
     """A user name in the one form that it has in the file and in SCRAM; None where it cannot be one."""
+    if len(username) > MAX_NAME_LENGTH:
+        return None
     try:
         name: str = saslprep(username)
     except ScramException:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 from broker_adapter.server.fair_queue import FairQueue
@@ -23,17 +24,23 @@ class Workers:
         threads: how many; they are started when they are needed.
         most_running: jobs of one owner that may be under way at once.
         most_waiting: jobs of one owner that may wait.
-        most_waiting_in_all: jobs that may wait in all; None: no limit.
+        group_of: the group of an owner, where groups are to have equal shares; see :class:`FairQueue`.
     """
 
     def __init__(
-        self, name: str, threads: int, *, most_running: int, most_waiting: int, most_waiting_in_all: int | None = None
+        self,
+        name: str,
+        threads: int,
+        *,
+        most_running: int,
+        most_waiting: int,
+        group_of: Callable[[Any], Hashable] | None = None,
     ) -> None:
         self._name = name
         self._threads = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
         self._jobs: FairQueue[Hashable, Job] = FairQueue(
-            most_running=most_running, most_waiting=most_waiting, most_waiting_in_all=most_waiting_in_all
+            most_running=most_running, most_waiting=most_waiting, group_of=group_of
         )
 
     def __repr__(self) -> str:

@@ -15,6 +15,8 @@ from broker_adapter.amqp.sasl import (
     AMQP_HEADER,
     ANONYMOUS,
     AUTH,
+    MAX_AHEAD_BYTES,
+    MAX_CLIENT_FIRST_BYTES,
     MAX_FRAME_BYTES,
     MAX_FRAMES,
     PLAIN,
@@ -23,6 +25,7 @@ from broker_adapter.amqp.sasl import (
     ClientLogin,
     ServerLogin,
     Verifier,
+    Work,
     decoy,
 )
 from broker_adapter.amqp.transport import login_for
@@ -735,3 +738,86 @@ def test_a_plain_password_does_not_leave_for_a_host_that_others_can_reach(text: 
     here.receive(offer(PLAIN, ANONYMOUS))
 
     assert (b"s3cret" in here.pending_output()) is sent
+
+
+# Work that is done elsewhere.
+
+
+def plain_init(password: str = PASSWORD) -> bytes:
+    return SASL_HEADER + frame(0x41, Symbol(PLAIN), f"\0alice\0{password}".encode())
+
+
+def test_a_login_is_suspended_while_a_password_is_looked_at_and_then_goes_on() -> None:
+    works: list[Work] = []
+    there = server()
+    there.carry_out = works.append
+    there.receive(plain_init() + AMQP_HEADER)
+    assert (there.is_suspended, there.done, there.error) == (True, False, None)
+    assert [each.descriptor for each in performatives(there.pending_output())] == [0x40]
+    (work,) = works
+    assert (work.username, work.is_costly) == ("alice", True)
+    work.resume(work.compute())
+    there.receive(b"")
+    assert (there.is_suspended, there.done, there.username) == (False, True, "alice")
+    assert there.leftover() == AMQP_HEADER
+
+
+def test_the_proof_of_scram_waits_for_its_turn_but_is_not_costly() -> None:
+    works: list[Work] = []
+    here, there = client(SCRAM_SHA_256), server()
+    there.carry_out = works.append
+    talk(here, there)
+    assert not here.done
+    (work,) = works
+    assert (work.username, work.is_costly) == ("alice", False)
+    work.resume(work.compute())
+    talk(here, there)
+    assert here.done
+    assert there.done
+
+
+def test_a_client_is_suspended_while_its_hash_is_computed() -> None:
+    works: list[Work] = []
+    here, there = client(SCRAM_SHA_256), server()
+    here.carry_out = works.append
+    talk(here, there)
+    assert here.is_suspended
+    (work,) = works
+    assert work.is_costly
+    work.resume(work.compute())
+    talk(here, there)
+    assert here.done
+
+
+def test_what_comes_ahead_of_the_outcome_is_limited() -> None:
+    for more, fits in ((MAX_AHEAD_BYTES, True), (MAX_AHEAD_BYTES + 1, False)):
+        works: list[Work] = []
+        there = server()
+        there.carry_out = works.append
+        there.receive(plain_init() + b"x" * 10)
+        for start in range(10, more, 1000):
+            there.receive(b"x" * min(1000, more - start))
+        assert (there.error is None) is fits
+        (work,) = works
+        work.resume(work.compute())
+        assert there.done is fits
+
+
+def test_nothing_follows_when_the_login_has_failed_meanwhile() -> None:
+    works: list[Work] = []
+    there = server()
+    there.carry_out = works.append
+    there.receive(plain_init())
+    there.receive(b"x" * (MAX_AHEAD_BYTES + 1))
+    assert isinstance(there.error, ProtocolException)
+    there.pending_output()
+    works[0].resume(True)
+    assert (there.done, there.pending_output()) == (False, b"")
+
+
+def test_the_first_message_of_scram_is_limited() -> None:
+    for size, fits in ((MAX_CLIENT_FIRST_BYTES, True), (MAX_CLIENT_FIRST_BYTES + 1, False)):
+        there = server()
+        response = b"n,,n=alice,r="
+        there.receive(SASL_HEADER + frame(0x41, Symbol(SCRAM_SHA_256), response + b"x" * (size - len(response))))
+        assert (there.error is None) is fits

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from broker_adapter.server.fair_queue import FairQueue
 
 
-def make(most_running: int = 1, most_waiting: int = 10, in_all: int | None = None) -> FairQueue[str, int]:
-    return FairQueue(most_running=most_running, most_waiting=most_waiting, most_waiting_in_all=in_all)
+def make(most_running: int = 1, most_waiting: int = 10) -> FairQueue[str, int]:
+    return FairQueue(most_running=most_running, most_waiting=most_waiting)
 
 
 def test_owners_take_turns_and_each_keeps_its_order() -> None:
@@ -41,13 +41,25 @@ def test_an_owner_has_no_more_jobs_under_way_than_it_may() -> None:
     assert jobs.take() == ("a", 2)
 
 
-def test_the_jobs_that_wait_are_limited_for_each_owner_and_in_all() -> None:
-    jobs = make(most_waiting=2, in_all=3)
+def test_the_jobs_of_an_owner_that_wait_are_limited() -> None:
+    jobs = make(most_waiting=2)
     assert [jobs.put("a", number) for number in range(3)] == [True, True, False]
-    assert [jobs.put("b", number) for number in range(2)] == [True, False]
+    assert jobs.put("b", 0)
     assert len(jobs) == 3
     assert jobs.take() == ("a", 0)
-    assert jobs.put("b", 5)  # the one under way does not wait
+    assert jobs.put("a", 5)  # the one under way does not wait
+
+
+def test_groups_take_turns_and_within_them_their_owners() -> None:
+    jobs: FairQueue[tuple[str, str], int] = FairQueue(most_running=1, most_waiting=9, group_of=lambda owner: owner[0])
+    for owner in (("x", "a"), ("x", "b"), ("x", "c"), ("y", "a")):
+        for number in range(2):
+            jobs.put(owner, number)
+    taken = []
+    while (found := jobs.take()) is not None:
+        taken.append(f"{found[0][0]}{found[0][1]}{found[1]}")
+        jobs.done(found[0])
+    assert taken == ["xa0", "ya0", "xb0", "ya1", "xc0", "xa1", "xb1", "xc1"]
 
 
 def test_what_is_dropped_is_not_taken_any_more() -> None:
@@ -69,6 +81,7 @@ def test_what_is_dropped_is_not_taken_any_more() -> None:
 @given(
     most_running=st.integers(1, 3),
     most_waiting=st.integers(1, 4),
+    groups=st.sampled_from(["abc", "aab", "aaa"]),
     steps=st.lists(
         st.one_of(
             st.tuples(st.just("put"), st.sampled_from("abc")),
@@ -80,9 +93,11 @@ def test_what_is_dropped_is_not_taken_any_more() -> None:
     ),
 )
 def test_no_job_is_lost_doubled_or_out_of_its_owners_order(
-    most_running: int, most_waiting: int, steps: list[tuple[str, str]]
+    most_running: int, most_waiting: int, groups: str, steps: list[tuple[str, str]]
 ) -> None:
-    jobs: FairQueue[str, int] = FairQueue(most_running=most_running, most_waiting=most_waiting)
+    jobs: FairQueue[str, int] = FairQueue(
+        most_running=most_running, most_waiting=most_waiting, group_of=dict(zip("abc", groups, strict=True)).get
+    )
     waiting: dict[str, deque[int]] = {owner: deque() for owner in "abc"}
     running: Counter[str] = Counter()
     for number, (what, owner) in enumerate(steps):

@@ -304,3 +304,12 @@ def test_a_command_that_cannot_be_done_says_why(
 
     assert answer.startswith("1: holdfast: ")
     assert reason in answer
+
+
+def test_names_and_passwords_beyond_the_longest_are_nobodys(tmp_path: Path) -> None:
+    users = UsersFile.open_or_make(tmp_path / "users")
+    users.add("alice", "x" * MAX_PASSWORD_LENGTH)
+    assert users.check("alice", "x" * MAX_PASSWORD_LENGTH)
+    assert not users.check("alice", "x" * (MAX_PASSWORD_LENGTH + 1))
+    assert not users.check("a" * (MAX_NAME_LENGTH + 1), "x")
+    assert not users.has("a" * (MAX_NAME_LENGTH + 1))

@@ -1,0 +1,26 @@
+"""Where a connection comes from, as limits count it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.server.origins import origin_of
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("@socket", "@socket"),
+    ],
+)
+def test_an_origin_is_an_address_or_the_network_that_one_customer_has(host: str, origin: str) -> None:
+    assert origin_of(host) == origin
