@@ -287,7 +287,23 @@ class EngineSettings:
 class ServerSettings:
     """The limits of the AMQP server in front of an engine."""
 
-    max_connections: int = _option(10_000, "connections at once; one more is refused", least=1)
+    max_connections: int = _option(
+        10_000,
+        "connections at once; one more is refused; fewer where the process may have fewer files open",
+        least=1,
+    )
+    max_logins: int = _option(
+        200,
+        "connections that are within their TLS handshake and login at once; others wait for their turn; one address has"
+        " half of these places at most",
+        least=1,
+    )
+    max_logins_per_address: int | None = _option(
+        None,
+        "connections of one address (of IPv6: of one /64 network) that may be here without having logged in; one more"
+        " is dropped; none: half of max_connections",
+        least=1,
+    )
     handshake_timeout_seconds: float = _option(
         10.0, "longest time from a connection to a completed login and open", least=0.001
     )

@@ -33,6 +33,7 @@ from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, OperationTimedOutException, StoreCorruptException
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.store_commands import add_commands, progress
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from
@@ -49,6 +50,8 @@ from broker_adapter.transport import (
     TransportEvent,
 )
 from broker_adapter.version import own_version
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"
@@ -265,6 +268,9 @@ def _serve(options: argparse.Namespace) -> int:
                 f"the store in {options.data!r} is damaged: {len(report.damages)} pages and"
                 f" {sum(report.summary.problems.values())} records; run: holdfast check {options.data} --repair"
             )
+    before, after = raise_soft_limit()
+    if after > before:
+        _log.info("= this process may have %d files open now, instead of %d", after, before)
     broker = Broker(engine_settings, options.data)
     stopped = threading.Event()
     failed = broker.on_failure(lambda _error: stopped.set())

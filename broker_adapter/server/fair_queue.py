@@ -93,15 +93,45 @@ class FairQueue(Generic[Owner, Job]):
         if owner in self._waiting:
             self._give_turn(owner)
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether ``take`` would give a job."""
+        return bool(self._turns)
+
+    def waiting_of(self, owner: Owner) -> int:
+        """How many jobs of this owner wait."""
+        return len(self._waiting.get(owner, ()))
+
+    def last_of(self, owner: Owner) -> Job | None:
+        """The newest job of this owner that waits; it stays there."""
+        jobs = self._waiting.get(owner)
+        return jobs[-1] if jobs else None
+
+    def remove(self, owner: Owner, job: Job) -> None:
+        """Take out one job that waits; the newest and the oldest ones at once, others by looking for them."""
+        jobs = self._waiting[owner]
+        if jobs[-1] == job:
+            jobs.pop()
+        else:
+            jobs.remove(job)
+        self._count -= 1
+        if not jobs:
+            self._forget(owner)
+
     def drop(self, owner: Owner) -> list[Job]:
         """Take out all jobs of an owner that wait."""
-        jobs = self._waiting.pop(owner, None)
+        jobs = self._waiting.get(owner)
         if jobs is None:
             return []
+        self._count -= len(jobs)
+        self._forget(owner)
+        return list(jobs)
+
+    def _forget(self, owner: Owner) -> None:
+        """An owner has no more jobs that wait."""
+        del self._waiting[owner]
         group = self._group_of(owner)
         owners = self._turns.get(group, {})
         owners.pop(owner, None)
         if not owners:
             self._turns.pop(group, None)
-        self._count -= len(jobs)
-        return list(jobs)

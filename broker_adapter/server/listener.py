@@ -8,6 +8,10 @@ Theory of operation
     A connection that has ended is freed at once, and not when the garbage collector gets to it: its protocol knows it
     by a weak reference only.  What the engine still has to say to a protocol whose connection is gone, it hears alone.
 
+    Connections are accepted here, not by asyncio, so that each counts from that moment on, ahead of its TLS handshake
+    (:mod:`broker_adapter.server.door` has the rules), and so that a process without free descriptors rests instead of
+    filling its log.
+
     Any peer may be hostile before it has logged in: it has ``handshake_timeout_seconds`` for all of login and open,
     its frames are small, and it costs nothing of the engine.  Passwords are looked at when the gate
     (:mod:`broker_adapter.server.login_gate`) lets them through, and what takes long of it is done by workers.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -28,8 +33,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import attrs
+
 from broker_adapter.amqp.codec import decode_ahead
-from broker_adapter.amqp.io_loop import LoopThread, stop_listening
+from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Work
 from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.engine.broker import Broker
@@ -43,8 +50,11 @@ from broker_adapter.errors import (
     StoreException,
 )
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
+from broker_adapter.server.door import Door
 from broker_adapter.server.login_gate import LoginGate, Pair
+from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
 from broker_adapter.server.origins import origin_of
+from broker_adapter.server.seldom import LINES, Seldom
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import MAX_NAME_LENGTH
 from broker_adapter.server.workers import Workers
@@ -57,9 +67,12 @@ _log = logging.getLogger(__name__)
 _HIGH_WATER_BYTES = 256 * 1024
 #: Connections that the system may keep for us until we accept them.
 _BACKLOG = 1024
-#: Connections above the limit that may be here at once, to log in and be told that they are too many; or to take the
-#: place of their old one.  Who comes then is dropped without a word.
-_TOLD_AT_ONCE = 100
+#: Connections that are accepted before others have their turn.
+_ACCEPTS_PER_TURN = 100
+#: Time without accepting where the system has no room for one more, in seconds.
+_REST_SECONDS = 1.0
+#: What the system says then: too many files of this process or of all, no memory.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: Time between two looks at the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
 #: Operations beyond messaging have three groups of worker threads, so that a long one holds up no short one, and none
@@ -116,7 +129,9 @@ class Listener:
         self._make_login = make_login
         self._tls = tls
         self._thread: LoopThread | None = None
-        self._server: asyncio.Server | None = None
+        self._listening: list[socket.socket] = []
+        self._door: Door[ClientConnection] = _door(settings, Places(settings.max_connections, settings.max_connections))
+        self._seldom: dict[str, Seldom] = {}
         self._restoring = _workers("restoring", _RESTORING_THREADS)
         self._short = _workers("short", _SHORT_THREADS)
         self._long = _workers("long", _LONG_THREADS)
@@ -149,29 +164,110 @@ class Listener:
             raise IllegalStateException("the listener was started before; make a new one")
         self._thread = LoopThread("holdfast-server")
         try:
-            self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._thread.loop).result()
+            self._open_door()
+            asyncio.run_coroutine_threadsafe(self._listen(), self._thread.loop).result()
+        except IllegalStateException:
+            self._end_thread()
+            raise
         except OSError as error:
-            self._thread.stop()
-            self._thread = None
+            self._end_thread()
             raise ConnectionLostException(
                 f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; stop what has the port, or"
                 " choose another"
             ) from error
         self._forget_failure = self._broker.on_failure(self._engine_failed)
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = self._listening[0].getsockname()[:2]
         return str(host), int(port)
 
-    async def _listen(self) -> asyncio.Server:
+    def _end_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+
+    def _open_door(self) -> None:
+        """As wide as the settings say and the limit of open files allows."""
+        limit, wanted = soft_limit(), self.settings.max_connections
+        places = places_for(wanted, limit, open_now())
+        if places.connections < wanted:
+            _log.warning(
+                "! %d connections are the limit, instead of %d (option max_connections): this process may have %d files"
+                " open; raise that with 'ulimit -n'",
+                places.connections,
+                wanted,
+                limit,
+            )
+            self.settings = attrs.evolve(self.settings, max_connections=places.connections)
+        self._door = _door(self.settings, places)
+
+    async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                self._listening.append(_listening(family, address))
+        except OSError:
+            self._close_listening()
+            raise
+        for sock in self._listening:
+            loop.add_reader(sock, self._accept, sock)
         loop.call_later(TICK_SECONDS, self._tick)
-        return await loop.create_server(
-            lambda: ClientConnection(self),
-            self._host,
-            self._port,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else self.settings.handshake_timeout_seconds,
-            backlog=_BACKLOG,
-        )
+
+    def _close_listening(self) -> None:
+        for sock in self._listening:
+            sock.close()
+
+    # Accepting, in the loop's thread.
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Somebody has connected."""
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    self._rest(listening, error)
+                    break
+                # What went wrong with that connection, which has ended again.
+                self.warn("accept", "! a connection could not be accepted: %s", error.strerror)
+                continue
+            sock.setblocking(False)
+            self._arrived(ClientConnection(self, sock, address))
+        self._advance()
+
+    def _rest(self, listening: socket.socket, error: OSError) -> None:
+        """The system has no room for one more connection: accept none for a moment."""
+        self.warn("no room", "! accepting no connections for a moment: %s", error.strerror, lines=1)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+        loop.call_later(_REST_SECONDS, self._accept_again, listening)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if not self.is_stopping:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _arrived(self, connection: ClientConnection) -> None:
+        refused = self._door.arrive(connection, origin_of(connection.host), time.monotonic())
+        if refused is not None:
+            self.warn("dropping", "! dropping %s: %s", connection.name, refused)
+            connection.drop()
+
+    def _advance(self) -> None:
+        """Let those begin to log in whose turn it is."""
+        if self.is_stopping:
+            return
+        entering, put_out = self._door.advance(time.monotonic())
+        for connection in put_out:
+            self.warn("dropping", "! dropping %s: it has not logged in, and others need its place", connection.name)
+            connection.drop()
+        for connection in entering:
+            connection.begin(self._tls)
+
+    def warn(self, kind: str, text: str, *arguments: object, lines: int = LINES) -> None:
+        """Write a line to the log that strangers can cause; of each kind a few a minute."""
+        if self._seldom.setdefault(kind, Seldom(lines)).may_write(time.monotonic()):
+            _log.warning(text, *arguments)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Close all connections with a word, and stop listening.  Legal twice.  Waits at most ``timeout`` seconds."""
@@ -186,9 +282,13 @@ class Listener:
             workers.stop()
 
     async def _close_all(self, seconds: float) -> None:
-        assert self._server is not None
         self._all_gone = asyncio.Event()
-        await stop_listening(self._server)
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.remove_reader(sock)
+        self._close_listening()
+        for connection in self._door.outside():
+            connection.drop_unless_made()
         stopping = ConnectionLostException("the server is stopping", error_code="amqp:connection:forced")
         for connection in list(self.connections):
             connection.close(stopping)
@@ -200,7 +300,7 @@ class Listener:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether those who connect now come too late: asyncio hands over what it accepted before the end."""
+        """Whether those who connect now come too late."""
         return self._all_gone is not None
 
     def _engine_failed(self, error: JMSException) -> None:
@@ -239,13 +339,22 @@ class Listener:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        for connection in self._door.outside():
+            connection.tick_outside(now)
         for connection in list(self.connections):
             connection.tick(now)
+        self._advance()
+        for kind, seldom in self._seldom.items():
+            left_out = seldom.left_out(now)
+            if left_out:
+                _log.warning("! %d further lines like these were left out (%s)", left_out, kind)
         asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def gone(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         connection.is_gone = True
+        if self._door.left(connection):
+            self._advance()
         for workers in (self._restoring, self._short, self._long):
             workers.drop(connection)
         self.connections.discard(connection)
@@ -253,6 +362,11 @@ class Listener:
             del self._named[connection.token]
         if self._all_gone is not None and not self.connections:
             self._all_gone.set()
+
+    def logged_in(self, connection: ClientConnection) -> None:
+        """A connection is open."""
+        self._door.logged_in(connection)
+        self._advance()
 
     def announce(self, servers: Sequence[Server]) -> None:
         """Tell clients where else to connect: those that come, and those that are here and want to know."""
@@ -399,7 +513,7 @@ class Listener:
             ResourceAllocationException: there are too many.
         """
         limit = self.settings.max_connections
-        if len(self.connections) > limit:
+        if self._door.inside >= limit:
             _log.warning("! refusing a client: %d connections are the limit (option max_connections)", limit)
             raise ResourceAllocationException(f"{limit} connections are the limit (option max_connections)")
 
@@ -416,40 +530,79 @@ class Listener:
 class ClientConnection(asyncio.Protocol):
     """One client's socket."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, sock: socket.socket, address: Any) -> None:
         self._listener = listener
+        self._socket: socket.socket | None = sock  #: until there is a transport
+        self._beginning: asyncio.Task[None] | None = None
         self._protocol: ServerProtocol
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._reads = True
+        self._is_inside = False
         self._since = time.monotonic()
         self._next_tick_ms = 0
         self._closing_since: float | None = None
-        self.name = "?"
-        self.host = ""  #: address of the client
+        has_port = isinstance(address, tuple)
+        self.host = str(address[0]) if has_port else ""  #: address of the client
+        self.name = f"{address[0]}:{address[1]}" if has_port else "?"
         self.token: tuple[str | None, str] | None = None
         self.is_gone = False  #: whether it has ended; read by the threads that work for it
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.name}>"
 
+    # Ahead of the transport.
+
+    def begin(self, tls: ssl.SSLContext | None) -> None:
+        """Have the TLS handshake, if there is to be one, and then the login."""
+        self._beginning = asyncio.get_running_loop().create_task(self._begin(tls))
+
+    async def _begin(self, tls: ssl.SSLContext | None) -> None:
+        sock, self._socket = self._socket, None
+        if sock is None:  # dropped before it began
+            return
+        left = self._since + self._listener.settings.handshake_timeout_seconds - time.monotonic()
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self, sock, ssl=tls, ssl_handshake_timeout=None if tls is None else max(0.001, left)
+            )
+        except OSError as error:  # no TLS handshake, among others
+            self._listener.warn("login", "connection of %s ended: %s", self.name, str(error) or type(error).__name__)
+        finally:
+            if self._transport is None:
+                self._listener.gone(self)
+
+    def tick_outside(self, now: float) -> None:
+        """Let time pass before the login."""
+        if self._socket is not None and now - self._since > self._listener.settings.handshake_timeout_seconds:
+            self._listener.warn("login", "dropping %s: its turn to log in did not come in time", self.name)
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop it, wherever it is."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._listener.gone(self)
+        elif self._transport is not None:
+            self._transport.abort()
+        elif self._beginning is not None:
+            self._beginning.cancel()
+
+    def drop_unless_made(self) -> None:
+        """Drop it where it has no transport yet."""
+        if self._transport is None:
+            self.drop()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """The TLS handshake is done, if there was to be one."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._protocol = self._listener.protocol(self, _certified_user(transport.get_extra_info("peercert")))
-        peer = transport.get_extra_info("peername")
-        self.name = ":".join(map(str, peer[:2])) if peer else "?"
-        self.host = str(peer[0]) if peer else ""
-        connections, limits = self._listener.connections, self._listener.settings
         if self._listener.is_stopping:
             transport.abort()
             return
-        if len(connections) >= limits.max_connections + _TOLD_AT_ONCE:
-            _log.warning("! dropping %s: %d connections are here already", self.name, len(connections))
-            transport.abort()
-            return
-        connections.add(self)
+        self._listener.connections.add(self)
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -474,7 +627,10 @@ class ClientConnection(asyncio.Protocol):
         self._listener.gone(self)
         error = self._protocol.error
         if error is not None:
-            _log.warning("connection of %s ended: %s", self.name, error)
+            if self._is_inside:
+                _log.warning("connection of %s ended: %s", self.name, error)
+            else:
+                self._listener.warn("login", "connection of %s ended: %s", self.name, error)
         self._protocol.receive_end()
 
     def pause_writing(self) -> None:
@@ -509,6 +665,9 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:
             self._broken(error)
             return
+        if not self._is_inside and self._protocol.is_open:
+            self._is_inside = True
+            self._listener.logged_in(self)
         if not self._paused and self._protocol.output_closed:
             transport.close()
 
@@ -516,7 +675,8 @@ class ClientConnection(asyncio.Protocol):
         """Let time pass."""
         limits = self._listener.settings
         if not self._protocol.is_open and now - self._since > limits.handshake_timeout_seconds:
-            _log.warning(
+            self._listener.warn(
+                "login",
                 "dropping %s: no login and open within %g s (option handshake_timeout_seconds)",
                 self.name,
                 limits.handshake_timeout_seconds,
@@ -570,6 +730,31 @@ class ClientConnection(asyncio.Protocol):
     def _broken(self, error: Exception) -> None:
         _log.error("the connection of %s ends because of an unexpected error", self.name, exc_info=error)
         self.abort()
+
+
+def _door(settings: ServerSettings, places: Places) -> Door[ClientConnection]:
+    per_origin = settings.max_logins_per_address
+    return Door(
+        places=places.sockets,
+        logins=settings.max_logins,
+        per_origin=max(1, places.sockets // 2) if per_origin is None else per_origin,
+    )
+
+
+def _listening(family: int, address: Any) -> socket.socket:
+    """A socket that listens; raises OSError."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+        sock.setblocking(False)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _computed(work: Work) -> Any:

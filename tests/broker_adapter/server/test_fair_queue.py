@@ -88,6 +88,7 @@ def test_what_is_dropped_is_not_taken_any_more() -> None:
             st.tuples(st.just("take"), st.just("")),
             st.tuples(st.just("done"), st.sampled_from("abc")),
             st.tuples(st.just("drop"), st.sampled_from("abc")),
+            st.tuples(st.just("remove"), st.sampled_from("abc")),
         ),
         max_size=60,
     ),
@@ -107,6 +108,7 @@ def test_no_job_is_lost_doubled_or_out_of_its_owners_order(
             if taken:
                 waiting[owner].append(number)
         elif what == "take":
+            owner = "a"
             found = jobs.take()
             able = [each for each in "abc" if waiting[each] and running[each] < most_running]
             assert (found is not None) is bool(able)
@@ -120,6 +122,9 @@ def test_no_job_is_lost_doubled_or_out_of_its_owners_order(
         elif what == "drop":
             assert jobs.drop(owner) == list(waiting[owner])
             waiting[owner].clear()
+        elif what == "remove" and waiting[owner]:
+            jobs.remove(owner, waiting[owner].pop())
+        assert jobs.waiting_of(owner) == len(waiting[owner])
         assert len(jobs) == sum(map(len, waiting.values()))
 
 

@@ -26,7 +26,7 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
-from broker_adapter.server import listener
+from broker_adapter.server import listener, open_files
 from broker_adapter.server.listener import ClientConnection, Listener
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
@@ -311,10 +311,11 @@ def test_a_client_that_is_one_too_many_is_told_so(serve: Callable[..., Served]) 
 def test_those_above_the_limit_who_are_still_to_be_told_so_are_limited_too(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_TOLD_AT_ONCE", 2)
-    served = serve(max_connections=1)
+    monkeypatch.setattr(open_files, "TOLD_AT_ONCE", 2)
+    served = serve(max_connections=1, max_logins_per_address=10)
     with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(served.socket()) for _ in range(3)]
+        inside = stack.enter_context(open_raw(served)[0])
+        silent = [stack.enter_context(served.socket()) for _ in range(2)]
         eventually(lambda: len(served.listener.connections) == 3)
         assert read_all(stack.enter_context(served.socket())) == b""
         silent[0].close()
@@ -322,7 +323,7 @@ def test_those_above_the_limit_who_are_still_to_be_told_so_are_limited_too(
         told, peer = opened(served, None)
         stack.enter_context(told)
         assert "max_connections" in heard(told, peer, RemoteClose).error.description
-        for sock in silent:
+        for sock in (inside, *silent):
             sock.close()
         eventually(lambda: not served.listener.connections)
         assert served.works()

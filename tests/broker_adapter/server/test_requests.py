@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -129,7 +130,8 @@ def test_requests_that_wait_when_their_connection_ends_are_not_begun(server: Ser
 
 def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
     server.broker.gated = frozenset(["statistics"])
-    connection = ClientConnection(server.listener)
+    asking, other = socket.socketpair()
+    connection = ClientConnection(server.listener, asking, ("127.0.0.1", 1))
     answers: list[Any] = []
     for _ in range(listener._MAX_WAITING + 2):
         server.listener.request(connection, "statistics", {}, answers.append)
@@ -137,5 +139,7 @@ def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
             server.broker.wait_for(1)
     (refusal,) = answers
     assert isinstance(refusal, ResourceAllocationException)
+    asking.close()
+    other.close()
     server.broker.gate.set()
     eventually(lambda: len(answers) == listener._MAX_WAITING + 2)
