@@ -15,7 +15,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import ssl
@@ -105,16 +104,6 @@ class LoopThread:
     def owns_current_thread(self) -> bool:
         """Whether the caller runs in the loop's thread, which must not wait."""
         return threading.get_ident() == self._thread_id
-
-
-async def stop_listening(server: asyncio.Server) -> None:
-    """Accept no more.  What was accepted before has a transport by then, which asyncio 3.11 would otherwise forget to
-    make, and leave the socket open."""
-    with contextlib.suppress(NotImplementedError):  # a loop without readers, as that of Windows
-        for listening in server.sockets:
-            server.get_loop().remove_reader(listening.fileno())
-        await asyncio.sleep(0)
-    server.close()
 
 
 _lock = threading.Lock()
