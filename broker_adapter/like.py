@@ -6,9 +6,9 @@ Theory of operation
     one, so no part is searched for twice and nothing is tried again.
 
     A part between two ``%`` is cut down before it is searched for.  A part of ``_`` alone needs no search: it only asks
-    for that many more characters.  ``_`` at either end of a part move its place, and what is left (the *core*) begins
-    and ends with a literal character.  A core without ``_`` is found by ``str.find``, in time linear in pattern and
-    text.
+    for that many more characters ahead of the next part.  ``_`` at either end of a part move its place, and what is
+    left (the *core*) begins and ends with a literal character.  A core without ``_`` is found by ``str.find``, in time
+    linear in pattern and text.
 
     A core with ``_`` inside is found by its longest literal run: ``str.find`` gives the places of the run, and the core
     is compared at each.  A text in which the run is frequent and the core is not, makes that cost the product of both
@@ -36,7 +36,7 @@ _Characters = list[str | None]
 class _Part(NamedTuple):
     """What stands between two ``%``, where it is more than ``_`` alone."""
 
-    before: int  #: how many ``_`` it begins with
+    before: int  #: how many ``_`` are ahead of its core, those of parts without one included
     core: str | re.Pattern[str]  #: what stands between its first and its last literal character
     length: int  #: of the core
     run: str  #: the longest literal in the core
@@ -66,17 +66,19 @@ def like(pattern: str, escape: str | None = None) -> Fits:
     if len(parts) == 1:
         whole = _compiled(parts[0])
         return lambda text, steps: whole.fullmatch(text) is not None
-    between = parts[1:-1]
-    return _fitting(
-        parts[0],
-        tuple(_part(part) for part in between if set(part) - {None}),
-        sum(len(part) for part in between if set(part) == {None}),
-        parts[-1],
-    )
+    middle: list[_Part] = []
+    any_ones = 0
+    for part in parts[1:-1]:
+        if set(part) - {None}:
+            middle.append(_part([*[None] * any_ones, *part]))
+            any_ones = 0
+        else:
+            any_ones += len(part)
+    return _fitting(parts[0], tuple(middle), any_ones, parts[-1])
 
 
 def _fitting(first: _Characters, middle: tuple[_Part, ...], left_over: int, last: _Characters) -> Fits:
-    """The parts of a pattern put together; ``left_over`` counts the ``_`` of parts that have nothing else."""
+    """The parts of a pattern put together; ``left_over`` characters have to be ahead of the last one."""
     head, head_length, tail, tail_length = _core(first), len(first), _core(last), len(last)
     # In short texts: characters ahead of a part, what finds it, its length with the characters behind.
     by_text = [(part.before, part.core, part.length + part.after) for part in middle if isinstance(part.core, str)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.like import CANDIDATE_STEPS, SHORT_TEXT, like
@@ -34,10 +36,23 @@ def by_table(pattern: str, text: str) -> bool:
     return reached[-1]
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=3000, deadline=None)
+@example(pattern="%_%\n%", text="a\n")
+@example(pattern="%a%_%", text="ba")
+@example(pattern="%_%_%a_%_%b%__%", text="xxa__b__")
 @given(pattern=st.text("ab_%\n", max_size=9), text=st.text("ab\n", max_size=9))
 def test_a_short_text_is_like_what_the_table_says(pattern: str, text: str) -> None:
     assert like(pattern)(text, 0) is by_table(pattern, text)
+
+
+def test_every_short_pattern_and_text() -> None:
+    texts = ["".join(each) for size in range(5) for each in product("ab", repeat=size)]
+    for size in range(6):
+        for characters in product("ab_%", repeat=size):
+            pattern = "".join(characters)
+            fits = like(pattern)
+            for text in texts:
+                assert fits(text, 0) is by_table(pattern, text), (pattern, text)
 
 
 @settings(max_examples=400, deadline=None)
