@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -58,5 +59,5 @@ def _amqp(address: AmqpURL, epoch: int, identification: Identification) -> Inner
         epoch=epoch,
         commit_prefix=identification.commit_prefix,
         connection_token=identification.token,
-        make_login=login_for,
+        make_login=partial(login_for, trust=identification.trust),
     )

@@ -58,6 +58,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
+from broker_adapter.mechanisms import Trust
 from broker_adapter.reconnect import Announced, AttemptFailed, Close, Connected, GiveUp, Lost, Reconnect, Try
 from broker_adapter.transport import (
     Credentials,
@@ -126,6 +127,7 @@ class Identification:
 
     commit_prefix: str = attrs.field(factory=lambda: str(uuid4()))  #: names the client in commit ids
     token: str = attrs.field(factory=lambda: str(uuid4()), repr=False)  #: secret
+    trust: Trust = attrs.field(factory=lambda: Trust(()))  #: what is known of brokers
 
 
 #: Makes an inner transport: to this address, with this epoch.
@@ -210,7 +212,7 @@ class FailoverTransport:
         self._make = make
         self._refresh = refresh
         self._rules = Reconnect(url.addresses, url.failover, random, may_refresh=refresh is not None)
-        self._identification = Identification()
+        self._identification = Identification(trust=Trust(url.addresses, url.failover.trusted_hosts))
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._telling = threading.RLock()

@@ -24,6 +24,7 @@ def _milliseconds(text: str) -> str:
 _OPTIONS: dict[str, tuple[str, Callable[[str], str]]] = {
     "maxprefetch": ("prefetch_messages", str),
     "max_prefetch": ("prefetch_messages", str),
+    "allow_plain_without_tls": ("allow_plain_without_tls", str),  # ours
 }
 #: The same for an address in the list of brokers.
 _BROKER_OPTIONS: dict[str, tuple[str, Callable[[str], str]]] = {

@@ -207,7 +207,8 @@ class Reconnect:
         if self.method != "failover_exchange" or not event.addresses:
             return None
         current = self.address
-        known = [*self._own, *event.addresses] if self._settings.failover_server_list == "add" else event.addresses
+        announced = [self._as_named(each) for each in event.addresses]
+        known = [*self._own, *announced] if self._settings.failover_server_list == "add" else announced
         others = [each for each in known if (each.host, each.port) != (current.host, current.port)]
         unique = list({(each.host, each.port): each for each in others}.values())
         self._addresses = [current, *self._shuffled(unique)[: MAX_ADDRESSES - 1]]
@@ -245,16 +246,23 @@ class Reconnect:
         """Where a redirect leads; None where it may not be followed."""
         here = self.address
         tls = here.tls if redirect.scheme is None else redirect.scheme in ("amqps", "ssl", "tls")
-        if here.tls and not tls and not self._settings.allow_insecure_redirects:
-            return None
         vhost = redirect.hostname or here.amqp.vhost
-        return attrs.evolve(
-            here,
-            host=redirect.network_host,
-            port=redirect.port,
-            tls=tls,
-            amqp=attrs.evolve(here.amqp, vhost=vhost),
+        target = self._as_named(
+            attrs.evolve(
+                here,
+                host=redirect.network_host,
+                port=redirect.port,
+                tls=tls,
+                amqp=attrs.evolve(here.amqp, vhost=vhost),
+            )
         )
+        if here.tls and not target.tls and not self._settings.allow_insecure_redirects:
+            return None
+        return target
+
+    def _as_named(self, address: AmqpURL) -> AmqpURL:
+        """An address that a broker has told; where the URL names it, as it does: with its own user and options."""
+        return next((each for each in self._own if (each.host, each.port) == (address.host, address.port)), address)
 
     def _next(self, error: JMSException, now: float) -> Action:
         """Another attempt, here or at the next address, at once or after a pause; or the end."""

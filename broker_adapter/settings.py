@@ -113,7 +113,7 @@ class AmqpSettings:
         None, "comma-separated SASL mechanisms to choose from; the default is the strongest that both ends can do"
     )
     allow_plain_without_tls: bool = _option(
-        False, "whether PLAIN may send a password unencrypted to a host that is not this one"
+        False, "whether PLAIN may send a password unencrypted, be it to this machine"
     )
     envelope: bool = _option(True, "whether our own compact message format is used where the peer offers it")
     queue_prefix: str | None = _option(
@@ -169,6 +169,12 @@ class FailoverSettings:
     )
     allow_insecure_redirects: bool = _option(
         False, "whether a broker may redirect a connection with TLS to an address without it"
+    )
+    trusted_hosts: str | None = _option(
+        None,
+        "comma-separated hosts that may have the password by PLAIN, besides those of the URL, where a broker redirects"
+        " or announces; .DOMAIN stands for all hosts of a domain.  By SCRAM-SHA-256, which does not give it away, any"
+        " host may be logged in to",
     )
     failover_server_list: str = _option(
         "replace",
@@ -292,13 +298,13 @@ class ServerSettings:
         "connections at once; one more is refused; fewer where the process may have fewer files open",
         least=1,
     )
-    max_logins: int = _option(
+    max_login_connections: int = _option(
         200,
         "connections that are within their TLS handshake and login at once; others wait for their turn; one address has"
         " half of these places at most",
         least=1,
     )
-    max_logins_per_address: int | None = _option(
+    max_login_connections_per_address: int | None = _option(
         None,
         "connections of one address (of IPv6: of one /64 network) that may be here without having logged in; one more"
         " is dropped; none: half of max_connections",

@@ -21,8 +21,9 @@ from typing import NamedTuple, TypeVar
 import attrs
 from scramp import ScramMechanism
 
-from broker_adapter.amqp.sasl import SCRAM_SHA_256, ServerLogin, Verifier
+from broker_adapter.amqp.sasl import ServerLogin, Verifier
 from broker_adapter.in_process import EngineLease
+from broker_adapter.mechanisms import SCRAM_SHA_256
 from broker_adapter.server.listener import Listener as AmqpListener
 from broker_adapter.settings import ServerSettings
 from broker_adapter.url import EmbeddedURL, parse_url

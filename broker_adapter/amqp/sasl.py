@@ -13,15 +13,15 @@ Theory of operation
     a limit.  Then ``receive(b"")`` goes on with it.
 
     A server without users takes everybody: ANONYMOUS, and PLAIN with any name and password, which nobody verifies
-    (so that a client that is configured with a user works against a server on its own machine).  A client with a user
-    name does not fall back to ANONYMOUS by itself: its owner would take the connection for one that was verified.
+    (so that a client that is configured with a user works there).  A client with a user name does not fall back to
+    ANONYMOUS by itself: its owner would take the connection for one that was verified.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,13 +29,10 @@ from scramp import ScramClient, ScramException, ScramMechanism
 
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
+from broker_adapter.mechanisms import ANONYMOUS, EXTERNAL, PLAIN, SCRAM_SHA_256
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
-ANONYMOUS: Final = "ANONYMOUS"
-EXTERNAL: Final = "EXTERNAL"
-PLAIN: Final = "PLAIN"
-SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 
 #: Largest frame of a login.
 MAX_FRAME_BYTES: Final = 8192
@@ -227,10 +224,22 @@ class ClientLogin(_Exchange):
         username: None where there is none; then only mechanisms that need none are used.
         password: of the user.
         hostname: the host that the client means to speak to.
+        withheld: mechanisms that are not used to protect the client, and why; told where the broker offers only those.
+        is_doubted: whether the broker may be another one than it should be: an error then says that it could not be
+            reached, and not that it has refused the user.
+        on_welcome: called with the mechanism when the login has succeeded.
     """
 
     def __init__(
-        self, mechanisms: Sequence[str], username: str | None, password: str | None, hostname: str | None = None
+        self,
+        mechanisms: Sequence[str],
+        username: str | None,
+        password: str | None,
+        hostname: str | None = None,
+        *,
+        withheld: Mapping[str, str] | None = None,
+        is_doubted: bool = False,
+        on_welcome: Callable[[str], None] = lambda _mechanism: None,
     ) -> None:
         super().__init__()
         named = username is not None and password is not None
@@ -240,6 +249,9 @@ class ClientLogin(_Exchange):
         self._username = username
         self._password = password
         self._hostname = hostname
+        self._withheld = dict(withheld or {})
+        self._is_doubted = is_doubted
+        self._on_welcome = on_welcome
         self.mechanism: str | None = None
         self._scram: Any = None
         self._scram_stage = 0
@@ -273,7 +285,7 @@ class ClientLogin(_Exchange):
         names = [str(name) for name in (offered if isinstance(offered, list) else [offered])]
         mechanism = next((name for name in self._mechanisms if name in names), None)
         if mechanism is None:
-            self.error = JMSSecurityException(
+            self._doubt(
                 f"the broker offers the SASL mechanisms {', '.join(names)!a:.300}, and this client can use"
                 f" {', '.join(self._mechanisms) or 'none'} here; {self._advice(names)}"
             )
@@ -289,11 +301,11 @@ class ClientLogin(_Exchange):
     def _advice(self, offered: Sequence[str]) -> str:
         if self._username is None:
             return "give a user name and a password"
+        reasons = [reason for mechanism, reason in self._withheld.items() if mechanism in offered]
+        if reasons:
+            return "; ".join(reasons)
         if PLAIN in offered and PLAIN not in self._mechanisms:
-            return (
-                "PLAIN sends the password as it is: use amqps://, or set allow_plain_without_tls=true where the network"
-                " is trusted; sasl_mechanisms must not exclude it"
-            )
+            return "the option sasl_mechanisms excludes PLAIN"
         if ANONYMOUS in offered:
             return "it verifies nobody: leave the user name out, or set sasl_mechanisms=ANONYMOUS"
         return "switch one of these on at the broker"
@@ -341,12 +353,16 @@ class ClientLogin(_Exchange):
         try:
             self._scram.set_server_final(_binary(proof).decode())
         except (ScramException, ValueError):
-            self.error = JMSSecurityException(
+            self._doubt(
                 f"the broker did not prove that it knows the password of {self._username!r}: it may not be the one that"
                 " it says it is"
             )
             return False
         return True
+
+    def _doubt(self, reason: str) -> None:
+        """This is not the broker that it should be, or it is set up in another way."""
+        self.error = ConnectionLostException(reason) if self._is_doubted else JMSSecurityException(reason)
 
     def _on_outcome(self, fields: list[Any]) -> None:
         code, data = fields[0], fields[1]
@@ -372,6 +388,7 @@ class ClientLogin(_Exchange):
             if not self._is_proven(data):
                 return
         self.done = True
+        self._on_welcome(self.mechanism)
 
 
 class ServerLogin(_Exchange):

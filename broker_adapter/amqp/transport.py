@@ -12,14 +12,13 @@ Theory of operation
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from ack_modes import Settlement
@@ -44,6 +43,7 @@ from broker_adapter.errors import (
     ProtocolException,
     copied,
 )
+from broker_adapter.mechanisms import Trust, usable_mechanisms
 from broker_adapter.send_window import SendWindow
 from broker_adapter.transport import (
     Credentials,
@@ -575,74 +575,36 @@ def _named(destination: Destination | None) -> str:
     return "no destination" if destination is None else repr(destination.name)
 
 
-_LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host of a URL is this machine, as far as its spelling tells."""
-    if host.lower() in _LOCAL_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-#: The SASL mechanisms that a client can do, strongest first.
-MECHANISMS: Final[tuple[str, ...]] = ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "ANONYMOUS")
-
-
-def usable_mechanisms(url: AmqpURL, username: str | None, password: str | None) -> tuple[str, ...]:
-    """The mechanisms to offer a broker, strongest first.
-
-    A password is never sent as it is over a network that others can read: PLAIN needs TLS, a host that is this
-    machine, or the option ``allow_plain_without_tls``.
-
-    Raises:
-        JMSSecurityException: the URL asks for mechanisms of which none can be used.
-    """
-    named = username is not None and password is not None
-    private = url.tls or is_loopback(url.host) or url.amqp.allow_plain_without_tls
-    usable = {
-        "EXTERNAL": url.tls and url.amqp.tls_certificate_file is not None,
-        "SCRAM-SHA-256": named,
-        "PLAIN": named and private,
-        "ANONYMOUS": not named,
-    }
-    wanted = MECHANISMS
-    if url.amqp.sasl_mechanisms is not None:
-        wanted = tuple(name.strip().upper() for name in url.amqp.sasl_mechanisms.split(","))
-        unknown = [name for name in wanted if name not in MECHANISMS]
-        if unknown:
-            raise JMSSecurityException(f"unknown SASL mechanism {unknown[0]!r}; known are {', '.join(MECHANISMS)}")
-        # Who names ANONYMOUS means it, also with a user name at hand.
-        usable["ANONYMOUS"] = True
-    allowed = tuple(name for name in MECHANISMS if name in wanted and usable[name])
-    if not allowed:
-        what = f"none of the SASL mechanisms {', '.join(wanted)} can be used"
-        if "PLAIN" in wanted and named and not private:
-            raise JMSSecurityException(
-                f"{what}: PLAIN would send the password unencrypted to {url.host!r}; "
-                "use amqps://, or set allow_plain_without_tls=true"
-            )
-        raise JMSSecurityException(f"{what} {'without a user name and a password' if not named else 'here'}")
-    return allowed
-
-
-def login_for(url: AmqpURL, credentials: Credentials) -> Login:
+def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None) -> Login:
     """The login of a connection: with the given credentials, or else those of the URL.
+
+    Args:
+        url: the address.
+        credentials: of the application.
+        trust: what is known of brokers, noted down when the login succeeds; None: only the address.
 
     Raises:
         JMSSecurityException: the URL asks for mechanisms of which none can be used, or a user name has no password.
+        ConnectionLostException: the only mechanisms left are too weak for an address that may not be the broker's.
     """
+    trust = trust or Trust((url,))
     username, password = credentials.username, credentials.password
-    if username is None and password is None:
+    of_url = username is None and password is None
+    if of_url:
         username, password = url.username, url.password
-    mechanisms = usable_mechanisms(url, username, password)
+    usable = usable_mechanisms(url, username, password, trust, of_url=of_url)
     if (username is None) is not (password is None) and url.amqp.sasl_mechanisms is None:
         have, lack = ("password", "user name") if username is None else (f"user name {username!r}", "password")
         raise JMSSecurityException(f"there is a {have} without a {lack}; give both, or none to log in as ANONYMOUS")
-    return ClientLogin(mechanisms, username, password, url.amqp.vhost if url.amqp.vhost is not None else url.host)
+    return ClientLogin(
+        usable.mechanisms,
+        username,
+        password,
+        url.amqp.vhost if url.amqp.vhost is not None else url.host,
+        withheld=usable.withheld,
+        is_doubted=usable.is_doubted,
+        on_welcome=partial(trust.note, tls=url.tls),
+    )
 
 
 def _tls_context(url: AmqpURL) -> ssl.SSLContext:

@@ -24,7 +24,6 @@ from uuid import uuid4
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.broker import Broker
@@ -34,6 +33,7 @@ from broker_adapter.errors import JMSException, OperationTimedOutException, Stor
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.open_files import raise_soft_limit
+from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from

@@ -38,7 +38,6 @@ import attrs
 from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Work
-from broker_adapter.amqp.transport import is_loopback
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import (
@@ -53,7 +52,7 @@ from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.door import Door
 from broker_adapter.server.login_gate import LoginGate, Pair
 from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
-from broker_adapter.server.origins import origin_of
+from broker_adapter.server.origins import is_loopback, origin_of
 from broker_adapter.server.seldom import LINES, Seldom
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import MAX_NAME_LENGTH
@@ -733,10 +732,10 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _door(settings: ServerSettings, places: Places) -> Door[ClientConnection]:
-    per_origin = settings.max_logins_per_address
+    per_origin = settings.max_login_connections_per_address
     return Door(
         places=places.sockets,
-        logins=settings.max_logins,
+        logins=settings.max_login_connections,
         per_origin=max(1, places.sockets // 2) if per_origin is None else per_origin,
     )
 

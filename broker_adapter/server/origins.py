@@ -10,6 +10,19 @@ from typing import Final
 _IPV6_NETWORK: Final = 64
 
 
+_LOCAL_NAMES: Final = ("localhost", "localhost.localdomain")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as far as its spelling tells."""
+    if host.lower() in _LOCAL_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 @lru_cache(maxsize=1024)
 def origin_of(host: str) -> str:
     """The origin of a connection: its IPv4 address, or the network of its IPv6 address.

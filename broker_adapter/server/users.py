@@ -29,8 +29,9 @@ from typing import NamedTuple
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
-from broker_adapter.amqp.sasl import ITERATIONS, MAX_ITERATIONS, SCRAM_SHA_256, Verifier, decoy
+from broker_adapter.amqp.sasl import ITERATIONS, MAX_ITERATIONS, Verifier, decoy
 from broker_adapter.errors import JMSSecurityException
+from broker_adapter.mechanisms import SCRAM_SHA_256
 
 _log = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ class Servers:
     def url(self, name: str, user: str = "", options: str = "") -> str:
         scheme = "amqps" if name == "tls" else "amqp"
         trusted = f"tls_ca_file={self.trusted}" if name == "tls" else ""
-        query = "&".join(each for each in (trusted, options) if each)
+        query = "&".join(each for each in (trusted, options, "allow_plain_without_tls=true") if each)
         return f"{scheme}://{user}127.0.0.1:{self.ports[name]}?{query}".rstrip("?")
 
     def close(self) -> None:

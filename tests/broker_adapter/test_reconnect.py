@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from broker_adapter.errors import (
@@ -334,6 +335,28 @@ def test_a_redirect_is_followed_at_once() -> None:
     moved = rules.process(Lost(redirect("third", 8)), LATE)
     assert isinstance(moved, Try)
     assert str(moved.address) == "amqp://third:8"
+
+
+OWN = "failover:(amqp://u1:p1@h:1,amqps://u2:p2@h:2?vhost=v)?failover=failover_exchange"
+
+
+def test_a_redirect_to_an_address_of_the_url_has_its_own_user_and_options() -> None:
+    rules = machine(OWN)
+    rules.start(0.0)
+    action = rules.process(AttemptFailed(redirect("h", 2, "amqp")), 0.0)
+    assert isinstance(action, Try)
+    assert (action.address.username, action.address.tls, action.address.amqp.vhost) == ("u2", True, "v")
+
+
+def test_an_announced_address_of_the_url_has_its_own_user_and_options() -> None:
+    rules = connected(OWN)
+    here = rules.address
+    rules.process(Announced([attrs.evolve(here, port=2), attrs.evolve(here, host="other")]), 0.0)
+    assert [(each.host, each.port, each.username) for each in rules.addresses] == [
+        ("h", 1, "u1"),
+        ("h", 2, "u2"),
+        ("other", 1, "u1"),
+    ]
 
 
 def test_after_a_redirect_that_fails_the_own_addresses_have_their_turn() -> None:

@@ -151,7 +151,8 @@ def test_a_password_that_changes_while_the_network_is_away_is_asked_for_once(tmp
 def test_the_url_of_qpid_connects_and_names_the_client(pair: tuple[ServerProcess, ServerProcess]) -> None:
     first, second = pair
     brokers = f"tcp://127.0.0.1:{first.port}?retries='1'&connectdelay='10';tcp://127.0.0.1:{second.port}"
-    url = f"amqp://guest:guest@me/?brokerlist='{brokers}'&failover='roundrobin?cyclecount='3''"
+    plain = "allow_plain_without_tls='true'"
+    url = f"amqp://guest:guest@me/?brokerlist='{brokers}'&{plain}&failover='roundrobin?cyclecount='3''"
     client = Client(ConnectionFactory(url).create_connection())
     client.connection.event_listener = client.events.append
     client.connection.exception_listener = client.told.append

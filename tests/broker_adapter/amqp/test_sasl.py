@@ -31,6 +31,7 @@ from broker_adapter.amqp.sasl import (
 from broker_adapter.amqp.transport import login_for
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
+from broker_adapter.mechanisms import Trust
 from broker_adapter.transport import Credentials
 from broker_adapter.url import FailoverURL, parse_url
 
@@ -285,8 +286,8 @@ def test_a_client_that_skips_the_login_is_refused_only_where_there_are_users() -
     ("mechanisms", "username", "offered", "advice"),
     [
         ((ANONYMOUS,), None, (PLAIN, SCRAM_SHA_256), "'PLAIN, SCRAM-SHA-256'.*give a user name and a password"),
-        ((SCRAM_SHA_256,), "alice", (PLAIN,), "use amqps://, or set allow_plain_without_tls=true"),
-        ((SCRAM_SHA_256,), "alice", (ANONYMOUS, PLAIN), "use amqps://"),
+        ((SCRAM_SHA_256,), "alice", (PLAIN,), "the option sasl_mechanisms excludes PLAIN"),
+        ((SCRAM_SHA_256,), "alice", (ANONYMOUS, PLAIN), "excludes PLAIN"),
         ((SCRAM_SHA_256, PLAIN), "alice", (ANONYMOUS,), "leave the user name out, or set sasl_mechanisms=ANONYMOUS"),
         ((SCRAM_SHA_256, PLAIN), "alice", ("GSSAPI",), "can use SCRAM-SHA-256, PLAIN here; switch one of these on"),
         ((SCRAM_SHA_256, PLAIN), None, (PLAIN,), "can use none here; give a user name"),
@@ -694,9 +695,9 @@ def login(text: str, credentials: Credentials) -> Any:
     ("text", "credentials", "username"),
     [
         ("amqp://127.0.0.1", Credentials(), None),
-        ("amqp://al:s3@127.0.0.1", Credentials(), "al"),
-        ("amqp://al:s3@127.0.0.1", Credentials("bob", "x"), "bob"),
-        ("amqp://a%40b:s%3A3@127.0.0.1", Credentials(), "a@b"),
+        ("amqps://al:s3@127.0.0.1", Credentials(), "al"),
+        ("amqps://al:s3@127.0.0.1", Credentials("bob", "x"), "bob"),
+        ("amqps://a%40b:s%3A3@127.0.0.1", Credentials(), "a@b"),
     ],
 )
 def test_credentials_come_from_the_caller_or_else_from_the_url(
@@ -729,15 +730,50 @@ def test_credentials_that_cannot_be_used_are_refused(text: str, credentials: Cre
     [
         ("amqp://al:s3cret@example", False),
         ("amqp://al:s3cret@example?allow_plain_without_tls=true", True),
-        ("amqp://al:s3cret@127.0.0.1", True),
+        ("amqp://al:s3cret@127.0.0.1", False),
+        ("amqp://al:s3cret@localhost", False),
+        ("amqp://al:s3cret@127.0.0.1?allow_plain_without_tls=true", True),
         ("amqps://al:s3cret@example", True),
     ],
 )
-def test_a_plain_password_does_not_leave_for_a_host_that_others_can_reach(text: str, sent: bool) -> None:
+def test_a_plain_password_leaves_only_over_tls_or_where_an_option_allows_it(text: str, sent: bool) -> None:
     here = login(text, Credentials())
     here.receive(offer(PLAIN, ANONYMOUS))
 
     assert (b"s3cret" in here.pending_output()) is sent
+    if not sent:
+        assert isinstance(here.error, JMSSecurityException)
+        assert "use amqps://, or set allow_plain_without_tls=true" in here.error.reason
+
+
+def test_after_scram_a_broker_that_offers_less_gets_nothing_and_is_not_taken_for_the_same() -> None:
+    url = parse_url("amqps://alice:correct%20horse@example?sasl_mechanisms=SCRAM-SHA-256,PLAIN,ANONYMOUS")
+    assert isinstance(url, FailoverURL)
+    trust = Trust(url.addresses)
+    here = login_for(url.addresses[0], Credentials(), trust)
+    talk(here, server())
+    assert here.done
+    for offered in ((PLAIN,), (ANONYMOUS,), (PLAIN, ANONYMOUS)):
+        again = login_for(url.addresses[0], Credentials(), trust)
+        again.receive(offer(*offered))
+        assert again.pending_output() == SASL_HEADER
+        assert isinstance(again.error, ConnectionLostException), "an attempt that has failed; others follow"
+        assert "weaker than the login of this connection before" in again.error.reason
+    unproven = login_for(url.addresses[0], Credentials(), trust)
+    talk(unproven, server(users=AnyName("another password")))
+    assert not unproven.done
+
+
+def test_a_login_that_has_failed_is_none_to_go_by() -> None:
+    url = parse_url("amqps://alice:wrong@example")
+    assert isinstance(url, FailoverURL)
+    trust = Trust(url.addresses)
+    here = login_for(url.addresses[0], Credentials(), trust)
+    talk(here, server())
+    assert here.error is not None
+    again = login_for(url.addresses[0], Credentials(), trust)
+    again.receive(offer(PLAIN))
+    assert b"wrong" in again.pending_output()
 
 
 # Work that is done elsewhere.

@@ -23,7 +23,7 @@ from broker_adapter.amqp.codec import with_place
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.io_loop import MemoryConnection
 from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
-from broker_adapter.amqp.transport import AmqpTransport, is_loopback, usable_mechanisms
+from broker_adapter.amqp.transport import AmqpTransport
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
 from broker_adapter.errors import (
@@ -33,7 +33,6 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     InvalidURLException,
     JMSException,
-    JMSSecurityException,
     MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
@@ -498,57 +497,6 @@ def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) ->
     with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed"):
         AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, 5)
     server.close()
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("LocalHost", True),
-        ("10.0.0.1", False),
-        ("example", False),
-    ],
-)
-def test_loopback_is_told_by_its_spelling(host: str, local: bool) -> None:
-    assert is_loopback(host) is local
-
-
-@pytest.mark.parametrize(
-    ("text", "named", "mechanisms"),
-    [
-        ("amqp://127.0.0.1", True, ("SCRAM-SHA-256", "PLAIN")),
-        ("amqp://example", True, ("SCRAM-SHA-256",)),
-        ("amqps://example", True, ("SCRAM-SHA-256", "PLAIN")),
-        ("amqp://example?allow_plain_without_tls=true", True, ("SCRAM-SHA-256", "PLAIN")),
-        ("amqp://example", False, ("ANONYMOUS",)),
-        ("amqps://example?tls_certificate_file=x", False, ("EXTERNAL", "ANONYMOUS")),
-        ("amqp://127.0.0.1?sasl_mechanisms=plain", True, ("PLAIN",)),
-        ("amqp://example?sasl_mechanisms=ANONYMOUS", True, ("ANONYMOUS",)),
-    ],
-)
-def test_mechanisms_are_the_strongest_that_do_not_give_the_password_away(
-    text: str, named: bool, mechanisms: tuple[str, ...]
-) -> None:
-    url = address_of(text)
-
-    assert usable_mechanisms(url, *(("me", "secret") if named else (None, None))) == mechanisms
-
-
-@pytest.mark.parametrize(
-    ("text", "named", "reason"),
-    [
-        ("amqp://example?sasl_mechanisms=PLAIN", True, "would send the password unencrypted to 'example'"),
-        ("amqp://example?sasl_mechanisms=PLAIN", False, "without a user name"),
-        ("amqp://example?sasl_mechanisms=CRAM-MD5", True, "unknown SASL mechanism 'CRAM-MD5'; known are EXTERNAL"),
-    ],
-)
-def test_mechanisms_that_cannot_be_used_are_refused_with_the_reason(text: str, named: bool, reason: str) -> None:
-    url = address_of(text)
-
-    with pytest.raises(JMSSecurityException, match=reason):
-        usable_mechanisms(url, *(("me", "secret") if named else (None, None)))
 
 
 # Threads, processes, pipes.

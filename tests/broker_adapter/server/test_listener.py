@@ -161,7 +161,7 @@ def test_who_may_not_log_in_is_refused_and_others_are_served(
     serve: Callable[..., Served], users: UsersFile, mechanism: str, username: str | None, password: str | None
 ) -> None:
     served = serve(users=users)
-    url = f"{served.url}?sasl_mechanisms={mechanism}"
+    url = f"{served.url}?sasl_mechanisms={mechanism}&allow_plain_without_tls=true"
     with ConnectionFactory(url).create_connection("alice", "secret") as connection:
         with pytest.raises(JMSSecurityException):
             ConnectionFactory(url).create_connection(username, password)
@@ -194,10 +194,10 @@ def test_half_a_tls_handshake_is_dropped(serve: Callable[..., Served], tmp_path:
         session.create_producer(session.create_queue("q")).send("x")
 
 
-def server_context(directory: Path) -> ssl.SSLContext:
+def server_context(directory: Path, name: str = "IP:127.0.0.1") -> ssl.SSLContext:
     certificate, key = directory / "server.crt", directory / "server.key"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    files = ["-addext", f"subjectAltName={name}", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command.split(), *files], check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
@@ -312,7 +312,7 @@ def test_those_above_the_limit_who_are_still_to_be_told_so_are_limited_too(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_files, "TOLD_AT_ONCE", 2)
-    served = serve(max_connections=1, max_logins_per_address=10)
+    served = serve(max_connections=1, max_login_connections_per_address=10)
     with contextlib.ExitStack() as stack:
         inside = stack.enter_context(open_raw(served)[0])
         silent = [stack.enter_context(served.socket()) for _ in range(2)]

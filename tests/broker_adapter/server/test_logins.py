@@ -60,7 +60,9 @@ class Server:
 
     def login(self, user: str, password: str, mechanism: str = SCRAM_SHA_256) -> None:
         """Log in and out again; raises JMSSecurityException."""
-        url = f"amqp://127.0.0.1:{self.port}?sasl_mechanisms={mechanism}&failover=nofailover"
+        url = (
+            f"amqp://127.0.0.1:{self.port}?sasl_mechanisms={mechanism}&allow_plain_without_tls=true&failover=nofailover"
+        )
         ConnectionFactory(url, user, password).create_connection().close()
 
     def claim(self, user: str, password: str) -> socket.socket:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.server.origins import origin_of
+from broker_adapter.server.origins import is_loopback, origin_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,18 @@ from broker_adapter.server.origins import origin_of
 )
 def test_an_origin_is_an_address_or_the_network_that_one_customer_has(host: str, origin: str) -> None:
     assert origin_of(host) == origin
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("LocalHost", True),
+        ("10.0.0.1", False),
+        ("example", False),
+    ],
+)
+def test_loopback_is_told_by_its_spelling(host: str, local: bool) -> None:
+    assert is_loopback(host) is local

@@ -105,8 +105,8 @@ def test_who_is_silent_ahead_of_the_tls_handshake_has_a_place(
     server = serve(
         *(server_context(tmp_path), tmp_path / "server.crt"),
         max_connections=10,
-        max_logins=100,
-        max_logins_per_address=100,
+        max_login_connections=100,
+        max_login_connections_per_address=100,
         handshake_timeout_seconds=60,
     )
     silent = [sockets.enter_context(server.silent()) for _ in range(15)]
@@ -120,7 +120,7 @@ def test_who_is_silent_ahead_of_the_tls_handshake_has_a_place(
 
 
 def test_few_handshakes_are_under_way_at_once(serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path) -> None:
-    server = serve(server_context(tmp_path), max_logins=4, handshake_timeout_seconds=60)
+    server = serve(server_context(tmp_path), max_login_connections=4, handshake_timeout_seconds=60)
     for number in range(200):
         sockets.enter_context(server.silent(f"127.0.0.{2 + number % 20}"))
     eventually(lambda: server.places == 200)
@@ -128,7 +128,9 @@ def test_few_handshakes_are_under_way_at_once(serve: Serve, sockets: contextlib.
 
 
 def test_one_address_does_not_take_all_places(serve: Serve, sockets: contextlib.ExitStack) -> None:
-    server = serve(max_connections=20, max_logins=4, max_logins_per_address=7, handshake_timeout_seconds=60)
+    server = serve(
+        max_connections=20, max_login_connections=4, max_login_connections_per_address=7, handshake_timeout_seconds=60
+    )
     greedy = [sockets.enter_context(server.silent("127.0.0.2")) for _ in range(50)]
     assert all(is_closed(each) for each in greedy[7:])
     assert server.places == 7
@@ -147,7 +149,7 @@ def test_one_address_has_half_of_the_places_unless_an_option_says_otherwise(
 
 
 def test_who_is_inside_does_not_count_among_those_of_its_address(serve: Serve, sockets: contextlib.ExitStack) -> None:
-    server = serve(max_logins_per_address=2, handshake_timeout_seconds=60)
+    server = serve(max_login_connections_per_address=2, handshake_timeout_seconds=60)
     inside = [ConnectionFactory(f"amqp://127.0.0.1:{server.port}").create_connection() for _ in range(10)]
     for _ in range(2):
         sockets.enter_context(server.silent())
@@ -158,7 +160,9 @@ def test_who_is_inside_does_not_count_among_those_of_its_address(serve: Serve, s
 
 
 def test_a_silent_login_makes_room_for_who_waits(serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path) -> None:
-    server = serve(server_context(tmp_path), tmp_path / "server.crt", max_logins=2, handshake_timeout_seconds=600)
+    server = serve(
+        server_context(tmp_path), tmp_path / "server.crt", max_login_connections=2, handshake_timeout_seconds=600
+    )
     silent = sockets.enter_context(server.silent())
     eventually(lambda: server.places == 1)
     assert server.works(), "though its address has one place for logins only"
@@ -166,7 +170,7 @@ def test_a_silent_login_makes_room_for_who_waits(serve: Serve, sockets: contextl
 
 
 def test_who_waits_too_long_for_its_turn_is_dropped(serve: Serve, sockets: contextlib.ExitStack) -> None:
-    server = serve(max_logins=1, handshake_timeout_seconds=0.3)
+    server = serve(max_login_connections=1, handshake_timeout_seconds=0.3)
     waiting = [sockets.enter_context(server.silent()) for _ in range(20)]
     assert all(is_closed(each) for each in waiting)
     eventually(lambda: server.places == 0)
@@ -174,7 +178,7 @@ def test_who_waits_too_long_for_its_turn_is_dropped(serve: Serve, sockets: conte
 
 
 def test_who_leaves_while_it_waits_gives_its_place_back_in_time(serve: Serve, sockets: contextlib.ExitStack) -> None:
-    server = serve(max_logins=1, handshake_timeout_seconds=0.5)
+    server = serve(max_login_connections=1, handshake_timeout_seconds=0.5)
     for _ in range(20):
         server.silent().close()
     eventually(lambda: server.places == 0)
@@ -184,7 +188,7 @@ def test_who_leaves_while_it_waits_gives_its_place_back_in_time(serve: Serve, so
 def test_what_strangers_cause_is_a_few_lines_of_log(
     serve: Serve, sockets: contextlib.ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = serve(max_logins_per_address=1)
+    server = serve(max_login_connections_per_address=1)
     for _ in range(100):
         with server.silent() as speaking:
             speaking.sendall(b"GET / HTTP/1.1\r\n\r\n")

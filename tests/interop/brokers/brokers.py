@@ -132,12 +132,16 @@ def start_holdfast(place: Path) -> Broker:
 
 # Apache ActiveMQ Artemis.
 
+#: These brokers offer no SCRAM-SHA-256 as they are installed, and have no certificate here.
+_PLAIN = "allow_plain_without_tls=true"
+
 
 def start_artemis(place: Path) -> Broker:
     """One node with queues and topics that are made when they are used."""
     port = free_port()
     process = _artemis(place / "artemis", port, "AMQ221007")
-    return Broker("ActiveMQ Artemis", f"amqp://127.0.0.1:{port}", "ada", "secret", CANNOT["ActiveMQ Artemis"], process)
+    url = f"amqp://127.0.0.1:{port}?{_PLAIN}"
+    return Broker("ActiveMQ Artemis", url, "ada", "secret", CANNOT["ActiveMQ Artemis"], process)
 
 
 def start_artemis_pair(place: Path) -> tuple[Broker, Broker]:
@@ -159,7 +163,7 @@ def start_artemis_pair(place: Path) -> tuple[Broker, Broker]:
     found = []
     for (name, backup, ready), port in zip(kinds, ports, strict=True):
         process = _artemis(place / name, port, ready, *cluster, *backup, "--name", name)
-        found.append(Broker(name, f"amqp://127.0.0.1:{port}", "ada", "secret", {}, process))
+        found.append(Broker(name, f"amqp://127.0.0.1:{port}?{_PLAIN}", "ada", "secret", {}, process))
     return found[0], found[1]
 
 
@@ -247,7 +251,7 @@ def start_broker_j(place: Path) -> Broker:
     command = [str(home / "bin" / "qpid-server"), "-icp", str(config)]
     environment = {"QPID_WORK": str(place / "work"), "QPID_JAVA_MEM": "-Xmx512m -XX:MaxDirectMemorySize=512m"}
     process = Process(command, environment, "BRK-1004")
-    url = f"amqp://127.0.0.1:{port}?topic_prefix=amq.topic/"
+    url = f"amqp://127.0.0.1:{port}?{_PLAIN}&topic_prefix=amq.topic/"
     return Broker("Qpid Broker-J", url, "ada", "secret", CANNOT["Qpid Broker-J"], process)
 
 
@@ -280,7 +284,7 @@ def start_rabbitmq(place: Path) -> Broker:
     }
     server = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin") or str(programs / "rabbitmq-server")
     process = Process(["/bin/sh", "-c", _WITH_PORT_MAPPER, server], environment, "Server startup complete")
-    url = f"amqp://127.0.0.1:{port}?queue_prefix=/queue/&topic_prefix=/topic/"
+    url = f"amqp://127.0.0.1:{port}?{_PLAIN}&queue_prefix=/queue/&topic_prefix=/topic/"
     return Broker("RabbitMQ 3", url, "ada", "secret", CANNOT["RabbitMQ 3"], process)
 
 

@@ -72,7 +72,9 @@ def test_nothing_is_lost_and_nobody_hangs_while_connections_are_cut(artemis: Bro
     port = urlsplit(artemis.url).port
     assert port is not None
     with Proxy(port) as proxy:
-        factory = ConnectionFactory(f"{proxy.url}{OPTIONS}", artemis.username, artemis.password)
+        factory = ConnectionFactory(
+            f"{proxy.url}{OPTIONS}&allow_plain_without_tls=true", artemis.username, artemis.password
+        )
         with factory.create_connection() as connection:
             connection.start()
             threads = OverCuts(factory, connection, 2)
