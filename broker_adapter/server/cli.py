@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 from uuid import uuid4
 
 from ack_modes import Outcome, Settlement
@@ -35,6 +35,7 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
+from broker_adapter.server.terminal import PrintableFormatter, printable, printable_lines
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.transport import (
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.body += rest  # texts that stand behind an option
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         status: int = options.run(options)
     except BrokenPipeError:
@@ -89,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (JMSException, ValueError, OSError) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        _say(f"holdfast: {error}", file=sys.stderr)
         return 1
     except EOFError:
         print("holdfast: nobody answers the question; give --yes, or $HOLDFAST_PASSWORD", file=sys.stderr)
@@ -358,6 +361,11 @@ def _ask(options: argparse.Namespace, operation: str, arguments: dict[str, Any])
         return transport.request(operation, arguments, _LONG_SECONDS)
 
 
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print a line that may hold what others have sent."""
+    print(printable(text), file=file)
+
+
 def _destination(options: argparse.Namespace) -> Destination:
     return Destination(options.destination, DestinationKind.TOPIC if options.topic else DestinationKind.QUEUE)
 
@@ -385,7 +393,7 @@ def _send(options: argparse.Namespace) -> int:
             )
             transport.send(link, envelope, answers.expected(), None)
         sent = answers.wait(settings.send_timeout_seconds)
-    print(json.dumps({"sent": sent}) if options.json else f"sent {sent} to {destination.name}")
+    _say(json.dumps({"sent": sent}) if options.json else f"sent {sent} to {destination.name}")
     return 0
 
 
@@ -487,7 +495,8 @@ def _browse(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace, delivery: Delivery) -> None:
     envelope = delivery.envelope
     if not options.json:
-        print(envelope.body if envelope.body_kind is BodyKind.TEXT else repr(envelope.body), flush=True)
+        is_text = envelope.body_kind is BodyKind.TEXT
+        print(printable_lines(str(envelope.body)) if is_text else printable(repr(envelope.body)), flush=True)
         return
     fields = {
         "position": delivery.position,
@@ -522,10 +531,10 @@ def _stat(options: argparse.Namespace) -> int:
         return 0
     queues = statistics.pop("queues")
     for name, value in statistics.items():
-        print(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
+        _say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     if queues:
         columns = ("name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers")
-        rows = [[str(each[column]) for column in columns] for each in queues]
+        rows = [[printable(str(each[column])) for column in columns] for each in queues]
         table = [[column.replace("_", " ") for column in columns], *rows]
         widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
         print()
@@ -541,7 +550,7 @@ def _stat(options: argparse.Namespace) -> int:
 def _announce(options: argparse.Namespace) -> int:
     with _connected(options) as (transport, _):
         count = transport.request(ANNOUNCE, {"servers": _listed(options.servers)}, None)
-    print(json.dumps({"servers": count}) if options.json else f"announced: {count} servers")
+    _say(json.dumps({"servers": count}) if options.json else f"announced: {count} servers")
     return 0
 
 
@@ -555,7 +564,7 @@ def _purge(options: argparse.Namespace) -> int:
             return 1
     with _connected(options) as (transport, _):
         dropped = transport.request("purge", {"destination": options.destination}, None)
-    print(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
+    _say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
     return 0
 
 
@@ -590,9 +599,9 @@ def _redrive(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(result))
     else:
-        print(f"put back {result['moved']}")
+        _say(f"put back {result['moved']}")
         if result["left"]:
-            print(
+            _say(
                 f"{result['left']} stay: nobody knows where they were, or it is gone or full; name a queue with --to",
                 file=sys.stderr,
             )
@@ -602,13 +611,13 @@ def _redrive(options: argparse.Namespace) -> int:
 def _user(options: argparse.Namespace) -> int:
     if options.action == "list":
         for name in UsersFile(options.file).names:
-            print(name)
+            _say(name)
         return 0
     if options.name is None:
         raise ValueError(f"holdfast user {options.action} needs a NAME")
     if options.action == "remove":
         UsersFile(options.file).remove(options.name)
-        print(f"removed {options.name} from {options.file}")
+        _say(f"removed {options.name} from {options.file}")
         return 0
     if sys.stdin.isatty():
         password = getpass.getpass(f"password of {options.name}: ")
@@ -617,7 +626,7 @@ def _user(options: argparse.Namespace) -> int:
     else:
         password = sys.stdin.readline().rstrip("\n")
     is_new = UsersFile.open_or_make(options.file).add(options.name, password)
-    print(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
+    _say(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
     return 0
 
 

@@ -100,6 +100,53 @@ def test_a_purge_asks_first(server: ServerProcess) -> None:
     assert "dropped 1 from asked" in done("purge", "asked", *url, text="y\n")
 
 
+NASTY = "\x1b[2J\x1b]0;title\x07\r\x9b31m\x7f\u202eright\u2066\u2028\u200f"
+
+
+def is_harmless(text: str) -> bool:
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_what_others_have_sent_does_nothing_to_the_terminal(server: ServerProcess) -> None:
+    url, name = ("--url", server.url), f"nasty{NASTY}"
+    with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue(name))
+        for body in (f"text{NASTY}\tline 1\nline 2", f"bytes{NASTY}".encode(), {"map": NASTY}, [NASTY]):
+            producer.send(body)
+    for printed in (done("browse", name, *url), done("receive", name, *url, "--timeout", "0.3")):
+        assert is_harmless(printed.replace("\t", ""))
+        assert "text\\x1b[2J" in printed
+        assert "\\u202eright\\u2066\\u2028" in printed
+        assert "\tline 1\nline 2\n" in printed, "ends of lines and tabs are a text's own"
+    assert "nasty\\x1b[2J" in done("stat", *url)
+    assert is_harmless(done("stat", *url))
+    refused = holdfast("purge", f"no such{name}", "--yes", *url)
+    assert refused.returncode == 1
+    assert is_harmless(refused.stderr)
+    assert is_harmless(done("purge", name, "--yes", *url))
+
+
+def test_json_has_everything_in_ascii(server: ServerProcess) -> None:
+    url, name = ("--url", server.url), f"json{NASTY}"
+    done("send", name, f"body{NASTY}é", *url, "--property", f"key={NASTY}")
+    for printed in (
+        done("browse", name, *url, "--json"),
+        done("receive", name, *url, "--json", "--count", "1"),
+        done("stat", *url, "--json"),
+    ):
+        assert printed.isascii()
+        assert is_harmless(printed)
+        assert "\\u001b[2J" in printed
+
+
+def test_a_table_stays_in_line_whatever_the_names_are(server: ServerProcess) -> None:
+    for name in ("table", f"table{NASTY}"):
+        done("send", name, "x", "--url", server.url)
+    lines = [line for line in done("stat", "--url", server.url).splitlines() if line.startswith("table")]
+    assert len({line.index(" queue ") for line in lines}) == 1
+    assert len({len(line) for line in lines}) == 1
+
+
 def test_messages_are_selected(server: ServerProcess) -> None:
     url = ("--url", server.url)
     for colour in ("red", "blue"):
