@@ -6,25 +6,33 @@ Theory of operation
     ``amqp:`` address of a listener on the driver's engine, with a user and a password made for it.  Nothing is opened
     before somebody asks.  All of it listens on 127.0.0.1 only, and the desk answers only who has the
     key that the registered data source carries.
+
+    Anybody on this machine can connect to the desk.  A caller shows first that it has the key (each side sends a random
+    number, and the keyed hash of both numbers), and has a few seconds for that; until then 64 bytes of it are read.
+    Callers do not wait for each other, but for engines that are being opened, one at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import json
 import logging
 import secrets
-import threading
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
-from typing import NamedTuple, TypeVar
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple, TypeVar
 
 import attrs
 from scramp import ScramMechanism
 
+from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Verifier
 from broker_adapter.in_process import EngineLease
 from broker_adapter.mechanisms import SCRAM_SHA_256
 from broker_adapter.server.listener import Listener as AmqpListener
+from broker_adapter.server.seldom import Seldom
 from broker_adapter.settings import ServerSettings
 from broker_adapter.url import EmbeddedURL, parse_url
 from sdk import JMSException
@@ -32,9 +40,23 @@ from spark_connector.options import ConnectionOptions
 
 _log = logging.getLogger(__name__)
 Options = TypeVar("Options", bound=ConnectionOptions)
-_USER = "spark"
+_USER: Final = "spark"
 #: Largest request and answer of the desk.
-_MAX_BYTES = 64 * 1024
+_MAX_BYTES: Final = 64 * 1024
+#: Bytes of the random number that each side sends, and of a keyed hash.
+_NONCE_BYTES: Final = 32
+_HASH_BYTES: Final = 32
+#: What the two hashes begin with, so that none can stand for the other.
+_CALLER: Final = b"holdfast desk, caller"
+_DESK: Final = b"holdfast desk, desk"
+#: Longest time that a caller has to show its key and to ask, in seconds; and to take the answer.
+CALLER_SECONDS = 10.0
+#: Longest time that a worker process waits for an answer, in seconds: an engine may have to be opened first.
+ANSWER_SECONDS = 120.0
+#: Callers at once; one more is turned away.
+MAX_CALLERS: Final = 200
+#: Connections that the system keeps until they are accepted.
+_BACKLOG: Final = 128
 
 
 class Desk(NamedTuple):
@@ -61,39 +83,81 @@ class _OneUser:
         return username == _USER
 
 
+def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
+    """What shows that a side has the key."""
+    return hmac.digest(key, side + nonces, "sha256")
+
+
 class EngineHost:
     """The driver's side: the desk, and a listener for each engine that was asked for."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._listener = Listener(("127.0.0.1", 0), authkey=self._key)
         self._addresses: dict[str, str] = {}
         self._open: list[tuple[EngineLease, AmqpListener]] = []
-        threading.Thread(target=self._serve, name="holdfast-spark-desk", daemon=True).start()
+        self._opener = ThreadPoolExecutor(1, "holdfast-spark-opener")
+        self._callers = 0
+        self._seldom = Seldom()
+        self._thread = LoopThread("holdfast-spark-desk")
+        listening = asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1024, backlog=_BACKLOG)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._thread.loop).result()
+        self._port: int = self._server.sockets[0].getsockname()[1]
 
     @property
     def desk(self) -> Desk:
         """What the worker processes need to know."""
-        return Desk(self._listener.address[1], self._key)
+        return Desk(self._port, self._key)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection = self._listener.accept()
-            except (AuthenticationError, EOFError, ConnectionError) as error:
-                _log.warning("refused somebody at the desk of the engine: %s", error)
-                continue
-            except OSError:
-                return
-            with connection:
-                self._answer(connection)
-
-    def _answer(self, connection: Connection) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one caller."""
+        self._callers += 1
         try:
-            url = connection.recv_bytes(_MAX_BYTES).decode()
-            connection.send_bytes(json.dumps(self._address(url)).encode())
-        except (OSError, EOFError, ValueError) as error:
-            _log.warning("the desk of the engine could not answer: %s", error)
+            if self._callers > MAX_CALLERS:
+                raise PermissionError(f"{MAX_CALLERS} callers are here already")
+            async with asyncio.timeout(CALLER_SECONDS):
+                request = await self._request(reader, writer)
+            answer = json.dumps(await self._answer(request)).encode()
+            async with asyncio.timeout(CALLER_SECONDS):
+                writer.write(len(answer).to_bytes(4) + answer)
+                await writer.drain()
+        except TimeoutError:
+            self._warn(f"it was silent for {CALLER_SECONDS:g} s")
+        except Exception as error:
+            self._warn(str(error) or type(error).__name__)
+        except asyncio.CancelledError:
+            pass  # the desk is closed; asyncio 3.11 would complain of a task that ends so
+        finally:
+            self._callers -= 1
+            writer.close()
+
+    def _warn(self, reason: str) -> None:
+        """Anybody can cause this, so it is said a few times a minute."""
+        now = time.monotonic()
+        self._seldom.left_out(now)  # a new minute begins
+        if self._seldom.may_write(now):
+            _log.warning("turned a caller away at the desk of the engine: %s", reason)
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, str]:
+        """What a caller asks for, who has the key.
+
+        Raises:
+            OSError, EOFError, ValueError: it has not, or does not speak as a worker process does.
+        """
+        nonces = secrets.token_bytes(_NONCE_BYTES)
+        writer.write(nonces)
+        nonces += await reader.readexactly(_NONCE_BYTES)
+        if not hmac.compare_digest(await reader.readexactly(_HASH_BYTES), _proof(self._key, _CALLER, nonces)):
+            raise PermissionError("it has not the key of this driver")
+        writer.write(_proof(self._key, _DESK, nonces))
+        size = int.from_bytes(await reader.readexactly(4))
+        if size > _MAX_BYTES:
+            raise ValueError(f"a request of {size} bytes is larger than the limit of {_MAX_BYTES}")
+        request: dict[str, str] = json.loads(await reader.readexactly(size))
+        return request
+
+    async def _answer(self, request: dict[str, str]) -> dict[str, str]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._opener, self._address, request["url"])
 
     def _address(self, url: str) -> dict[str, str]:
         try:
@@ -120,8 +184,10 @@ class EngineHost:
         return f"amqp://{_USER}:{password}@127.0.0.1:{port}"
 
     def close(self) -> None:
-        """Close the desk, the listeners and the engines that nobody else uses."""
-        self._listener.close()
+        """Close the desk, the listeners and the engines that nobody else uses.  Waits for one that is being opened."""
+        self._thread.loop.call_soon_threadsafe(self._server.close)
+        self._thread.stop()
+        self._opener.shutdown()
         while self._open:
             lease, listener = self._open.pop()
             listener.stop()
@@ -140,9 +206,40 @@ def reachable(options: Options, desk: Desk | None) -> Options:
         return options
     if desk is None:
         raise ValueError("an embedded: URL needs register(spark) from spark_connector in the driver's program")
-    with Client(("127.0.0.1", desk.port), authkey=desk.key) as connection:
-        connection.send_bytes(options.url.encode())
-        answer = json.loads(connection.recv_bytes(_MAX_BYTES))
+    answer = _ask(desk, {"url": options.url})
     if "error" in answer:
         raise JMSException(answer["error"])
     return attrs.evolve(options, url=answer["url"], username=None, password=None)
+
+
+def _ask(desk: Desk, request: dict[str, str]) -> dict[str, str]:
+    """The desk's answer to a request.
+
+    Raises:
+        OSError: nobody is there, it does not answer in time, or one of both has not the key.
+    """
+    asked = json.dumps(request).encode()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    with socket.create_connection(("127.0.0.1", desk.port), CALLER_SECONDS) as asking:
+        own = secrets.token_bytes(_NONCE_BYTES)
+        nonces = _received(asking, _NONCE_BYTES, deadline) + own
+        asking.sendall(own + _proof(desk.key, _CALLER, nonces))
+        if not hmac.compare_digest(_received(asking, _HASH_BYTES, deadline), _proof(desk.key, _DESK, nonces)):
+            raise PermissionError("who listens at the port of the driver's desk is not the driver")
+        asking.sendall(len(asked).to_bytes(4) + asked)
+        size = int.from_bytes(_received(asking, 4, deadline))
+        if size > _MAX_BYTES:
+            raise PermissionError(f"the driver's desk answers with {size} bytes; the limit is {_MAX_BYTES}")
+        answer: dict[str, str] = json.loads(_received(asking, size, deadline))
+        return answer
+
+
+def _received(asking: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        asking.settimeout(max(0.001, deadline - time.monotonic()))
+        more = asking.recv(size - len(data))
+        if not more:
+            raise PermissionError("the driver's desk has turned this process away, which has not its key")
+        data += more
+    return data

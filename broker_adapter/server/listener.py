@@ -188,8 +188,8 @@ class Listener:
         limit, wanted = soft_limit(), self.settings.max_connections
         places = places_for(wanted, limit, open_now())
         if places.connections < wanted:
-            _log.warning(
-                "! %d connections are the limit, instead of %d (option max_connections): this process may have %d files"
+            _log.info(
+                "= %d connections are the limit, instead of %d (option max_connections): this process may have %d files"
                 " open; raise that with 'ulimit -n'",
                 places.connections,
                 wanted,

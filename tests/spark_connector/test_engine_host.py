@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sdk import ConnectionFactory, JMSException, JMSSecurityException
+from spark_connector import engine_host
 from spark_connector.engine_host import Desk, EngineHost, reachable
 from spark_connector.options import SourceOptions
+from tests.contracts.transports import eventually
+
+WAIT = 30.0
 
 
 @pytest.fixture
@@ -48,9 +54,85 @@ def test_who_has_not_the_password_is_refused(host: EngineHost, tmp_path: Path) -
 
 
 def test_who_has_not_the_key_is_refused_and_the_desk_goes_on(host: EngineHost, tmp_path: Path) -> None:
-    with pytest.raises(AuthenticationError):
-        Client(("127.0.0.1", host.desk.port), authkey=b"guess")
+    with pytest.raises(PermissionError, match="has not its key"):
+        reachable(options(f"embedded:{tmp_path}"), Desk(host.desk.port, b"guess"))
     assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+
+
+def test_a_desk_that_has_not_the_key_gets_no_answer_of_it_believed() -> None:
+    """Who has taken the port of a driver that ended."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def listen() -> None:
+            talking, _ = stranger.accept()
+            with talking:
+                talking.sendall(b"n" * 32)
+                talking.recv(64, socket.MSG_WAITALL)
+                talking.sendall(b"x" * 32)
+                talking.recv(1)
+
+        listening = threading.Thread(target=listen)
+        listening.start()
+        with pytest.raises(PermissionError, match="is not the driver"):
+            reachable(options("embedded:x"), Desk(stranger.getsockname()[1], b"key"))
+        listening.join(WAIT)
+
+
+@pytest.mark.parametrize("says", [b"", b"x", b"\x00" * 31, b"\xff" * 4, b"\x7f\xff\xff\xff" + b"x" * 200])
+def test_who_is_silent_or_talks_nonsense_keeps_nobody_waiting(host: EngineHost, tmp_path: Path, says: bytes) -> None:
+    with ExitStack() as stack:
+        for _ in range(20):
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
+            caller.sendall(says)
+        assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+
+
+def test_who_is_silent_is_turned_away_in_time(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_host, "CALLER_SECONDS", 0.2)
+    for says in (b"", b"x" * 10):
+        with socket.create_connection(("127.0.0.1", host.desk.port), WAIT) as caller:
+            caller.sendall(says)
+            assert len(caller.recv(100)) == 32
+            assert caller.recv(100) == b""
+    assert "it was silent for 0.2 s" in caplog.text
+
+
+def test_not_more_callers_are_here_than_may_be(host: EngineHost, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(engine_host.MAX_CALLERS):
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
+            assert len(caller.recv(100)) == 32
+        late = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
+        assert late.recv(100) == b""
+    eventually(lambda: host._callers == 0)
+    assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+
+
+def test_little_is_read_of_a_caller_who_has_not_shown_the_key(host: EngineHost) -> None:
+    with socket.create_connection(("127.0.0.1", host.desk.port), WAIT) as caller:
+        caller.settimeout(0.5)
+        caller.sendall(b"x" * 20)
+        try:
+            sent = 20
+            while sent < 100_000_000:
+                sent += caller.send(b"x" * 65536)
+        except OSError:  # it was turned away, or takes no more
+            pass
+        assert sent < 50_000_000
+
+
+def test_a_request_beyond_the_limit_is_refused(host: EngineHost, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"reset|turned"):
+        reachable(options("embedded:" + "x" * 70_000), host.desk)
+    assert reachable(options(f"embedded:{tmp_path}"), host.desk)
+
+
+def test_many_ask_at_once_and_get_one_listener(host: EngineHost, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(20) as threads:
+        found = list(threads.map(lambda _: reachable(options(f"embedded:{tmp_path}"), host.desk).url, range(40)))
+    assert len(set(found)) == 1
 
 
 def test_an_engine_that_cannot_be_opened_is_the_askers_error(host: EngineHost, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_more_connections_than_files_may_be_open_are_not_promised(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, hard), hard))
     try:
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.INFO):
             server = serve()
         assert 500 < server.listener.settings.max_connections < 1000
         assert server.listener.settings.max_connections + 50 < server.listener._door.places < 1000
