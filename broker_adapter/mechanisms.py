@@ -15,9 +15,10 @@ Theory of operation
     ANONYMOUS       without a user name and a password, or where ``sasl_mechanisms`` names it
     ==============  ===================================================================================================
 
-    and none that is weaker than one by which the same connection, before it was lost or redirected, has logged in: else
-    whoever has the broker's address while it is away could ask for the password as it is, or take what is sent to it.
-    From the weakest: ANONYMOUS; PLAIN without TLS; PLAIN over TLS; SCRAM-SHA-256 and EXTERNAL.
+    and none that is weaker than one by which the same connection has logged in before it was lost or redirected.
+    Otherwise a program that listens at the broker's address while the broker is away could ask for the password by
+    PLAIN, or receive the messages that are meant for the broker.  From the weakest: ANONYMOUS; PLAIN without TLS; PLAIN
+    over TLS; SCRAM-SHA-256 and EXTERNAL.
 """
 
 from __future__ import annotations
@@ -57,30 +58,30 @@ def strength_of(mechanism: str, *, tls: bool) -> Strength:
 
 
 class Trust:
-    """What one connection, with all network connections that take one another's place, knows of brokers.
+    """What is known of the brokers of one connection, over all network connections that replace one another.
 
     Args:
         addresses: those of the URL.
         trusted_hosts: the option: further hosts, separated by commas; ``.domain`` is all hosts of a domain.
 
     Attributes:
-        least: the strength of the strongest login so far.
+        strongest: the strength of the strongest login so far.
     """
 
     def __init__(self, addresses: Iterable[AmqpURL], trusted_hosts: str | None = None) -> None:
-        self.least = Strength.NOTHING
+        self.strongest = Strength.NOTHING
         self._addresses = tuple(addresses)
         self._trusted = tuple(_normal(each.strip()) for each in (trusted_hosts or "").split(",") if each.strip())
 
     def __repr__(self) -> str:
-        return f"<Trust in {', '.join(map(str, self._addresses))}, logged in by {self.least.name}>"
+        return f"<Trust in {', '.join(map(str, self._addresses))}, logged in by {self.strongest.name}>"
 
     def note(self, mechanism: str, *, tls: bool) -> None:
         """A login has succeeded."""
-        self.least = max(self.least, strength_of(mechanism, tls=tls))
+        self.strongest = max(self.strongest, strength_of(mechanism, tls=tls))
 
-    def names(self, url: AmqpURL, *, of_url: bool) -> bool:
-        """Whether the password may be given to the host of an address.
+    def may_have_password(self, url: AmqpURL, *, of_url: bool) -> bool:
+        """Whether the password may be sent to the host of an address as it is.
 
         Args:
             url: the address.
@@ -101,7 +102,7 @@ class Usable(NamedTuple):
 
     mechanisms: tuple[str, ...]  #: strongest first
     withheld: dict[str, str]  #: mechanism → why it is not used, where that is to protect the client
-    is_doubted: bool  #: whether the broker is one that has to show first that it is the one that it should be
+    is_unverified: bool  #: whether it is not known yet that the address belongs to the broker
 
 
 def usable_mechanisms(
@@ -113,7 +114,7 @@ def usable_mechanisms(
         url: the address.
         username: None where there is none.
         password: the same.
-        trust: what is known; None: only this address, and no login before.
+        trust: what is known of the brokers; None: only this address, and no login before.
         of_url: whether the user name and the password are those of the URL.
 
     Raises:
@@ -122,12 +123,12 @@ def usable_mechanisms(
     """
     trust = trust or Trust((url,))
     named = username is not None and password is not None
-    is_named_host = trust.names(url, of_url=of_url)
+    is_named_host = trust.may_have_password(url, of_url=of_url)
     withheld: dict[str, str] = {}
     if not (url.tls or url.amqp.allow_plain_without_tls):
         withheld[PLAIN] = (
             f"PLAIN would send the password unencrypted to {url.host!r}; use amqps://, or set"
-            " allow_plain_without_tls=true where everybody on the way is trusted, this machine included"
+            " allow_plain_without_tls=true where the network and this machine are trusted"
         )
     elif not is_named_host:
         withheld[PLAIN] = (
@@ -135,7 +136,7 @@ def usable_mechanisms(
             " does not name; name it there, or in the option trusted_hosts"
         )
     for mechanism in MECHANISMS:
-        if strength_of(mechanism, tls=url.tls) < trust.least:
+        if strength_of(mechanism, tls=url.tls) < trust.strongest:
             withheld[mechanism] = (
                 f"{mechanism} is weaker than the login of this connection before; if the broker was changed, make a new"
                 " connection"
@@ -152,13 +153,13 @@ def usable_mechanisms(
         unknown = [name for name in wanted if name not in MECHANISMS]
         if unknown:
             raise JMSSecurityException(f"unknown SASL mechanism {unknown[0]!r}; known are {', '.join(MECHANISMS)}")
-        # Who names ANONYMOUS means it, also with a user name at hand.
+        # An application that names ANONYMOUS means it, also where there is a user name.
         possible[ANONYMOUS] = True
     considered = [name for name in MECHANISMS if name in wanted and possible[name]]
     found = Usable(
         tuple(name for name in considered if name not in withheld),
         {name: withheld[name] for name in considered if name in withheld},
-        trust.least > Strength.NOTHING or not is_named_host,
+        trust.strongest > Strength.NOTHING or not is_named_host,
     )
     if found.mechanisms:
         return found
@@ -166,7 +167,7 @@ def usable_mechanisms(
     if not reasons:
         reasons = "give a user name and a password" if not named else "they need something that the URL does not give"
     text = f"none of the SASL mechanisms {', '.join(wanted)} can be used with {url}: {reasons}"
-    raise ConnectionLostException(text) if found.is_doubted and found.withheld else JMSSecurityException(text)
+    raise ConnectionLostException(text) if found.is_unverified and found.withheld else JMSSecurityException(text)
 
 
 def _normal(host: str) -> str:

@@ -32,7 +32,7 @@ from broker_adapter.amqp.sasl import ServerLogin, Verifier
 from broker_adapter.in_process import EngineLease
 from broker_adapter.mechanisms import SCRAM_SHA_256
 from broker_adapter.server.listener import Listener as AmqpListener
-from broker_adapter.server.seldom import Seldom
+from broker_adapter.server.log_limiter import LogLimiter
 from broker_adapter.settings import ServerSettings
 from broker_adapter.url import EmbeddedURL, parse_url
 from sdk import JMSException
@@ -97,7 +97,7 @@ class EngineHost:
         self._open: list[tuple[EngineLease, AmqpListener]] = []
         self._opener = ThreadPoolExecutor(1, "holdfast-spark-opener")
         self._callers = 0
-        self._seldom = Seldom()
+        self._log_limiter = LogLimiter()
         self._thread = LoopThread("holdfast-spark-desk")
         listening = asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1024, backlog=_BACKLOG)
         self._server = asyncio.run_coroutine_threadsafe(listening, self._thread.loop).result()
@@ -133,8 +133,8 @@ class EngineHost:
     def _warn(self, reason: str) -> None:
         """Anybody can cause this, so it is said a few times a minute."""
         now = time.monotonic()
-        self._seldom.left_out(now)  # a new minute begins
-        if self._seldom.may_write(now):
+        self._log_limiter.suppressed(now)  # a new minute begins
+        if self._log_limiter.may_write(now):
             _log.warning("turned a caller away at the desk of the engine: %s", reason)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Threads for the hash of a password, which would hold up the loop of all connections.
+"""Worker threads for the hash of a password, which would block the loop of all connections.
 
-The broker says how often the hash is repeated, so it decides how long it takes: up to a few seconds.
+The broker tells the number of iterations, and so decides how long the hash takes: up to a few seconds.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Users(Protocol):
 
 
 class Work(NamedTuple):
-    """What has to be done before a login can go on."""
+    """Something that a login needs before it can go on."""
 
     username: str  #: of whom
     is_costly: bool  #: whether it takes long, so that it has to be done in another thread
@@ -225,8 +225,8 @@ class ClientLogin(_Exchange):
         password: of the user.
         hostname: the host that the client means to speak to.
         withheld: mechanisms that are not used to protect the client, and why; told where the broker offers only those.
-        is_doubted: whether the broker may be another one than it should be: an error then says that it could not be
-            reached, and not that it has refused the user.
+        is_unverified: whether it is not known yet that this is the broker: where it offers too little, or proves
+            nothing, the attempt to connect has failed, and not the login of the user.
         on_welcome: called with the mechanism when the login has succeeded.
     """
 
@@ -238,7 +238,7 @@ class ClientLogin(_Exchange):
         hostname: str | None = None,
         *,
         withheld: Mapping[str, str] | None = None,
-        is_doubted: bool = False,
+        is_unverified: bool = False,
         on_welcome: Callable[[str], None] = lambda _mechanism: None,
     ) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class ClientLogin(_Exchange):
         self._password = password
         self._hostname = hostname
         self._withheld = dict(withheld or {})
-        self._is_doubted = is_doubted
+        self._is_unverified = is_unverified
         self._on_welcome = on_welcome
         self.mechanism: str | None = None
         self._scram: Any = None
@@ -285,7 +285,7 @@ class ClientLogin(_Exchange):
         names = [str(name) for name in (offered if isinstance(offered, list) else [offered])]
         mechanism = next((name for name in self._mechanisms if name in names), None)
         if mechanism is None:
-            self._doubt(
+            self._fail_unproven(
                 f"the broker offers the SASL mechanisms {', '.join(names)!a:.300}, and this client can use"
                 f" {', '.join(self._mechanisms) or 'none'} here; {self._advice(names)}"
             )
@@ -353,16 +353,16 @@ class ClientLogin(_Exchange):
         try:
             self._scram.set_server_final(_binary(proof).decode())
         except (ScramException, ValueError):
-            self._doubt(
+            self._fail_unproven(
                 f"the broker did not prove that it knows the password of {self._username!r}: it may not be the one that"
                 " it says it is"
             )
             return False
         return True
 
-    def _doubt(self, reason: str) -> None:
-        """This is not the broker that it should be, or it is set up in another way."""
-        self.error = ConnectionLostException(reason) if self._is_doubted else JMSSecurityException(reason)
+    def _fail_unproven(self, reason: str) -> None:
+        """This is another broker than expected, or it is configured in another way."""
+        self.error = ConnectionLostException(reason) if self._is_unverified else JMSSecurityException(reason)
 
     def _on_outcome(self, fields: list[Any]) -> None:
         code, data = fields[0], fields[1]

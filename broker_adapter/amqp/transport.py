@@ -602,7 +602,7 @@ def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None
         password,
         url.amqp.vhost if url.amqp.vhost is not None else url.host,
         withheld=usable.withheld,
-        is_doubted=usable.is_doubted,
+        is_unverified=usable.is_unverified,
         on_welcome=partial(trust.note, tls=url.tls),
     )
 

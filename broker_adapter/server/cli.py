@@ -362,7 +362,7 @@ def _ask(options: argparse.Namespace, operation: str, arguments: dict[str, Any])
 
 
 def _say(text: str, file: TextIO | None = None) -> None:
-    """Print a line that may hold what others have sent."""
+    """Print a line that may hold untrusted text."""
     print(printable(text), file=file)
 
 

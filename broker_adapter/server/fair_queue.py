@@ -1,4 +1,4 @@
-"""Jobs of several owners, taken in turn: the rules by which the server's workers are shared; no threads or clock.
+"""A queue that takes the jobs of several owners in turn; no threads or clock.
 
 Theory of operation
     Each owner has a queue of jobs.  ``take()`` gives the next job of the owner whose turn it is.  An owner that has as
@@ -36,7 +36,7 @@ class FairQueue(Generic[Owner, Job]):
         self._group_of: Callable[[Owner], Hashable] = group_of or (lambda owner: owner)
         self._waiting: dict[Owner, deque[Job]] = {}
         self._running: dict[Owner, int] = {}
-        #: Group → its owners with jobs that wait and fewer under way than they may have; both in the order of turns.
+        #: Group → those of its owners of which a job may be taken; both in the order in which they have their turn.
         self._turns: dict[Hashable, dict[Owner, None]] = {}
         self._count = 0
 
@@ -94,7 +94,7 @@ class FairQueue(Generic[Owner, Job]):
             self._give_turn(owner)
 
     @property
-    def has_turn(self) -> bool:
+    def has_next(self) -> bool:
         """Whether ``take`` would give a job."""
         return bool(self._turns)
 

@@ -8,13 +8,13 @@ Theory of operation
     A connection that has ended is freed at once, and not when the garbage collector gets to it: its protocol knows it
     by a weak reference only.  What the engine still has to say to a protocol whose connection is gone, it hears alone.
 
-    Connections are accepted here, not by asyncio, so that each counts from that moment on, ahead of its TLS handshake
-    (:mod:`broker_adapter.server.door` has the rules), and so that a process without free descriptors rests instead of
-    filling its log.
+    Connections are accepted here, and not by asyncio, so that each counts from that moment on, before its TLS handshake
+    (the rules: :mod:`broker_adapter.server.admission`), and so that a process without free descriptors stops accepting
+    for a moment instead of filling its log.
 
     Any peer may be hostile before it has logged in: it has ``handshake_timeout_seconds`` for all of login and open,
-    its frames are small, and it costs nothing of the engine.  Passwords are looked at when the gate
-    (:mod:`broker_adapter.server.login_gate`) lets them through, and what takes long of it is done by workers.
+    its frames are small, and it costs nothing of the engine.  When a password is verified is decided by
+    :mod:`broker_adapter.server.login_throttle`; its hash is computed by worker threads.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     StoreException,
 )
+from broker_adapter.server.admission import Admission
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
-from broker_adapter.server.door import Door
-from broker_adapter.server.login_gate import LoginGate, Pair
+from broker_adapter.server.log_limiter import RECORDS, LogLimiter
+from broker_adapter.server.login_throttle import LoginThrottle, Pair
 from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
 from broker_adapter.server.origins import is_loopback, origin_of
-from broker_adapter.server.seldom import LINES, Seldom
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import MAX_NAME_LENGTH
 from broker_adapter.server.workers import Workers
@@ -66,16 +66,16 @@ _log = logging.getLogger(__name__)
 _HIGH_WATER_BYTES = 256 * 1024
 #: Connections that the system may keep for us until we accept them.
 _BACKLOG = 1024
-#: Connections that are accepted before others have their turn.
+#: Connections that are accepted before the loop goes on to other events.
 _ACCEPTS_PER_TURN = 100
-#: Time without accepting where the system has no room for one more, in seconds.
-_REST_SECONDS = 1.0
-#: What the system says then: too many files of this process or of all, no memory.
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: Errors of ``accept`` that the next connection would cause as well: no descriptor or no memory is free.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: Pause after such an error, in seconds.
+_ACCEPT_PAUSE_SECONDS = 1.0
 #: Time between two looks at the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
-#: Operations beyond messaging have three groups of worker threads, so that a long one holds up no short one, and none
-#: of them what a client needs to come back from a lost connection.  A connection has one of each group under way.
+#: Operations beyond messaging have three groups of worker threads, so that a long one delays no short one, and neither
+#: delays those that failover needs.  A connection has one operation of each group under way.
 _RESTORING = frozenset(("resolve_commit", "settle_positions", "forgive"))
 _RESTORING_THREADS = 2
 _SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard"))
@@ -85,11 +85,11 @@ _LONG_THREADS = 4
 _MAX_WAITING = 200
 #: Longest time such an operation may take, in seconds.
 _REQUEST_SECONDS = 300.0
-#: Most threads that compute hashes of passwords; at most half of the cores do.
-_MOST_HASH_THREADS = 4
+#: Most threads that compute hashes of passwords; there are no more than half of the cores.
+_MAX_HASH_THREADS = 4
 
 
-class _Claim(NamedTuple):
+class _Attempt(NamedTuple):
     """A password, or a proof of one, that a client has sent."""
 
     connection: ClientConnection
@@ -129,21 +129,21 @@ class Listener:
         self._tls = tls
         self._thread: LoopThread | None = None
         self._listening: list[socket.socket] = []
-        self._door: Door[ClientConnection] = _door(settings, Places(settings.max_connections, settings.max_connections))
-        self._seldom: dict[str, Seldom] = {}
+        self._admission = _admission(settings, Places(settings.max_connections, settings.max_connections))
+        self._log_limiters: dict[str, LogLimiter] = {}
         self._restoring = _workers("restoring", _RESTORING_THREADS)
         self._short = _workers("short", _SHORT_THREADS)
         self._long = _workers("long", _LONG_THREADS)
-        threads = max(1, min(_MOST_HASH_THREADS, (os.cpu_count() or 1) // 2))
+        threads = max(1, min(_MAX_HASH_THREADS, (os.cpu_count() or 1) // 2))
         self._hashing = Workers(
             "holdfast-hash", threads, most_running=1, most_waiting=1, group_of=lambda pair: pair.origin
         )
-        self._gate: LoginGate[_Claim] = LoginGate(
+        self._throttle: LoginThrottle[_Attempt] = LoginThrottle(
             settings.failed_login_delay_seconds,
             settings.max_failed_login_delay_seconds,
-            is_gone=lambda claim: claim.connection.is_gone,
+            is_abandoned=lambda attempt: attempt.connection.is_closed,
         )
-        self._gate_timer: asyncio.TimerHandle | None = None
+        self._throttle_timer: asyncio.TimerHandle | None = None
         self.connections: set[ClientConnection] = set()
         #: (user, word that the client chose) → its connection, for a client that comes again before the old one ended
         self._named: dict[tuple[str | None, str], ClientConnection] = {}
@@ -163,7 +163,7 @@ class Listener:
             raise IllegalStateException("the listener was started before; make a new one")
         self._thread = LoopThread("holdfast-server")
         try:
-            self._open_door()
+            self._limit_connections()
             asyncio.run_coroutine_threadsafe(self._listen(), self._thread.loop).result()
         except IllegalStateException:
             self._end_thread()
@@ -183,8 +183,8 @@ class Listener:
         if thread is not None:
             thread.stop()
 
-    def _open_door(self) -> None:
-        """As wide as the settings say and the limit of open files allows."""
+    def _limit_connections(self) -> None:
+        """Allow as many connections as the settings say, and no more than the limit of open files allows."""
         limit, wanted = soft_limit(), self.settings.max_connections
         places = places_for(wanted, limit, open_now())
         if places.connections < wanted:
@@ -196,7 +196,7 @@ class Listener:
                 limit,
             )
             self.settings = attrs.evolve(self.settings, max_connections=places.connections)
-        self._door = _door(self.settings, places)
+        self._admission = _admission(self.settings, places)
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,54 +218,53 @@ class Listener:
     # Accepting, in the loop's thread.
 
     def _accept(self, listening: socket.socket) -> None:
-        """Somebody has connected."""
+        """Accept the connections that the system has for us."""
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, address = listening.accept()
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                if error.errno in _NO_ROOM:
-                    self._rest(listening, error)
+                if error.errno in _EXHAUSTED:
+                    self._pause_accepting(listening, error)
                     break
-                # What went wrong with that connection, which has ended again.
+                # It concerns this connection only, which has ended already.
                 self.warn("accept", "! a connection could not be accepted: %s", error.strerror)
                 continue
             sock.setblocking(False)
-            self._arrived(ClientConnection(self, sock, address))
+            self._accepted(ClientConnection(self, sock, address))
         self._advance()
 
-    def _rest(self, listening: socket.socket, error: OSError) -> None:
-        """The system has no room for one more connection: accept none for a moment."""
-        self.warn("no room", "! accepting no connections for a moment: %s", error.strerror, lines=1)
+    def _pause_accepting(self, listening: socket.socket, error: OSError) -> None:
+        self.warn("exhausted", "! accepting no connections for a moment: %s", error.strerror, records=1)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
-        loop.call_later(_REST_SECONDS, self._accept_again, listening)
+        loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listening)
 
     def _accept_again(self, listening: socket.socket) -> None:
         if not self.is_stopping:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    def _arrived(self, connection: ClientConnection) -> None:
-        refused = self._door.arrive(connection, origin_of(connection.host), time.monotonic())
+    def _accepted(self, connection: ClientConnection) -> None:
+        refused = self._admission.accepted(connection, origin_of(connection.host), time.monotonic())
         if refused is not None:
             self.warn("dropping", "! dropping %s: %s", connection.name, refused)
             connection.drop()
 
     def _advance(self) -> None:
-        """Let those begin to log in whose turn it is."""
+        """Start the logins of the connections whose turn it is."""
         if self.is_stopping:
             return
-        entering, put_out = self._door.advance(time.monotonic())
-        for connection in put_out:
-            self.warn("dropping", "! dropping %s: it has not logged in, and others need its place", connection.name)
+        starting, evicted = self._admission.advance(time.monotonic())
+        for connection in evicted:
+            self.warn("dropping", "! dropping %s: another connection needs its place for a login", connection.name)
             connection.drop()
-        for connection in entering:
-            connection.begin(self._tls)
+        for connection in starting:
+            connection.start(self._tls)
 
-    def warn(self, kind: str, text: str, *arguments: object, lines: int = LINES) -> None:
-        """Write a line to the log that strangers can cause; of each kind a few a minute."""
-        if self._seldom.setdefault(kind, Seldom(lines)).may_write(time.monotonic()):
+    def warn(self, kind: str, text: str, *arguments: object, records: int = RECORDS) -> None:
+        """Log a warning that unauthenticated clients can cause; of each kind a few a minute are written."""
+        if self._log_limiters.setdefault(kind, LogLimiter(records)).may_write(time.monotonic()):
             _log.warning(text, *arguments)
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -286,8 +285,8 @@ class Listener:
         for sock in self._listening:
             loop.remove_reader(sock)
         self._close_listening()
-        for connection in self._door.outside():
-            connection.drop_unless_made()
+        for connection in self._admission.pending():
+            connection.drop_if_pending()
         stopping = ConnectionLostException("the server is stopping", error_code="amqp:connection:forced")
         for connection in list(self.connections):
             connection.close(stopping)
@@ -299,7 +298,7 @@ class Listener:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether those who connect now come too late."""
+        """Whether no connection is accepted any more."""
         return self._all_gone is not None
 
     def _engine_failed(self, error: JMSException) -> None:
@@ -338,21 +337,21 @@ class Listener:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        for connection in self._door.outside():
-            connection.tick_outside(now)
+        for connection in self._admission.pending():
+            connection.tick_queued(now)
         for connection in list(self.connections):
             connection.tick(now)
         self._advance()
-        for kind, seldom in self._seldom.items():
-            left_out = seldom.left_out(now)
-            if left_out:
-                _log.warning("! %d further lines like these were left out (%s)", left_out, kind)
+        for kind, limiter in self._log_limiters.items():
+            suppressed = limiter.suppressed(now)
+            if suppressed:
+                _log.warning("! %d more records like these were suppressed (%s)", suppressed, kind)
         asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def gone(self, connection: ClientConnection) -> None:
         """A connection has ended."""
-        connection.is_gone = True
-        if self._door.left(connection):
+        connection.is_closed = True
+        if self._admission.closed(connection):
             self._advance()
         for workers in (self._restoring, self._short, self._long):
             workers.drop(connection)
@@ -364,7 +363,7 @@ class Listener:
 
     def logged_in(self, connection: ClientConnection) -> None:
         """A connection is open."""
-        self._door.logged_in(connection)
+        self._admission.opened(connection)
         self._advance()
 
     def announce(self, servers: Sequence[Server]) -> None:
@@ -378,7 +377,7 @@ class Listener:
     ) -> None:
         """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread.
 
-        What waits for its turn when the connection ends is not begun any more; what is under way ends with its step.
+        Operations that have not begun when the connection ends are dropped; one under way ends after its current step.
         """
         if operation == ANNOUNCE:
             try:
@@ -394,13 +393,13 @@ class Listener:
 
         def work() -> None:
             try:
-                result = self._broker.request(operation, arguments, _REQUEST_SECONDS, lambda: connection.is_gone)
+                result = self._broker.request(operation, arguments, _REQUEST_SECONDS, lambda: connection.is_closed)
             except JMSException as error:
                 result = error
             except Exception as error:
                 _log.exception("! request %s failed unexpectedly", operation)
                 result = JMSException(f"the request failed unexpectedly: {error!r}")
-            if not connection.is_gone:
+            if not connection.is_closed:
                 done(result)
 
         workers = self._restoring if operation in _RESTORING else self._short if operation in _SHORT else self._long
@@ -421,7 +420,7 @@ class Listener:
         def carry_out(work: Work) -> None:
             living = known()
             if living is not None:
-                self._judge(living, work)
+                self._verify(living, work)
 
         login.carry_out = carry_out
 
@@ -449,60 +448,64 @@ class Listener:
         made = weakref.ref(protocol)
         return protocol
 
-    # Passwords, in the loop's thread but for what is said otherwise.
+    # Verifying passwords, in the loop's thread where nothing else is said.
 
-    def _judge(self, connection: ClientConnection, work: Work) -> None:
-        """A client has sent a password, or a proof of one: look at it when its turn comes."""
-        claim = _Claim(connection, work)
+    def _verify(self, connection: ClientConnection, work: Work) -> None:
+        """Verify what a client has sent when its turn comes."""
+        attempt = _Attempt(connection, work)
         pair = Pair(origin_of(connection.host), work.username[:MAX_NAME_LENGTH])
-        self._gate.arrive(pair, claim, time.monotonic())
-        self._judge_next(claim)
+        self._throttle.submit(pair, attempt, time.monotonic())
+        self._verify_next(attempt)
 
-    def _judge_next(self, current: _Claim | None = None) -> None:
-        """Look at what may be looked at now; ``current`` came in this moment, and its client goes on by itself."""
-        while (taken := self._gate.take(time.monotonic())) is not None:
-            pair, claim = taken
-            if not claim.work.is_costly:
-                self._judged(pair, claim, _computed(claim.work), goes_on=claim is not current)
+    def _verify_next(self, current: _Attempt | None = None) -> None:
+        """Verify the attempts whose time has come.
+
+        Args:
+            current: the one that is being received; its connection goes on with what it receives by itself.
+        """
+        while (taken := self._throttle.take(time.monotonic())) is not None:
+            pair, attempt = taken
+            if not attempt.work.is_costly:
+                self._verified(pair, attempt, _computed(attempt.work), resumes=attempt is not current)
                 continue
             try:
-                self._hashing.submit(pair, partial(self._hash, pair, claim))
+                self._hashing.submit(pair, partial(self._hash, pair, attempt))
             except JMSException:  # the server is stopping
-                self._gate.judged(pair, None, time.monotonic())
-        if self._gate_timer is not None:
-            self._gate_timer.cancel()
-            self._gate_timer = None
-        at = self._gate.next_at()
+                self._throttle.finished(pair, None, time.monotonic())
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+            self._throttle_timer = None
+        at = self._throttle.next_at()
         if at is not None:
             loop = asyncio.get_running_loop()
-            self._gate_timer = loop.call_later(max(0.0, at - time.monotonic()), self._judge_next)
+            self._throttle_timer = loop.call_later(max(0.0, at - time.monotonic()), self._verify_next)
 
-    def _hash(self, pair: Pair, claim: _Claim) -> None:
+    def _hash(self, pair: Pair, attempt: _Attempt) -> None:
         """In a worker's thread."""
-        if claim.connection.is_gone:
-            then = partial(self._passed_over, pair)
+        if attempt.connection.is_closed:
+            then = partial(self._skipped, pair)
         else:
-            then = partial(self._hashed, pair, claim, _computed(claim.work))
+            then = partial(self._hashed, pair, attempt, _computed(attempt.work))
         thread = self._thread
         if thread is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 thread.loop.call_soon_threadsafe(then)
 
-    def _passed_over(self, pair: Pair) -> None:
-        self._gate.judged(pair, None, time.monotonic())
-        self._judge_next()
+    def _skipped(self, pair: Pair) -> None:
+        self._throttle.finished(pair, None, time.monotonic())
+        self._verify_next()
 
-    def _hashed(self, pair: Pair, claim: _Claim, result: Any) -> None:
-        self._judged(pair, claim, result, goes_on=True)
-        self._judge_next()
+    def _hashed(self, pair: Pair, attempt: _Attempt, result: Any) -> None:
+        self._verified(pair, attempt, result, resumes=True)
+        self._verify_next()
 
-    def _judged(self, pair: Pair, claim: _Claim, result: Any, *, goes_on: bool) -> None:
-        self._gate.judged(pair, bool(result), time.monotonic())
-        connection, work = claim
-        if connection.is_gone:
+    def _verified(self, pair: Pair, attempt: _Attempt, result: Any, *, resumes: bool) -> None:
+        self._throttle.finished(pair, bool(result), time.monotonic())
+        connection, work = attempt
+        if connection.is_closed:
             return
         work.resume(result)
-        if goes_on:
+        if resumes:
             connection.data_received(b"")
 
     def _admit(self) -> None:
@@ -512,8 +515,8 @@ class Listener:
             ResourceAllocationException: there are too many.
         """
         limit = self.settings.max_connections
-        if self._door.inside >= limit:
-            _log.warning("! refusing a client: %d connections are the limit (option max_connections)", limit)
+        if self._admission.open_connections >= limit:
+            self.warn("refusing", "! refusing a client: %d connections are the limit (option max_connections)", limit)
             raise ResourceAllocationException(f"{limit} connections are the limit (option max_connections)")
 
     def _take_over(self, connection: ClientConnection, token: tuple[str | None, str]) -> None:
@@ -532,12 +535,12 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, listener: Listener, sock: socket.socket, address: Any) -> None:
         self._listener = listener
         self._socket: socket.socket | None = sock  #: until there is a transport
-        self._beginning: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._protocol: ServerProtocol
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._reads = True
-        self._is_inside = False
+        self._is_open = False
         self._since = time.monotonic()
         self._next_tick_ms = 0
         self._closing_since: float | None = None
@@ -545,56 +548,57 @@ class ClientConnection(asyncio.Protocol):
         self.host = str(address[0]) if has_port else ""  #: address of the client
         self.name = f"{address[0]}:{address[1]}" if has_port else "?"
         self.token: tuple[str | None, str] | None = None
-        self.is_gone = False  #: whether it has ended; read by the threads that work for it
+        self.is_closed = False  #: whether it has ended; read by the threads that work for it
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.name}>"
 
-    # Ahead of the transport.
+    # Before there is a transport.
 
-    def begin(self, tls: ssl.SSLContext | None) -> None:
-        """Have the TLS handshake, if there is to be one, and then the login."""
-        self._beginning = asyncio.get_running_loop().create_task(self._begin(tls))
+    def start(self, tls: ssl.SSLContext | None) -> None:
+        """Begin with the TLS handshake, where there is a certificate, and then the login."""
+        self._starting = asyncio.get_running_loop().create_task(self._start(tls))
 
-    async def _begin(self, tls: ssl.SSLContext | None) -> None:
+    async def _start(self, tls: ssl.SSLContext | None) -> None:
         sock, self._socket = self._socket, None
-        if sock is None:  # dropped before it began
+        if sock is None:  # it was dropped before this task began
             return
         left = self._since + self._listener.settings.handshake_timeout_seconds - time.monotonic()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self, sock, ssl=tls, ssl_handshake_timeout=None if tls is None else max(0.001, left)
             )
-        except OSError as error:  # no TLS handshake, among others
+        except OSError as error:  # errors of TLS included
             self._listener.warn("login", "connection of %s ended: %s", self.name, str(error) or type(error).__name__)
         finally:
+            self._starting = None
             if self._transport is None:
                 self._listener.gone(self)
 
-    def tick_outside(self, now: float) -> None:
-        """Let time pass before the login."""
+    def tick_queued(self, now: float) -> None:
+        """Let time pass for a connection that is queued."""
         if self._socket is not None and now - self._since > self._listener.settings.handshake_timeout_seconds:
             self._listener.warn("login", "dropping %s: its turn to log in did not come in time", self.name)
             self.drop()
 
     def drop(self) -> None:
-        """Drop it, wherever it is."""
+        """Drop the connection, in whatever state it is."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
             self._listener.gone(self)
         elif self._transport is not None:
             self._transport.abort()
-        elif self._beginning is not None:
-            self._beginning.cancel()
+        elif self._starting is not None:
+            self._starting.cancel()
 
-    def drop_unless_made(self) -> None:
-        """Drop it where it has no transport yet."""
+    def drop_if_pending(self) -> None:
+        """Drop the connection where there is no transport yet."""
         if self._transport is None:
             self.drop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TLS handshake is done, if there was to be one."""
+        """There is a transport; a TLS handshake is done."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._protocol = self._listener.protocol(self, _certified_user(transport.get_extra_info("peercert")))
@@ -626,7 +630,7 @@ class ClientConnection(asyncio.Protocol):
         self._listener.gone(self)
         error = self._protocol.error
         if error is not None:
-            if self._is_inside:
+            if self._is_open:
                 _log.warning("connection of %s ended: %s", self.name, error)
             else:
                 self._listener.warn("login", "connection of %s ended: %s", self.name, error)
@@ -664,8 +668,8 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:
             self._broken(error)
             return
-        if not self._is_inside and self._protocol.is_open:
-            self._is_inside = True
+        if not self._is_open and self._protocol.is_open:
+            self._is_open = True
             self._listener.logged_in(self)
         if not self._paused and self._protocol.output_closed:
             transport.close()
@@ -731,9 +735,9 @@ class ClientConnection(asyncio.Protocol):
         self.abort()
 
 
-def _door(settings: ServerSettings, places: Places) -> Door[ClientConnection]:
+def _admission(settings: ServerSettings, places: Places) -> Admission[ClientConnection]:
     per_origin = settings.max_login_connections_per_address
-    return Door(
+    return Admission(
         places=places.sockets,
         logins=settings.max_login_connections,
         per_origin=max(1, places.sockets // 2) if per_origin is None else per_origin,
@@ -741,7 +745,7 @@ def _door(settings: ServerSettings, places: Places) -> Door[ClientConnection]:
 
 
 def _listening(family: int, address: Any) -> socket.socket:
-    """A socket that listens; raises OSError."""
+    """A listening socket; raises OSError."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -757,11 +761,11 @@ def _listening(family: int, address: Any) -> socket.socket:
 
 
 def _computed(work: Work) -> Any:
-    """The result of a piece of work; what goes wrong in it is a wrong password."""
+    """The result of a piece of work; an unexpected error counts as a wrong password."""
     try:
         return work.compute()
     except Exception:
-        _log.exception("! a password could not be looked at")
+        _log.exception("! verifying a password failed unexpectedly")
         return None
 
 

@@ -11,8 +11,8 @@ from broker_adapter.errors import IllegalStateException
 
 #: Descriptors that are kept free beside those of connections: for the store, the users file, logs.
 RESERVE: Final = 32
-#: Connections above the limit that may be here at once, to log in and be told that they are too many; or to take the
-#: place of their old one.  Who comes then is dropped without a word.
+#: Connections above the limit that are accepted all the same, to log in and be told that they are too many, or to
+#: replace an old connection of the same client.  Further ones are dropped.
 TOLD_AT_ONCE: Final = 100
 
 
@@ -20,7 +20,7 @@ class Places(NamedTuple):
     """How many connections there may be."""
 
     connections: int  #: open at once
-    sockets: int  #: all of them, with those that are to be told that they are too many
+    sockets: int  #: with those that are to be told that they are too many
 
 
 def places_for(wanted: int, soft_limit: int, already_open: int) -> Places:

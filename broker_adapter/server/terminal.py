@@ -1,4 +1,4 @@
-"""Text from strangers on a terminal: what moves the cursor, changes colours or turns the writing round is escaped."""
+"""Escapes the characters of untrusted text that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _TABLE_OF_LINES: Final = {code: text for code, text in _TABLE.items() if chr(cod
 
 
 def printable(text: str) -> str:
-    """A text on one line."""
+    """The text with all control characters escaped, on one line."""
     return text.translate(_TABLE)
 
 
 def printable_lines(text: str) -> str:
-    """A text whose ends of lines and tabs stay as they are."""
+    """The same, except that line feeds and tabs stay as they are."""
     return text.translate(_TABLE_OF_LINES)
 
 
 class PrintableFormatter(logging.Formatter):
-    """A formatter of log records that may tell what strangers have sent."""
+    """A formatter for log records that may hold untrusted text."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """See :class:`logging.Formatter`."""

@@ -1,4 +1,4 @@
-"""Threads for what must not hold up the server's loop, shared fairly among those who ask."""
+"""Worker threads for what would block the server's loop, shared fairly among its clients."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_with_a_host_of_the_url_it_is_the_strongest_that_does_not_give_the_passw
     (address,) = addresses(text)
     found = usable_mechanisms(address, *(("me", "secret") if named else (None, None)))
     assert found.mechanisms == mechanisms
-    assert not found.is_doubted
+    assert not found.is_unverified
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_strongest_login_counts_not_the_last_one() -> None:
     trust = Trust((address,))
     for mechanism in (PLAIN, SCRAM_SHA_256, PLAIN, ANONYMOUS):
         trust.note(mechanism, tls=True)
-    assert trust.least is Strength.PROOF
+    assert trust.strongest is Strength.PROOF
     assert usable_mechanisms(address, "me", "secret", trust).mechanisms == PROOF
     assert repr(trust) == "<Trust in amqps://a:5671, logged in by PROOF>"
 
@@ -150,7 +150,11 @@ def test_the_mechanisms_are_listed_from_the_strongest_to_the_weakest() -> None:
     ("text", "named", "reason"),
     [
         ("amqp://example?sasl_mechanisms=PLAIN", True, "would send the password unencrypted to 'example'.*amqps://"),
-        ("amqp://localhost?sasl_mechanisms=PLAIN", True, "set allow_plain_without_tls=true .* this machine included"),
+        (
+            "amqp://localhost?sasl_mechanisms=PLAIN",
+            True,
+            "allow_plain_without_tls=true .* this machine are trusted",
+        ),
         ("amqp://example?sasl_mechanisms=PLAIN", False, "give a user name and a password"),
         ("amqp://example?sasl_mechanisms=EXTERNAL", True, "they need something that the URL does not give"),
         ("amqp://example?sasl_mechanisms=CRAM-MD5", True, "unknown SASL mechanism 'CRAM-MD5'; known are EXTERNAL"),
@@ -162,7 +166,7 @@ def test_where_none_can_be_used_the_error_says_why_and_what_to_do(text: str, nam
         usable_mechanisms(address, *(("me", "secret") if named else (None, None)))
 
 
-def test_where_a_broker_is_doubted_an_attempt_has_failed_and_not_the_login() -> None:
+def test_with_an_unverified_broker_the_attempt_has_failed_and_not_the_login() -> None:
     (address,) = addresses("amqps://a?sasl_mechanisms=PLAIN")
     with pytest.raises(ConnectionLostException, match=r"'b', to which a broker has sent .* option trusted_hosts"):
         usable_mechanisms(elsewhere(address, "amqps://b"), "me", "secret", Trust((address,)))

@@ -61,7 +61,7 @@ class Server:
     @property
     def places(self) -> int:
         """How many are taken."""
-        return len(self.listener._door)
+        return len(self.listener._admission)
 
     def close(self) -> None:
         self.listener.stop()
@@ -98,7 +98,7 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_who_is_silent_ahead_of_the_tls_handshake_has_a_place(
+def test_silent_connections_before_the_tls_handshake_are_counted(
     serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_files, "TOLD_AT_ONCE", 5)
@@ -124,7 +124,7 @@ def test_few_handshakes_are_under_way_at_once(serve: Serve, sockets: contextlib.
     for number in range(200):
         sockets.enter_context(server.silent(f"127.0.0.{2 + number % 20}"))
     eventually(lambda: server.places == 200)
-    assert repr(server.listener._door).startswith("<Door 200 of 10100: logging in 4, ")
+    assert repr(server.listener._admission).startswith("<Admission 200 of 10100: logging in 4, ")
 
 
 def test_one_address_does_not_take_all_places(serve: Serve, sockets: contextlib.ExitStack) -> None:
@@ -145,21 +145,25 @@ def test_one_address_has_half_of_the_places_unless_an_option_says_otherwise(
     for number in range(60):
         sockets.enter_context(server.silent("127.0.0.1" if number % 2 else "127.0.0.2"))
     eventually(lambda: server.places == 40)
-    assert not any(connection._is_inside for connection in server.listener.connections)
+    assert not any(connection._is_open for connection in server.listener.connections)
 
 
-def test_who_is_inside_does_not_count_among_those_of_its_address(serve: Serve, sockets: contextlib.ExitStack) -> None:
+def test_open_connections_do_not_count_among_the_pending_ones_of_their_address(
+    serve: Serve, sockets: contextlib.ExitStack
+) -> None:
     server = serve(max_login_connections_per_address=2, handshake_timeout_seconds=60)
-    inside = [ConnectionFactory(f"amqp://127.0.0.1:{server.port}").create_connection() for _ in range(10)]
+    opened = [ConnectionFactory(f"amqp://127.0.0.1:{server.port}").create_connection() for _ in range(10)]
     for _ in range(2):
         sockets.enter_context(server.silent())
     eventually(lambda: server.places == 12)
     assert is_closed(sockets.enter_context(server.silent()))
-    for each in inside:
+    for each in opened:
         each.close()
 
 
-def test_a_silent_login_makes_room_for_who_waits(serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path) -> None:
+def test_a_silent_login_makes_room_for_a_queued_connection(
+    serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path
+) -> None:
     server = serve(
         server_context(tmp_path), tmp_path / "server.crt", max_login_connections=2, handshake_timeout_seconds=600
     )
@@ -169,7 +173,7 @@ def test_a_silent_login_makes_room_for_who_waits(serve: Serve, sockets: contextl
     assert is_closed(silent)
 
 
-def test_who_waits_too_long_for_its_turn_is_dropped(serve: Serve, sockets: contextlib.ExitStack) -> None:
+def test_a_connection_that_is_queued_for_too_long_is_dropped(serve: Serve, sockets: contextlib.ExitStack) -> None:
     server = serve(max_login_connections=1, handshake_timeout_seconds=0.3)
     waiting = [sockets.enter_context(server.silent()) for _ in range(20)]
     assert all(is_closed(each) for each in waiting)
@@ -177,7 +181,9 @@ def test_who_waits_too_long_for_its_turn_is_dropped(serve: Serve, sockets: conte
     assert server.works()
 
 
-def test_who_leaves_while_it_waits_gives_its_place_back_in_time(serve: Serve, sockets: contextlib.ExitStack) -> None:
+def test_a_queued_connection_that_the_client_closes_gives_its_place_back_in_time(
+    serve: Serve, sockets: contextlib.ExitStack
+) -> None:
     server = serve(max_login_connections=1, handshake_timeout_seconds=0.5)
     for _ in range(20):
         server.silent().close()
@@ -185,7 +191,7 @@ def test_who_leaves_while_it_waits_gives_its_place_back_in_time(serve: Serve, so
     assert server.works()
 
 
-def test_what_strangers_cause_is_a_few_lines_of_log(
+def test_unauthenticated_clients_cause_a_few_log_records(
     serve: Serve, sockets: contextlib.ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(max_login_connections_per_address=1)
@@ -202,10 +208,10 @@ def test_what_strangers_cause_is_a_few_lines_of_log(
     assert len(caplog.records) < 60
 
 
-def test_without_descriptors_the_server_rests_says_so_once_and_goes_on(
+def test_without_descriptors_the_server_pauses_logs_it_once_and_goes_on(
     serve: Serve, sockets: contextlib.ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_REST_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "_ACCEPT_PAUSE_SECONDS", 0.05)
     server = serve()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ConnectionFactory(f"amqp://127.0.0.1:{server.port}?failover=nofailover").create_connection() as connection:
@@ -226,16 +232,14 @@ def test_without_descriptors_the_server_rests_says_so_once_and_goes_on(
     assert server.works()
 
 
-def test_more_connections_than_files_may_be_open_are_not_promised(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_connections_are_limited_by_the_limit_of_open_files(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, hard), hard))
     try:
         with caplog.at_level(logging.INFO):
             server = serve()
         assert 500 < server.listener.settings.max_connections < 1000
-        assert server.listener.settings.max_connections + 50 < server.listener._door.places < 1000
+        assert server.listener.settings.max_connections + 50 < server.listener._admission.places < 1000
         assert "connections are the limit, instead of 10000" in caplog.text
         assert server.works()
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files.open_now() + 20, hard))

@@ -1,4 +1,4 @@
-"""Who listens where a broker was, or where one sends its clients, does not get their passwords."""
+"""A program that listens where a broker was, or where one sends its clients, does not get their passwords."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_who_listens_from_the_beginning_gets_none_either_unless_an_option_says_s
     stranger = Stranger()
     closing.callback(stranger.close)
     url = f"amqp://alice:{PASSWORD}@localhost:{stranger.port}?failover=nofailover&connect_timeout_seconds=1"
-    with pytest.raises(JMSSecurityException, match="this machine included"):
+    with pytest.raises(JMSSecurityException, match="this machine are trusted"):
         ConnectionFactory(url).create_connection()
     eventually(lambda: len(stranger.heard) == 1)
     assert stranger.heard == [SASL_HEADER]
