@@ -36,7 +36,7 @@ def by_table(pattern: str, text: str) -> bool:
     return reached[-1]
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @example(pattern="%_%\n%", text="a\n")
 @example(pattern="%a%_%", text="ba")
 @example(pattern="%_%_%a_%_%b%__%", text="xxa__b__")
@@ -118,7 +118,7 @@ def test_a_pattern_costs_no_more_steps_than_pattern_and_text_have_characters(pat
     assert like(pattern)(TEXT, steps) is expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     parts=st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=3), st.integers(0, 3)), max_size=6),
     unit=st.text("ab", min_size=1, max_size=5),
