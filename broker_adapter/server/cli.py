@@ -586,7 +586,7 @@ def _delete(options: argparse.Namespace) -> int:
     }
     with _connected(options) as (transport, _):
         messages = transport.request("delete", arguments, None)
-    print(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
+    _say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
     return 0
 
 

@@ -27,6 +27,7 @@ from broker_adapter.engine.maintenance import (
     quarantined,
 )
 from broker_adapter.errors import MessageFormatException, StoreException
+from broker_adapter.server.terminal import printable
 from broker_adapter.settings import EngineSettings
 
 #: Findings that are printed; all of them are counted.
@@ -104,7 +105,7 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["pages"]:
         print(f"pages      {answer['pages']}, {answer['damaged_page_count']} of them damaged")
     for each in answer["damaged_pages"]:
-        print(f"  page {each['page']} {each['table']}: {each['text']}")
+        print(printable(f"  page {each['page']} {each['table']}: {each['text']}"))
     if answer["damaged_page_count"] and not answer["damaged_file"]:
         missing = sum(answer["missing"].values())
         print(
@@ -120,7 +121,7 @@ def _print_check(answer: dict[str, Any]) -> None:
     print(f"delayed    {answer['delayed']}")
     print(f"quarantine {answer['quarantined']}")
     for each in answer["findings"]:
-        print(f"  {each['problem']}: {each['text']}")
+        print(printable(f"  {each['problem']}: {each['text']}"))
     shown = len(answer["findings"])
     total = sum(answer["problems"].values())
     if total > shown:
@@ -149,7 +150,7 @@ def _quarantine(options: argparse.Namespace) -> int:
         records = quarantined(broker.store)
         if options.action == "list":
             for record in records:
-                print(json.dumps(_fields(record)) if options.json else _line(record))
+                print(json.dumps(_fields(record)) if options.json else printable(_line(record)))
             return 0
         chosen = _chosen(options, records)
         if options.action == "show":

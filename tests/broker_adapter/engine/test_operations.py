@@ -605,6 +605,8 @@ def test_a_temporary_queue_is_known_by_its_name_whatever_kind_is_said(broker: Br
     assert payloads(drained(broker, client, temporary)) == [b"reply"]
     with pytest.raises(InvalidDestinationException, match="does not exist any more"):
         send(broker, client, queue(temporary.name + "x"), "reply")
+
+
 # What ends an operation before it is done.
 
 
