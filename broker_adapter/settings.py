@@ -285,7 +285,10 @@ class EngineSettings:
         least=60,
     )
     staged_timeout_seconds: float = _option(
-        3600.0, "age at which a staged transaction that nobody published is dropped", least=1
+        3600.0,
+        "age at which a staged transaction that nobody published is dropped, counted from the last message that was"
+        " added to its batch",
+        least=1,
     )
 
 

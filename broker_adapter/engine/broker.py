@@ -143,6 +143,7 @@ class Broker:
         self._cache_bytes = 0
         self._cache_from = 0  #: no message in the cache has a lower number
         self._due_ms: int | None = None
+        self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
         self._staged_check_ms = 0
         self._room_checked_ms = 0
         #: what was decided and could not be written yet, for want of room
@@ -177,6 +178,8 @@ class Broker:
         )
         self._chores += [self._move_and_drop(queue) for _, queue in published]
         self._due_ms = disk.first_due_ms()
+        # Those who stage need time to come back after a restart, however long it took.
+        self._staged_check_ms = _now_ms() + self._staged_pause_ms
 
     # What others call.
 
@@ -421,15 +424,15 @@ class Broker:
             items = [item for store in self._stores for item in store.due(now_ms, CHUNK_ENTRIES)]
             commands.append(c.Due(items))
         if self._state.staged and self._staged_check_ms <= now_ms:
-            timeout_ms = int(self.settings.staged_timeout_seconds * 1000)
-            self._staged_check_ms = now_ms + max(1000, timeout_ms // 4)
-            old = [
-                name
-                for name, queue in self._state.staged.items()
-                if queue.record.created_ms + timeout_ms <= now_ms and not queue.record.publishing
-            ]
+            self._staged_check_ms = now_ms + self._staged_pause_ms
+            old = self._state.staging.overdue(now_ms)
             if old:
-                _log.warning("dropping %d staged transactions that nobody published: %s", len(old), old[:10])
+                _log.warning(
+                    "dropping %d staged transactions that were not published, and not added to for %g s: %s",
+                    len(old),
+                    self.settings.staged_timeout_seconds,
+                    old[:10],
+                )
                 commands.append(c.Discard(old))
         if self._deletes_idle and self._idle_check_ms <= now_ms:
             self._idle_check_ms = now_ms + _IDLE_CHECK_MS
@@ -927,6 +930,12 @@ class Reader:
         """The lowest position that is there, without delayed ones."""
         found = [self._broker._read(queue, "load", lane, 0, 1).entries for lane in range(10)]
         return min((entries[0].position for entries in found if entries), default=None)
+
+    def last_published(self, group: str) -> int | None:
+        """The last number of a group that was published; None where none was, or it was forgotten."""
+        published = self.state.published
+        self._broker._look_up(published, group)
+        return published.last(group)
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""

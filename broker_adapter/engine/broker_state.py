@@ -52,6 +52,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import Room
 from broker_adapter.engine.selection import Formats, Selectable, selects
+from broker_adapter.engine.staging import Staging
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
 from broker_adapter.errors import (
     IllegalStateException,
@@ -142,6 +143,7 @@ class BrokerState:
         #: (client id, name, durable) → queue: one name may be that of a durable subscription and of another one
         self.subscriptions: dict[tuple[str | None, str, bool], QueueState] = {}
         self.staged: dict[str, QueueState] = {}
+        self.staging = Staging(int(settings.staged_timeout_seconds * 1000))
         self.clients: dict[int, Client] = {}
         self.client_ids: dict[str, int] = {}
         self.consumers: dict[int, Consumer] = {}
@@ -205,6 +207,8 @@ class BrokerState:
                 ended.append(number)
             elif record.kind == "staged":
                 self.staged[record.name] = queue
+                if not record.publishing:
+                    self.staging.begin(record.name, record.created_ms)
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
             elif record.kind == "subscription":
                 self.subscriptions[record.client_id, record.name, True] = queue
@@ -1480,8 +1484,9 @@ class BrokerState:
             raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
         have = queue.next_position - 1 if queue is not None else 0
         if command.first > have:
+            dropped = "" if queue is not None else " (it was never begun, or was discarded, superseded or timed out)"
             raise IllegalStateException(
-                f"staged transaction {command.transaction!r} has {have} messages, so the next"
+                f"staged transaction {command.transaction!r} has {have} messages{dropped}, so the next"
                 f" cannot be number {command.first}"
             )
         if self.held_because:
@@ -1503,6 +1508,12 @@ class BrokerState:
             queue = self.staged[command.transaction] = self._new_queue(
                 Destination(command.transaction), record, effects
             )
+            for name in self.staging.begin(command.transaction, now_ms):
+                self._end_staged(name, effects)
+        elif self.staging.used(command.transaction, now_ms):
+            queue.record = queue.record._replace(created_ms=now_ms)
+            if queue.durable:
+                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
         self._awake[queue.id] = queue
@@ -1511,42 +1522,58 @@ class BrokerState:
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
         last = self.published.last(command.group)
         published = last is not None and command.number <= last
-        staged = [self.staged.get(name) for name in command.transactions]
+        counts = dict(zip(command.transactions, command.counts or (), strict=False))
+        staged = {name: self.staged.get(name) for name in command.transactions}
         if published:
-            for queue in staged:
+            for queue in staged.values():
                 if queue is not None and not queue.record.publishing:
-                    self._end_queue(queue, effects)
-                    del self.staged[queue.record.name]
+                    self.totals.duplicates_rejected += queue.depth
+            for name in (*command.transactions, *self.staging.through(command.group, command.number)):
+                self._end_staged(name, effects)
             self._reply(command, False, effects)
             return
-        for name, queue in zip(command.transactions, staged, strict=True):
+        found = []
+        for name, queue in staged.items():
             if queue is None:
                 raise InvalidDestinationException(
                     f"staged transaction {name!r} does not exist: it was dropped after"
                     f" {self.settings.staged_timeout_seconds:g} s (option staged_timeout_seconds), or never made"
                 )
-        for queue in staged:
-            assert queue is not None
+            if queue.record.publishing:
+                raise IllegalStateException(f"staged transaction {name!r} is published already")
+            have = queue.next_position - 1
+            if counts.get(name, have) != have:
+                raise IllegalStateException(
+                    f"staged transaction {name!r} has {have} messages, not {counts[name]}: the store has lost a part of"
+                    " it, or was restored from a copy; stage it again"
+                )
+            found.append(queue)
+        for queue in found:
             self._queue(Destination(queue.record.target or ""), effects)
-        for queue in staged:
-            assert queue is not None
+        for queue in found:
+            self.staging.end(queue.record.name)
             queue.record = queue.record._replace(publishing=self._next_publishing)
             self._next_publishing += 1
             effects.published.append(queue.id)
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+        for name in self.staging.through(command.group, command.number):
+            self._end_staged(name, effects)  # of attempts that do not count
         self.published.note(command.group, command.number, now_ms, effects.durable)
         self._reply(command, True, effects)
 
     def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
-        dropped = 0
-        for name in command.transactions:
-            queue = self.staged.get(name)
-            if queue is not None and not queue.record.publishing and queue.record.kind == "staged":
-                self._end_queue(queue, effects)
-                del self.staged[name]
-                dropped += 1
-        self._reply(command, dropped, effects)
+        self._reply(command, sum(self._end_staged(name, effects) for name in command.transactions), effects)
+
+    def _end_staged(self, name: str, effects: Effects) -> bool:
+        """Drop a staged transaction that is not published; returns whether there was one."""
+        queue = self.staged.get(name)
+        if queue is None or queue.record.publishing:
+            return False
+        self.staging.end(name)
+        self._end_queue(queue, effects)
+        del self.staged[name]
+        return True
 
     def _forget_names(self, command: c.ForgetNames, now_ms: int, effects: Effects) -> None:
         for key in command.keys:
@@ -1647,8 +1674,8 @@ class BrokerState:
             for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
                 batch.put("schedule", key, None)
             queue = self.queues.get(raw.queue) if raw is not None else None
-            if raw is None or queue is None:
-                continue
+            if raw is None or queue is None or queue.record.kind == "staged":
+                continue  # what is staged expires in the queue where it is published
             entry = queue.find(raw, effects)
             if entry is None:
                 if raw.expires_at_ms and kind == KIND_EXPIRE:

@@ -315,7 +315,8 @@ class Quarantined(NamedTuple):
 class Stage(NamedTuple):
     """Messages of a transaction that nobody sees until it is published.  Replies None.
 
-    ``first`` is the index of the first of them in the transaction: what was staged before is not staged again.
+    ``first`` is the index of the first of them in the transaction: what was staged before is not staged again.  Which
+    transactions belong together, and when they are dropped, is told by their names: see :mod:`staging`.
     """
 
     transaction: str
@@ -329,12 +330,16 @@ class Publish(NamedTuple):
     """Decide that these staged transactions are published, as number ``number`` of ``group``.
 
     Replies True, or False where that number was published before (they are then dropped).  The broker moves the
-    messages afterwards (:class:`Move`); a crash in between is made good at the next start.
+    messages afterwards (:class:`Move`); a crash in between is made good at the next start.  Other transactions of the
+    group, up to that number, are dropped.
+
+    ``counts`` has the number of messages of each transaction: nothing is published where one of them has another.
     """
 
     group: str
     number: int
     transactions: Sequence[str]
+    counts: Sequence[int] | None = None
     reply: Reply | None = None
 
 

@@ -24,9 +24,11 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
 transaction) and ``messages`` (packed envelopes)
     Nothing.  What was staged before is not staged again.
-``publish`` with ``group``, ``number`` and ``transactions``
+``publish`` with ``group``, ``number``, ``transactions`` and ``counts`` (of their messages, or None)
     True, or False where this number of the group was published before.
-``discard`` with ``transactions``
+``published`` with ``group``
+    The last number of the group that was published; None where none was, or nothing is known of it.
+``discard`` with ``transactions``, and ``prefixes`` (of further ones' names)
     The number of staged transactions dropped.
 
 ``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
@@ -101,6 +103,9 @@ class EngineReader(Protocol):
 
     def first_position(self, queue: int) -> int | None:
         """The lowest position that is there."""
+
+    def last_published(self, group: str) -> int | None:
+        """The last number of a group that was published; None where none was, or it was forgotten."""
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[tuple[int, bytes] | None, dict[str, Any] | None]]:
         """Bodies and annotations."""
@@ -192,8 +197,8 @@ class _Arguments:
             )
         return value
 
-    def strings(self, name: str) -> list[str]:
-        values = self.get(name, list)
+    def strings(self, name: str, default: Any = ...) -> list[str]:
+        values = self.get(name, list, default)
         if not all(isinstance(value, str) for value in values):
             raise MessageFormatException(f"operation {self._operation!r}: argument {name!r} is not a list of strings")
         return list(values)
@@ -491,16 +496,29 @@ def _stage(arguments: _Arguments) -> Steps:
 
 def _publish(arguments: _Arguments) -> Steps:
     """Returns when the messages are in their queue."""
+    transactions = arguments.strings("transactions")
+    counts = arguments.get("counts", list, None)
+    if counts is not None and (len(counts) != len(transactions) or not all(type(count) is int for count in counts)):
+        raise MessageFormatException("operation 'publish': argument 'counts' is not a number for each transaction")
     published: bool = yield c.Publish(
-        arguments.get("group", str), arguments.get("number", int), arguments.strings("transactions")
+        *(arguments.get("group", str), arguments.get("number", int)), transactions, counts
     )
     while published and (yield lambda reader: reader.has_chores):
         yield c.Due(())  # each cycle of the engine moves some
     return published
 
 
+def _published(arguments: _Arguments) -> Steps:
+    group = arguments.get("group", str)
+    return (yield lambda reader: reader.last_published(group))
+
+
 def _discard(arguments: _Arguments) -> Steps:
-    return (yield c.Discard(arguments.strings("transactions")))
+    transactions = arguments.strings("transactions", [])
+    prefixes = tuple(arguments.strings("prefixes", []))
+    if prefixes:
+        transactions += yield lambda reader: [name for name in reader.state.staged if name.startswith(prefixes)]
+    return (yield c.Discard(transactions))
 
 
 def _resolve_commit(arguments: _Arguments) -> Steps:
@@ -520,6 +538,7 @@ _OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {
     "forgive": _forgive,
     "stage": _stage,
     "publish": _publish,
+    "published": _published,
     "discard": _discard,
     "resolve_commit": _resolve_commit,
 }
