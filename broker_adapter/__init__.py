@@ -4,7 +4,7 @@ from broker_adapter.amqp.codec import decode_payload
 from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
-from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
 from broker_adapter.errors import (
     BrowserInterruptedException,
     ConnectionLostException,
@@ -112,6 +112,7 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "annotated",
     "copied",
     "decode_payload",
     "open_transport",

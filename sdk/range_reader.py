@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from broker_adapter import Destination, Envelope, decode_payload, pack
+from broker_adapter import Destination, Envelope, annotated, decode_payload, pack
 from sdk.connection import Connection
 
 #: Bytes of messages that one answer of the broker brings, about.
@@ -25,14 +25,24 @@ STAGE_BYTES = 2 * 1024 * 1024
 
 @attrs.frozen
 class Bounds:
-    """What a queue has: positions from ``first`` to below ``next``; none where the two are equal.
+    """What a queue has.
 
-    ``incarnation`` tells the queue from one of the same name that was made after it was deleted.
+    Attributes:
+        incarnation: tells the queue from one of the same name that was made after it was deleted.
+        first: the lowest position that is there; equal to ``next`` where the queue is empty.
+        next: the position that the next message will get.
+        run: the start of the broker in which these positions are given; empty where the broker does not say.
+        kept: positions below this one, seen in the run that was asked about, are still those of the same messages.
+            Less than what was seen: the broker's store was replaced by an older copy.
+        settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
     """
 
     incarnation: str
     first: int
     next: int
+    run: str
+    kept: int
+    settled: int
 
 
 @attrs.frozen
@@ -48,11 +58,12 @@ class RangeMessage:
     annotations: dict[str, Any] | None
 
     def envelope(self) -> Envelope:
-        """The message, decoded; raises MessageFormatException where it cannot be."""
+        """The message, decoded; raises MessageFormatException where it cannot be.
+
+        One that the broker has set aside has the reason among its properties, and does not expire any more.
+        """
         envelope = decode_payload(self.payload)
-        if self.annotations:
-            envelope = envelope._replace(properties={**(envelope.properties or {}), **self.annotations})
-        return envelope
+        return annotated(envelope, self.annotations) if self.annotations else envelope
 
 
 class RangeReader:
@@ -80,23 +91,48 @@ class RangeReader:
             "client_id": client_id,
         }
 
-    def bounds(self) -> Bounds:
+    def bounds(self, run: str | None = None) -> Bounds:
         """What is there.  A queue that nobody has used yet is made.
+
+        Args:
+            run: in which positions were seen; ``kept`` tells which of them are still valid.
 
         Raises:
             InvalidDestinationException: there is no such subscription.
         """
-        return Bounds(**self._connection.request("bounds", self._queue))
+        answer = self._connection.request("bounds", {**self._queue, "run": run})
+        position = answer["next"]
+        return Bounds(
+            answer["incarnation"],
+            answer["first"],
+            position,
+            answer.get("run", ""),
+            answer.get("kept", position),
+            answer.get("settled", 0),
+        )
 
     def read(
-        self, first: int, last: int, incarnation: str | None = None, max_bytes: int = CHUNK_BYTES
+        self,
+        first: int,
+        last: int,
+        incarnation: str | None = None,
+        max_bytes: int = CHUNK_BYTES,
+        run: str | None = None,
     ) -> Iterator[list[RangeMessage]]:
         """The messages with positions in [first, last], in order, a list for each answer of the broker.
 
         What expired or was consumed meanwhile is left out.
 
+        Args:
+            first: lowest position.
+            last: highest position.
+            incarnation: of the queue in which they were seen; None: any.
+            max_bytes: of messages that one answer brings, about.
+            run: of the broker in which they were seen; None: any.
+
         Raises:
-            InvalidDestinationException: the queue, or this incarnation of it, is gone.
+            InvalidDestinationException: the queue, or this incarnation of it, is gone; or the positions are those of
+                other messages since the broker's store was replaced by an older copy.
         """
         position = first
         while position <= last:
@@ -108,6 +144,7 @@ class RangeReader:
                     "last": last,
                     "max_bytes": max_bytes,
                     "incarnation": incarnation,
+                    "run": run,
                 },
             )
             messages = [
@@ -118,15 +155,25 @@ class RangeReader:
                 yield messages
             position = answer["next"]
 
-    def settle_through(self, position: int, incarnation: str | None = None) -> int:
-        """Take everything up to this position out of the queue; returns how many messages that were.
+    def settle_through(
+        self, position: int, incarnation: str | None = None, first: int = 0, run: str | None = None
+    ) -> int:
+        """Take the messages with positions in [first, position] out of the queue; returns how many that were.
+
+        Args:
+            position: highest position.
+            incarnation: of the queue in which they were seen; None: any.
+            first: lowest position.
+            run: of the broker in which they were seen; None: any.
 
         Raises:
             IllegalStateException: consumers are attached to the queue.
-            InvalidDestinationException: the queue, or this incarnation of it, is gone.
+            InvalidDestinationException: the queue, or this incarnation of it, is gone; or it has not given this
+                position yet, or given it to another message since the broker's store was replaced by an older copy.
         """
         settled: int = self._connection.request(
-            "settle_through", {**self._queue, "position": position, "incarnation": incarnation}
+            "settle_through",
+            {**self._queue, "position": position, "incarnation": incarnation, "first": first, "run": run},
         )
         return settled
 
@@ -139,7 +186,9 @@ class StagedTransaction:
 
     Args:
         connection: to a Holdfast broker.
-        name: of the transaction, unique; who writes it again from the start changes nothing.
+        name: of the transaction, unique; who writes it again from the start changes nothing.  Of the form
+            ``GROUP/NUMBER/TASK`` it is kept with the others of that group and number, which are timed out together and
+            are dropped when a later number of the group begins or this one is published.
         queue: where its messages will go.
     """
 
@@ -198,7 +247,9 @@ class StagedTransaction:
         return list(self._waiting)
 
 
-def publish(connection: Connection, group: str, number: int, transactions: Sequence[str]) -> bool:
+def publish(
+    connection: Connection, group: str, number: int, transactions: Sequence[str], counts: Sequence[int] | None = None
+) -> bool:
     """Publish staged transactions, in order, all or none; returns when their messages are in their queues.
 
     Args:
@@ -206,20 +257,43 @@ def publish(connection: Connection, group: str, number: int, transactions: Seque
         group: whose numbers count up, such as a query.
         number: at least 0; each is published once.
         transactions: their names.
+        counts: how many messages each of them has; None: any number.
 
     Returns:
         True; or False where this number, or a later one, was published before: these transactions are then dropped.
 
     Raises:
         InvalidDestinationException: one of them was dropped because nobody published it for too long.
+        IllegalStateException: one of them has another number of messages.
     """
-    published: bool = connection.request(
-        "publish", {"group": group, "number": number, "transactions": list(transactions)}
+    done: bool = connection.request(
+        "publish",
+        {
+            "group": group,
+            "number": number,
+            "transactions": list(transactions),
+            "counts": None if counts is None else list(counts),
+        },
     )
-    return published
+    return done
 
 
-def discard(connection: Connection, transactions: Sequence[str]) -> int:
-    """Drop staged transactions; returns how many there were."""
-    dropped: int = connection.request("discard", {"transactions": list(transactions)})
+def published(connection: Connection, group: str) -> int | None:
+    """The last number of a group that was published; None where none was, or the broker has forgotten it."""
+    last: int | None = connection.request("published", {"group": group})
+    return last
+
+
+def discard(connection: Connection, transactions: Sequence[str] = (), prefixes: Sequence[str] = ()) -> int:
+    """Drop staged transactions that are not published.
+
+    Args:
+        connection: to a Holdfast broker.
+        transactions: their names.
+        prefixes: what the names of further ones begin with.
+
+    Returns:
+        How many there were.
+    """
+    dropped: int = connection.request("discard", {"transactions": list(transactions), "prefixes": list(prefixes)})
     return dropped

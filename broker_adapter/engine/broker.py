@@ -45,10 +45,12 @@ from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     RawEntry,
+    RunRecord,
     decode_annotations,
     entry_key,
     message_key,
 )
+from broker_adapter.engine.runs import following, new_run
 from broker_adapter.engine.selection import Read, Selectable, selects
 from broker_adapter.engine.store import Loaded, Store
 from broker_adapter.errors import (
@@ -82,6 +84,8 @@ SCANS = 4
 SCAN_BYTES = 1024 * 1024
 #: Positions are 64-bit numbers.
 _LAST_POSITION = (1 << 64) - 1
+#: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
+_KEPT_POSITIONS = 1_000
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
@@ -105,7 +109,7 @@ class Broker:
 
     Attributes:
         unique: a word that no other engine has.
-        run: a word that this engine has only until it is closed.
+        run: a word that no other start of an engine has.
         settings: as given.
         is_durable: whether it has a store on disk.
         failed: why it stopped, or None.
@@ -122,9 +126,12 @@ class Broker:
         self._disk = LmdbStore(path, settings) if path is not None else None
         self._memory = MemoryStore()
         self.is_durable = self._disk is not None
-        self.run = secrets.token_hex(8)
         self._requests = RecentRequests()
         self.unique = self._disk.unique if self._disk is not None else secrets.token_hex(8)
+        self.run = new_run(_now_ms(), secrets.token_hex(6))
+        self._noted_run = self.run  #: empty where it could not be noted in the store
+        self._earlier_runs: list[str] = []
+        self._start_positions: dict[int, int] = {}
         self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32))
         self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
@@ -157,6 +164,7 @@ class Broker:
         )
         self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
         self._bytes_since_check = 0
+        self._restart_positions: dict[tuple[str, int], int] = {}
         self._failure_listeners: list[Callable[[JMSException], None]] = []
         if self._disk is not None:
             try:
@@ -177,6 +185,14 @@ class Broker:
             if found.record.kind == "staged" and found.record.publishing
         )
         self._chores += [self._move_and_drop(queue) for _, queue in published]
+        self._start_positions = {
+            queue.id: queue.next_position
+            for queue in self._state.queues.values()
+            if queue.next_position > 1 and queue.record.kind in ("queue", "subscription")
+        }
+        if not disk.begin_run(RunRecord(self.run, self._start_positions)):
+            self._noted_run = ""
+        self._earlier_runs = [run for run in disk.runs() if run != self.run]
         self._due_ms = disk.first_due_ms()
         # Those who stage need time to come back after a restart, however long it took.
         self._staged_check_ms = _now_ms() + self._staged_pause_ms
@@ -887,6 +903,17 @@ class Broker:
                 raise ResourceAllocationException("the disk of the store is full; ask again when there is room")
             yield Reader(self)
 
+    def _restart_position(self, queue: int, run: str) -> int:
+        behind = following(self._earlier_runs, run)
+        if self._disk is None or behind is None:
+            return self._start_positions.get(queue, 1)
+        key = behind, queue
+        if key not in self._restart_positions:
+            if len(self._restart_positions) >= _KEPT_POSITIONS:
+                self._restart_positions.clear()
+            self._restart_positions[key] = self._disk.run_positions(key[0]).get(queue, 1)
+        return self._restart_positions[key]
+
     # Chores.
 
     def _chunks(self, queue: int) -> Iterator[tuple[c.Range, list[RawEntry]]]:
@@ -917,6 +944,7 @@ class Reader:
         self._broker = broker
         self.state = broker._state
         self.unique = broker.unique
+        self.run = broker._noted_run
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
@@ -936,6 +964,10 @@ class Reader:
         published = self.state.published
         self._broker._look_up(published, group)
         return published.last(group)
+
+    def restart_position(self, queue: int, run: str) -> int:
+        """The position that a queue would give next when the run behind this one began."""
+        return self._broker._restart_position(queue, run)
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""

@@ -32,6 +32,7 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
+    RUN_PREFIX,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -43,6 +44,7 @@ from broker_adapter.engine.records import (
     decode_last,
     decode_message,
     decode_reference,
+    decode_run,
     decode_schedule_key,
     decode_sequences,
     decode_stream_key,
@@ -618,7 +620,21 @@ class Check:
                     )
 
     def _check_meta(self) -> Iterator[Finding]:
-        if not self._tables.persistent or not self._highest:
+        if not self._tables.persistent:
+            return
+        for key, value in self._tables.items("meta"):
+            try:
+                if key.startswith(RUN_PREFIX):
+                    decode_run(value)
+            except (StoreCorruptException, ValueError, TypeError):
+                yield Finding(
+                    "damaged record of a start",
+                    "meta",
+                    key,
+                    f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
+                    _quarantine("meta", key, value),
+                )
+        if not self._highest:
             return
         value = self._tables.get("meta", b"next_message")
         noted = _number(value)

@@ -26,12 +26,14 @@ from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    RUN_PREFIX,
     STORE_VERSION,
     TABLES,
     CatalogRecord,
     Counters,
     LastRecord,
     RawEntry,
+    RunRecord,
     SequencesRecord,
     decode_annotations,
     decode_catalog,
@@ -40,6 +42,7 @@ from broker_adapter.engine.records import (
     decode_last,
     decode_message,
     decode_reference,
+    decode_run,
     decode_schedule_key,
     decode_sequences,
     decode_stream_key,
@@ -47,10 +50,12 @@ from broker_adapter.engine.records import (
     encode_last,
     encode_message,
     encode_reference,
+    encode_run,
     entry_key,
     last_key,
     message_key,
     quarantine_key,
+    run_key,
     unpack_entry_key,
     unpack_message_key,
     unpack_queue_key,
@@ -76,6 +81,8 @@ _PLENTY_BYTES = 64 * 1024 * 1024
 BALLAST_BYTES = 16 * 1024 * 1024
 #: Changes of a repair in one transaction.
 _REPAIRED_AT_ONCE = 10_000
+#: Starts of the engine that are remembered.
+KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
 
@@ -275,6 +282,44 @@ class LmdbStore:
                 if cursor.last():
                     (last,) = unpack_message_key(cursor.key())
         return max(last + 1, msgpack.unpackb(noted) if noted else 1)
+
+    def begin_run(self, record: RunRecord) -> bool:
+        """Note a start of the engine, and forget the oldest one beyond :data:`KEPT_RUNS`.
+
+        Returns whether that was done: a full store has no room for it.
+        """
+        meta = self._db["meta"]
+        try:
+            with self._env.begin(write=True) as txn:
+                known = self._runs(txn)
+                txn.put(run_key(max(known, default=0) + 1), encode_run(record), db=meta)
+                for old in sorted(known)[: 1 - KEPT_RUNS]:
+                    txn.delete(run_key(old), db=meta)
+        except lmdb.Error as error:
+            _log.warning("! the start of the engine could not be noted: %s", error)
+            return False
+        return True
+
+    def runs(self) -> list[str]:
+        """The starts of the engine that are known, in order."""
+        with self._env.begin() as txn:
+            return [record.run for _, record in sorted(self._runs(txn).items())]
+
+    def run_positions(self, run: str) -> dict[int, int]:
+        """The position that each queue would give next when this run began; queues without messages are missing."""
+        with self._env.begin() as txn:
+            return next((each.positions for each in self._runs(txn).values() if each.run == run), {})
+
+    def _runs(self, txn: Any) -> dict[int, RunRecord]:
+        found = {}
+        for key, value in _from(txn.cursor(db=self._db["meta"]), RUN_PREFIX):
+            if not key.startswith(RUN_PREFIX):
+                break
+            try:
+                found[unpack_message_key(key[len(RUN_PREFIX) :])[0]] = decode_run(value)
+            except (StoreCorruptException, TypeError, ValueError):
+                _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
+        return found
 
     # Writing.
 

@@ -12,15 +12,17 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
 ``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)
     ``moved`` and ``left``: how many of its messages went back to where they were set aside, or to ``to``, and how many
     stayed, because that is gone, full or unknown.
-``bounds`` of a queue
-    ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.
-``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` (or None) and
-``skip_damaged`` (default: false)
+``bounds`` of a queue, with ``run`` (or None)
+    ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
+    run of the engine in which they are given.  ``kept``: positions below it, seen in the run that was asked about, are
+    still those of the same messages.  ``settled``: the last position that ``settle_through`` was asked to settle, or 0.
+``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
+and ``skip_damaged`` (default: false)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
     ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
     trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.
-``settle_through`` of a queue, with ``position`` (inclusive) and ``incarnation`` (or None)
-    The number of messages dropped.
+``settle_through`` of a queue, with ``position`` (inclusive), ``first``, ``incarnation`` and ``run`` (or None)
+    The number of messages dropped, of those from ``first`` on.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
 transaction) and ``messages`` (packed envelopes)
     Nothing.  What was staged before is not staged again.
@@ -49,7 +51,9 @@ or subscription; or None)
 client makes up) and ``run`` (that of the engine, which a restart changes: then nobody knows, and that is the answer).
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
-tells a queue from one of the same name that was made after it was deleted.
+tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
+apart: where its store was replaced by an older copy, positions that were seen in an earlier run may be given once more,
+to other messages.  Who says in which run a position was seen is refused instead.
 """
 
 from __future__ import annotations
@@ -97,6 +101,7 @@ class EngineReader(Protocol):
 
     state: BrokerState
     unique: str
+    run: str
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """By position, without delayed ones."""
@@ -106,6 +111,9 @@ class EngineReader(Protocol):
 
     def last_published(self, group: str) -> int | None:
         """The last number of a group that was published; None where none was, or it was forgotten."""
+
+    def restart_position(self, queue: int, run: str) -> int:
+        """The position that a queue would give next when the run behind this one began."""
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[tuple[int, bytes] | None, dict[str, Any] | None]]:
         """Bodies and annotations."""
@@ -255,6 +263,18 @@ def _incarnation(reader: EngineReader, queue: QueueState) -> str:
     return f"{reader.unique}-{queue.id}"
 
 
+def _kept(reader: EngineReader, queue: QueueState, run: str | None) -> int:
+    """Positions below this one are those of the same messages as in that run."""
+    if not run or run == reader.run:
+        return queue.next_position
+    return min(reader.restart_position(queue.id, run), queue.next_position)
+
+
+def _settled(incarnation: str) -> str:
+    """The group whose last number is the last position of a queue that was settled by a range."""
+    return f"settled/{incarnation}"
+
+
 def _left(deadline: float | None) -> float | None:
     if deadline is None:
         return None
@@ -284,10 +304,10 @@ def _purge(arguments: _Arguments) -> Steps:
     return dropped + (yield from _settle(number, last, delayed=True))
 
 
-def _settle(queue: int, last: int, *, delayed: bool = False) -> Steps:
-    """Drop what has positions up to ``last``, except what consumers hold."""
+def _settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> Steps:
+    """Drop what has positions from ``first`` to ``last``, except what consumers hold."""
     dropped = 0
-    position: int | None = 0
+    position: int | None = first
     while position is not None:
         some, position = yield c.Trim(c.Range(queue, position, last, _SETTLE_ENTRIES, delayed=delayed))
         dropped += some
@@ -336,10 +356,14 @@ def _bounds(arguments: _Arguments) -> Steps:
     def bounds(reader: EngineReader) -> dict[str, Any]:
         queue = arguments.queue(reader.state)
         first = reader.first_position(queue.id)
+        incarnation = _incarnation(reader, queue)
         return {
-            "incarnation": _incarnation(reader, queue),
+            "incarnation": incarnation,
             "first": queue.next_position if first is None else first,
             "next": queue.next_position,
+            "run": reader.run,
+            "kept": _kept(reader, queue, arguments.get("run", str, None)),
+            "settled": reader.last_published(_settled(incarnation)) or 0,
         }
 
     return (yield bounds)
@@ -352,6 +376,12 @@ def _read_range(arguments: _Arguments) -> Steps:
 
     def read(reader: EngineReader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
+        run = arguments.get("run", str, None)
+        kept = _kept(reader, queue, run)
+        if run and last >= kept:
+            raise InvalidDestinationException(
+                f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
+            )
         found = reader.entries(queue.id, max(first, 0), min(last, queue.next_position - 1), _RANGE_ENTRIES)
         entries: list[RawEntry] = []
         size = 0
@@ -383,19 +413,33 @@ def _read_range(arguments: _Arguments) -> Steps:
 
 
 def _settle_through(arguments: _Arguments) -> Steps:
-    position = arguments.get("position", int)
-
-    def through(reader: EngineReader) -> tuple[int, int]:
+    def through(reader: EngineReader) -> tuple[int, int, int, str]:
         queue = arguments.this_queue(reader)
         if queue.consumers:
             raise IllegalStateException(
                 f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"
                 " them, or give each reader a subscription of its own"
             )
-        return queue.id, min(position, queue.next_position - 1)
+        first, last = arguments.get("first", int, 0), arguments.get("position", int)
+        kept = _kept(reader, queue, arguments.get("run", str, None))
+        if last >= kept:
+            raise InvalidDestinationException(
+                f"cannot settle queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
+            )
+        return queue.id, first, last, _settled(_incarnation(reader, queue))
 
-    number, last = yield through
-    return (yield from _settle(number, last))
+    number, first, last, group = yield through
+    dropped = yield from _settle(number, last, first=first)
+    if last > 0:
+        yield c.Publish(group, last, ())
+    return dropped
+
+
+def _rolled_back(kept: int) -> str:
+    return (
+        f"of the positions that were seen then, only those below {kept} are still the same messages. The store was"
+        " restored from an older copy, and what has these positions now was not read"
+    )
 
 
 def _settle_positions(arguments: _Arguments) -> Steps:

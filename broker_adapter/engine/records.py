@@ -17,7 +17,7 @@ commits     session, or its hash where that is     last number u64, last used u6
             long
 published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
-meta        name                                   msgpack
+meta        name                                   msgpack; ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
 ==========  =====================================  ==========================================================
 
 All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
@@ -73,6 +73,8 @@ TABLES = (
     "quarantine",
     "meta",
 )
+
+RUN_PREFIX = b"run/"
 
 message_key = struct.Struct(">Q").pack
 queue_key = struct.Struct(">I").pack
@@ -317,6 +319,28 @@ def decode_annotations(value: bytes) -> dict[str, Any]:
     """The annotations; raises StoreCorruptException."""
     annotations: dict[str, Any] = _checked(value)
     return annotations
+
+
+class RunRecord(NamedTuple):
+    """A start of the engine on this store, and the position that each queue would give next at that moment."""
+
+    run: str
+    positions: dict[int, int]
+
+
+def run_key(number: int) -> bytes:
+    """Key of a start in ``meta``: they sort by their number."""
+    return RUN_PREFIX + message_key(number)
+
+
+def encode_run(record: RunRecord) -> bytes:
+    """A start of the engine with a checksum in front."""
+    return _with_crc(msgpack.packb(record))
+
+
+def decode_run(value: bytes) -> RunRecord:
+    """The start of the engine; raises StoreCorruptException."""
+    return RunRecord(*_checked(value))
 
 
 def stream_key(*name: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import Connection, ConnectionFactory, IllegalStateException, InvalidDestinationException
-from sdk.range_reader import RangeReader, StagedTransaction, discard, publish
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, IllegalStateException, InvalidDestinationException
+from sdk.range_reader import RangeMessage, RangeReader, StagedTransaction, discard, publish, published
 
 
 @pytest.fixture(params=["embedded", "amqp"])
@@ -120,3 +121,61 @@ def test_statistics_are_frozen_objects(connection: Connection) -> None:
     statistics = connection.statistics()
     assert statistics.enqueued == 1
     assert [(each.name, each.messages) for each in statistics.queues] == [("DLQ", 0), ("q", 1)]
+
+
+def test_positions_are_valid_in_the_run_of_the_broker_in_which_they_were_seen(tmp_path: Path) -> None:
+    url, copy = f"embedded:{tmp_path / 'data'}", tmp_path / "copy"
+
+    def fill(connection: Connection, count: int) -> RangeReader:
+        with connection.create_session() as session:
+            producer = session.create_producer(session.create_queue("q"))
+            for number in range(count):
+                producer.send(str(number))
+            return RangeReader(connection, session.create_queue("q"))
+
+    with ConnectionFactory(url).create_connection() as connection:
+        fill(connection, 10)
+    shutil.copytree(tmp_path / "data", copy)
+    with ConnectionFactory(url).create_connection() as connection:
+        seen = fill(connection, 10).bounds()
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(copy, tmp_path / "data")
+    with ConnectionFactory(url).create_connection() as connection:
+        reader = fill(connection, 20)
+        now = reader.bounds(seen.run)
+        assert (now.incarnation, now.kept, now.settled) == (seen.incarnation, 11, 0)
+        with pytest.raises(InvalidDestinationException, match="restored from an older copy"):
+            next(reader.read(15, 20, seen.incarnation, run=seen.run))
+        with pytest.raises(InvalidDestinationException, match="restored from an older copy"):
+            reader.settle_through(20, seen.incarnation, run=seen.run)
+        with pytest.raises(InvalidDestinationException, match="through position 31"):
+            reader.settle_through(31, now.incarnation)
+        assert reader.settle_through(20, now.incarnation, first=11, run=now.run) == 10
+        assert reader.bounds().settled == 20
+
+
+def test_attempts_are_discarded_and_incomplete_ones_are_not_published(connection: Connection) -> None:
+    with connection.create_session() as session:
+        queue = session.create_queue("out")
+    for name in ("g/0/0.0", "g/0/0.1", "g/0/1.0"):
+        staged = StagedTransaction(connection, name, queue)
+        staged.add([Envelope(queue, BodyKind.TEXT, name)])
+        staged.flush()
+    assert published(connection, "g") is None
+    assert discard(connection, prefixes=["g/0/0.0"]) == 1
+    with pytest.raises(IllegalStateException, match="has 1 messages, not 2"):
+        publish(connection, "g", 0, ["g/0/0.1"], [2])
+    assert publish(connection, "g", 0, ["g/0/0.1"], [1]) is True
+    assert published(connection, "g") == 0
+    assert [each.kind for each in connection.statistics().queues if each.kind == "staged"] == []
+
+
+def test_a_dead_letter_that_is_read_does_not_expire_any_more(connection: Connection) -> None:
+    with connection.create_session(AcknowledgeMode.CLIENT) as session:
+        queue = session.create_queue("q")
+        message = session.create_text_message("x")
+        session.create_producer(queue).send(message, time_to_live=3600)
+        ((living,),) = RangeReader(connection, queue).read(1, 1)
+        assert living.envelope().expires_at_ms == message.expires_at_ms
+    dead = RangeMessage(1, 0, living.payload, {"JMS_HOLDFAST_DEAD_LETTER_REASON": "rejected"}).envelope()
+    assert (dead.expires_at_ms, dead.properties) == (None, {"JMS_HOLDFAST_DEAD_LETTER_REASON": "rejected"})

@@ -304,7 +304,7 @@ class History:
         place = DEAD if name == "redrive" else self.chance.choice((*QUEUES, *SUBSCRIPTIONS, DEAD))
         arguments = self._where(place)
         if name == "settle_through":
-            arguments["position"] = self.chance.choice((5, 30, 1 << 60))
+            arguments["position"] = self.chance.choice((5, 30, self._last_position(arguments)))
         elif name == "settle_positions":
             arguments["given"] = [(position, None) for position in range(1, self.chance.randrange(2, 60))]
         elif name == "redrive":
@@ -312,6 +312,13 @@ class History:
         self.administrators.append(Administrator(name, place, steps_of(name, arguments)))
         if self.chance.random() < 0.6:  # the same again, at the same time
             self.administrators.append(Administrator(name, place, steps_of(name, arguments)))
+
+    def _last_position(self, where: dict[str, Any]) -> int:
+        """The last position that a place has given; 1 where there is no such place."""
+        try:
+            return max(1, self.broker.request("bounds", where, WAIT)["next"] - 1)
+        except JMSException:
+            return 1
 
     def go_on(self) -> None:
         """Carry out the next step of an operation."""

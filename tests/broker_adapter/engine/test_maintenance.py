@@ -216,6 +216,13 @@ def _a_low_next_message(txn: Txn, tables: Tables) -> None:
     txn.put(b"next_message", b"\x05", db=tables["meta"])
 
 
+def _a_damaged_start(txn: Txn, tables: Tables) -> None:
+    with txn.cursor(db=tables["meta"]) as cursor:
+        assert cursor.set_range(b"run/")
+        key, value = cursor.item()
+    txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=tables["meta"])
+
+
 DAMAGES: dict[str, tuple[Callable[[Txn, Tables], None], str, dict[str, int]]] = {
     "message gone": (_a_message_gone, "entry without a message", {"DLQ": 1}),
     "entry gone": (_an_entry_gone, "wrong counters", {"DLQ": 1}),
@@ -232,6 +239,7 @@ DAMAGES: dict[str, tuple[Callable[[Txn, Tables], None], str, dict[str, int]]] = 
     "references too low": (_too_few_references, "wrong count of references", {}),
     "references damaged": (_damaged("references"), "wrong count of references", {}),
     "shared not marked": (_not_marked_as_shared, "entry not marked as shared", {}),
+    "start damaged": (_a_damaged_start, "damaged record of a start", {}),
     "producers damaged": (_damaged("producers"), "damaged record of numbers done", {}),
     "commits damaged": (_damaged("commits"), "damaged record of numbers done", {}),
     "published damaged": (_damaged("published"), "damaged record of numbers done", {}),
