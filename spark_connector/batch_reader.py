@@ -9,16 +9,14 @@ import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from broker_adapter import Destination, DestinationKind, Envelope, Identity
-from sdk import Connection, ConnectionLostException, OperationTimedOutException
-from sdk.message import envelope_of
+from broker_adapter import Destination, DestinationKind, Envelope
+from sdk import Connection, ConnectionLostException, Message, OperationTimedOutException
 from sdk.range_reader import Bounds, RangeReader
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.offsets import split
 from spark_connector.options import SourceOptions
-from spark_connector.rows import batch_of, decoded
+from spark_connector.rows import Readable, batch_of, decoded
 
-_NOBODY = Identity("", 0, 0)
 #: Messages that one batch of a browser has.
 _BROWSED = 1000
 
@@ -96,8 +94,7 @@ def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
         try:
             reader = range_reader(connection_for(options), options)
             for messages in reader.read(position, partition.last, partition.incarnation, options.fetch_bytes):
-                positions = [message.position for message in messages]
-                yield batch_of(positions, [decoded(message) for message in messages], source, partition.columns)
+                yield batch_of(decoded(messages), source, partition.columns)
                 position = messages[-1].position + 1
                 failing_since = None
             return
@@ -117,12 +114,34 @@ def browse(partition: BrowsePartition) -> Iterator[pa.RecordBatch]:
     found: list[Envelope] = []
     with connection_for(options).create_session() as session:
         for message in session.create_browser(source):
-            found.append(envelope_of(message, _NOBODY))
+            found.append(_as_it_came(message))
             if len(found) == _BROWSED:
-                yield batch_of([None] * len(found), found, source.name, partition.columns)
+                yield _browsed(found, partition)
                 found = []
     if found:
-        yield batch_of([None] * len(found), found, source.name, partition.columns)
+        yield _browsed(found, partition)
+
+
+def _browsed(envelopes: list[Envelope], partition: BrowsePartition) -> pa.RecordBatch:
+    nothing = [None] * len(envelopes)
+    return batch_of(Readable(nothing, envelopes, nothing), source_of(partition.options).name, partition.columns)
+
+
+def _as_it_came(message: Message) -> Envelope:
+    """What a message says, also such as we could not send."""
+    return Envelope(
+        message.destination or Destination(""),
+        message.body_kind,
+        message.body,
+        dict(message.properties),
+        message.message_id,
+        message.correlation_id,
+        type=message.type,
+        sent_at_ms=message.sent_at_ms,
+        expires_at_ms=message.expires_at_ms,
+        priority=message.priority,
+        group_id=message.group_id,
+    )
 
 
 class JmsBatchReader(DataSourceReader):

@@ -1,27 +1,45 @@
-"""Messages as rows of Arrow batches, and rows as messages.  Pure."""
+"""Messages as rows of Arrow batches, and rows as messages.  Pure.
+
+Theory of operation
+    Any message is a row.  What a column cannot show (an instant beyond Spark's range, a value of another type) is null
+    there; ``problem`` says so, and ``_corrupt_record`` has the message as it is stored, as Spark's own sources do it in
+    their mode PERMISSIVE.  A message that cannot be decoded at all has nothing else.  So no message stops a query, and
+    nothing of it is lost.  Columns are made as a whole, and cell by cell only where that fails.
+
+    Any row is a message, or the error names the row, the column and the value.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
+import attrs
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
     TimestampType,
 )
 
-from broker_adapter import BodyKind, Destination, Envelope, MessageFormatException
+from broker_adapter import BodyKind, Destination, Envelope
 from sdk.range_reader import RangeMessage
 
 _STRINGS = MapType(StringType(), StringType())
@@ -43,18 +61,28 @@ COLUMNS: tuple[tuple[str, Any, pa.DataType, str], ...] = (
         "bodyType",
         StringType(),
         pa.string(),
-        "text, bytes, map, stream, object, none; undecodable: body has the payload",
+        "text, bytes, map, stream, object, none; undecodable: only problem and _corrupt_record tell of it",
     ),
     ("text", StringType(), pa.string(), "the body of a text message; of map, stream and object messages as JSON"),
     ("body", BinaryType(), pa.binary(), "the body of a bytes message"),
     ("properties", _STRINGS, _ARROW_STRINGS, "the application's properties, as strings"),
+    ("problem", StringType(), pa.string(), "which columns are null because they cannot show the message, and why"),
+    ("_corrupt_record", BinaryType(), pa.binary(), "the message as it is stored, where there is a problem"),
 )
 
 SCHEMA = StructType([StructField(name, kind, nullable=True) for name, kind, _, _ in COLUMNS])
 _ARROW = {name: kind for name, _, kind, _ in COLUMNS}
 _TYPES = {name: kind for name, kind, _, _ in COLUMNS}
-#: Columns of a sink that are ignored, so that what was read can be written.
-_IGNORED = ("queue", "position", "messageId", "timestamp", "bodyType")
+
+#: The instants that Spark's timestamps have: from the year 1 to the end of the year 9999, in milliseconds.
+FIRST_INSTANT_MS = -62_135_596_800_000
+LAST_INSTANT_MS = 253_402_300_799_999
+#: Least and greatest value of columns that show less than their type could; instants in milliseconds.
+_LIMITS = {
+    "timestamp": (FIRST_INSTANT_MS, LAST_INSTANT_MS),
+    "expiration": (1, LAST_INSTANT_MS),
+    "priority": (0, 9),
+}
 
 
 def projection(schema: StructType) -> tuple[str, ...]:
@@ -68,35 +96,110 @@ def projection(schema: StructType) -> tuple[str, ...]:
             raise ValueError(f"unknown column {field.name!r}; the columns are {', '.join(_TYPES)}")
         if field.dataType != _TYPES[field.name]:
             raise ValueError(
-                f"column {field.name!r} has the type {_TYPES[field.name].simpleString()}, not"
-                f" {field.dataType.simpleString()}"
+                f"column {field.name!r} has the type {_described(_TYPES[field.name])}, not {_described(field.dataType)}"
             )
     return tuple(field.name for field in schema.fields)
 
 
-def batch_of(
-    positions: Sequence[int | None], envelopes: Sequence[Envelope], queue: str, columns: Sequence[str]
-) -> pa.RecordBatch:
-    """Messages as one Arrow batch with these columns."""
-    arrays = [pa.array(_MAKERS[name](positions, envelopes, queue), _ARROW[name]) for name in columns]
-    schema = pa.schema([pa.field(name, _ARROW[name]) for name in columns])
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _described(kind: DataType) -> str:
+    """A type as the user wrote it; of a map also whether its values may be null, which that text leaves out."""
+    nulls = isinstance(kind, MapType) and not kind.valueContainsNull
+    return f"{kind.simpleString()}{' without null values' if nulls else ''}"
 
 
-_UNDECODABLE = Envelope(Destination(""), BodyKind.BYTES)
+# Messages as rows.
 
 
-def decoded(message: RangeMessage) -> Envelope:
-    """A message of a range; one that cannot be decoded has its payload as its body."""
+@attrs.frozen
+class Readable:
+    """Messages on their way into rows: columns alike in length."""
+
+    positions: Sequence[int | None]
+    envelopes: Sequence[Envelope]
+    payloads: Sequence[bytes | None]  #: as they are stored; None where nobody knows that
+    problems: dict[int, list[str]] = attrs.field(factory=dict)  #: what columns cannot show, by row
+
+    def row(self, index: int) -> Readable:
+        """One of them by itself."""
+        return Readable([self.positions[index]], [self.envelopes[index]], [self.payloads[index]])
+
+
+#: Stands for a message that cannot be decoded.
+_UNDECODABLE = Envelope(Destination(""), priority=None)  # type: ignore[arg-type]
+
+
+def decoded(messages: Sequence[RangeMessage]) -> Readable:
+    """The messages of a range; what cannot be decoded is a message, too."""
+    positions = [message.position for message in messages]
+    payloads = [message.payload for message in messages]
+    problems: dict[int, list[str]] = {}
     try:
-        return message.envelope()
-    except MessageFormatException:
-        # One message that nobody can read must not stop a query for ever.
-        return _UNDECODABLE._replace(body=message.payload, priority=4, type="undecodable", persistent=False)
+        envelopes = [message.envelope() for message in messages]
+    except Exception:  # of some of them
+        envelopes = []
+        for index, message in enumerate(messages):
+            try:
+                envelopes.append(message.envelope())
+            except Exception as error:  # whatever a stranger has sent, one message must not stop a query for ever
+                envelopes.append(_UNDECODABLE)
+                problems[index] = [f"cannot be decoded: {error}"]
+    return Readable(positions, envelopes, payloads, problems)
 
 
-def _body_type(envelope: Envelope) -> str:
-    return "undecodable" if envelope.destination is _UNDECODABLE.destination else envelope.body_kind.name.lower()
+def batch_of(messages: Readable, queue: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """Messages as one Arrow batch with these columns."""
+    count = len(messages.envelopes)
+    problems = {index: list(found) for index, found in messages.problems.items()}
+    arrays = {name: _column(name, messages, queue, problems) for name in columns if name not in _PROBLEM_COLUMNS}
+    if "problem" in columns:
+        arrays["problem"] = _where(problems, count, pa.string(), lambda index: _valid("; ".join(problems[index])))
+    if "_corrupt_record" in columns:
+        arrays["_corrupt_record"] = _where(problems, count, pa.binary(), lambda index: messages.payloads[index])
+    schema = pa.schema([pa.field(name, _ARROW[name]) for name in columns])
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+
+
+_PROBLEM_COLUMNS = frozenset(("problem", "_corrupt_record"))
+
+
+def _where(rows: dict[int, Any], count: int, kind: pa.DataType, value: Callable[[int], Any]) -> pa.Array:
+    """Values in some rows, null in the others."""
+    if not rows:
+        return pa.nulls(count, kind)
+    return pa.array([value(index) if index in rows else None for index in range(count)], kind)
+
+
+def _column(name: str, messages: Readable, queue: str, problems: dict[int, list[str]]) -> pa.Array:
+    """A column; what it cannot show is null, and noted among the problems of the row."""
+    try:
+        return _whole_column(name, messages, queue)
+    except Exception:  # of some cells: the others have their values
+        cells = []
+        for index in range(len(messages.envelopes)):
+            try:
+                cells.append(_whole_column(name, messages.row(index), queue))
+            except Exception as error:
+                cells.append(pa.nulls(1, _ARROW[name]))
+                problems.setdefault(index, []).append(f"{name}: {error}")
+        return pa.concat_arrays(cells)
+
+
+def _whole_column(name: str, messages: Readable, queue: str) -> pa.Array:
+    values = _VALUES[name](messages.envelopes, messages.positions, queue)
+    is_instant = _ARROW[name] is _INSTANT
+    array = pa.array(values, pa.int64() if is_instant else _ARROW[name])
+    if isinstance(array, pa.ChunkedArray):
+        raise ValueError("more than 2 GiB")
+    if name in _LIMITS:
+        least, most = _LIMITS[name]
+        found = pc.min_max(array)
+        for value in (found["min"].as_py(), found["max"].as_py()):
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{value} is not from {least} to {most}")
+    return pc.multiply(array, 1000).cast(_INSTANT) if is_instant else array
+
+
+_BODY_TYPES = {kind: kind.name.lower() for kind in BodyKind}
 
 
 def _text(envelope: Envelope) -> str | None:
@@ -105,7 +208,24 @@ def _text(envelope: Envelope) -> str | None:
         return envelope.body  # type: ignore[no-any-return]
     if kind in (BodyKind.NONE, BodyKind.BYTES) or envelope.body is None:
         return None
-    return json.dumps(envelope.body, default=_hexadecimal, ensure_ascii=False)
+    try:
+        return json.dumps(envelope.body, default=_hexadecimal, ensure_ascii=False)
+    except TypeError:
+        return json.dumps(_with_names(envelope.body), default=_hexadecimal, ensure_ascii=False)
+
+
+def _with_names(value: Any) -> Any:
+    """A value whose maps have keys that JSON knows."""
+    if isinstance(value, dict):
+        named = {_name(key): _with_names(item) for key, item in value.items()}
+        if len(named) < len(value):
+            raise ValueError("two keys of a map have the same text")
+        return named
+    return [_with_names(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _name(key: object) -> object:
+    return key if isinstance(key, str | int | float | None) else _hexadecimal(key)
 
 
 def _hexadecimal(value: object) -> str:
@@ -118,51 +238,80 @@ def _string(value: object) -> str:
     return value if isinstance(value, str) else value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _properties(envelope: Envelope) -> list[tuple[str, str | None]]:
+def _properties(envelope: Envelope) -> list[tuple[str, str | None]] | None:
     properties = envelope.properties
     if not properties:
-        return []
-    return [(str(name), None if value is None else _string(value)) for name, value in properties.items()]
+        return None if envelope is _UNDECODABLE else []
+    if set(map(type, properties)) != _ONLY_TEXT:
+        named = {str(name): value for name, value in properties.items()}
+        if len(named) < len(properties):
+            raise ValueError("two properties have the same name as text")
+        properties = named
+    return [(name, None if value is None else _string(value)) for name, value in properties.items()]
 
 
-def _micros(instant_ms: int | None) -> int | None:
-    return None if instant_ms is None else instant_ms * 1000
+_ONLY_TEXT = {str}
 
 
-_Maker = Callable[[Sequence[int | None], Sequence[Envelope], str], list[Any]]
-_MAKERS: dict[str, _Maker] = {
-    "queue": lambda positions, _, queue: [queue] * len(positions),
-    "position": lambda positions, _, __: list(positions),
-    "messageId": lambda _, envelopes, __: [each.message_id for each in envelopes],
-    "timestamp": lambda _, envelopes, __: [_micros(each.sent_at_ms) for each in envelopes],
-    "key": lambda _, envelopes, __: [each.group_id for each in envelopes],
-    "correlationId": lambda _, envelopes, __: [
+def _valid(text: str) -> str:
+    """Text that Arrow takes, whatever a stranger's message has put into it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+_Values = Callable[[Sequence[Envelope], Sequence[int | None], str], Sequence[Any]]
+#: The values of a column, as Arrow takes them; instants in milliseconds.
+_VALUES: dict[str, _Values] = {
+    "queue": lambda envelopes, _, queue: [queue] * len(envelopes),
+    "position": lambda _, positions, __: positions,
+    "messageId": lambda envelopes, *_: [each.message_id for each in envelopes],
+    "timestamp": lambda envelopes, *_: [each.sent_at_ms for each in envelopes],
+    "key": lambda envelopes, *_: [each.group_id for each in envelopes],
+    "correlationId": lambda envelopes, *_: [
         each.correlation_id.hex() if isinstance(each.correlation_id, bytes) else each.correlation_id
         for each in envelopes
     ],
-    "type": lambda _, envelopes, __: [
-        None if each.destination is _UNDECODABLE.destination else each.type for each in envelopes
+    "type": lambda envelopes, *_: [each.type for each in envelopes],
+    "priority": lambda envelopes, *_: [each.priority for each in envelopes],
+    "expiration": lambda envelopes, *_: [each.expires_at_ms for each in envelopes],
+    "bodyType": lambda envelopes, *_: [
+        "undecodable" if each is _UNDECODABLE else _BODY_TYPES[each.body_kind] for each in envelopes
     ],
-    "priority": lambda _, envelopes, __: [each.priority for each in envelopes],
-    "expiration": lambda _, envelopes, __: [_micros(each.expires_at_ms) for each in envelopes],
-    "bodyType": lambda _, envelopes, __: [_body_type(each) for each in envelopes],
-    "text": lambda _, envelopes, __: [_text(each) for each in envelopes],
-    "body": lambda _, envelopes, __: [each.body if each.body_kind is BodyKind.BYTES else None for each in envelopes],
-    "properties": lambda _, envelopes, __: [_properties(each) for each in envelopes],
+    "text": lambda envelopes, *_: [_text(each) for each in envelopes],
+    "body": lambda envelopes, *_: [each.body if each.body_kind is BodyKind.BYTES else None for each in envelopes],
+    "properties": lambda envelopes, *_: [_properties(each) for each in envelopes],
 }
 
+
+# Rows as messages.
+
+#: Types of the values of properties: what JMS knows, and Spark has.
+_PROPERTY_TYPES = (StringType, BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
 #: Columns of a sink, with the types they may have.
-_WRITABLE: dict[str, tuple[type, ...]] = {
+_WRITABLE: dict[str, tuple[type[DataType], ...]] = {
     "value": (StringType, BinaryType),
     "text": (StringType,),
     "body": (BinaryType, StringType),
     "key": (StringType,),
     "correlationId": (StringType,),
     "type": (StringType,),
-    "priority": (IntegerType, LongType),
+    "priority": (ByteType, ShortType, IntegerType, LongType),
     "expiration": (TimestampType,),
     "properties": (MapType,),
+    "bodyType": (StringType,),
+    "_corrupt_record": (BinaryType,),
 }
+#: Columns of a sink that are ignored, so that what was read can be written.
+_IGNORED = ("queue", "position", "messageId", "timestamp", "problem")
+
+
+class RowError(ValueError):
+    """A row that cannot be a message; the text names the row, the column and the value."""
+
+    @classmethod
+    def of(cls, row: int, column: str, value: object, reason: str) -> RowError:
+        """The error for the value of a column in a row, which is counted from 0 (the text counts from 1)."""
+        text = f"{value[:50].hex()} (hexadecimal)" if isinstance(value, bytes) else f"{value!r:.100}"
+        return cls(f"row {row + 1}: column {column!r} has the value {text}: {reason}")
 
 
 def check_sink_schema(schema: StructType) -> None:
@@ -173,23 +322,32 @@ def check_sink_schema(schema: StructType) -> None:
         if types is None:
             if field.name not in _IGNORED:
                 wrong.append(f"unknown column {field.name!r}")
-        elif not isinstance(field.dataType, types) or (field.name == "properties" and field.dataType != _STRINGS):
+        elif not isinstance(field.dataType, types) or not _can_be_properties(field.dataType):
             wrong.append(f"column {field.name!r} cannot be of type {field.dataType.simpleString()}")
-    names = set(schema.fieldNames())
-    if not names & {"value", "text", "body"}:
+    names = schema.fieldNames()
+    wrong += [f"{names.count(name)} columns {name!r}" for name in _WRITABLE if names.count(name) > 1]
+    if not {"value", "text", "body"} & set(names):
         wrong.append("no column 'value', 'text' or 'body'")
-    if "value" in names and names & {"text", "body"}:
+    if "value" in names and {"text", "body"} & set(names):
         wrong.append("'value' beside 'text' or 'body'")
     if wrong:
         raise ValueError(
             f"these rows cannot be written as messages: {'; '.join(wrong)}. The columns are value (string or binary),"
             f" or text (string) and body (binary); and key, correlationId, type, priority, expiration, properties"
-            f" (map<string,string>). To put several columns into one: to_json(struct(*)) as value"
+            f" (map of strings to strings, booleans, integers or floating-point numbers). To put several columns into"
+            f" one: to_json(struct(*)) as value"
         )
 
 
+def _can_be_properties(kind: DataType) -> bool:
+    """Whether values of this type can be properties; types that are no maps are none of them."""
+    return not isinstance(kind, MapType) or (
+        isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _PROPERTY_TYPES)
+    )
+
+
 def envelopes_of(
-    batch: pa.RecordBatch, destination: Destination, priority: int, time_to_live: float | None
+    batch: pa.RecordBatch, destination: Destination, priority: int, time_to_live: float | None, first_row: int = 0
 ) -> Iterator[Envelope]:
     """The rows of an Arrow batch as messages.
 
@@ -198,19 +356,24 @@ def envelopes_of(
         destination: where they will go.
         priority: of rows that have none.
         time_to_live: seconds, of rows that have no expiration; None: for ever.
+        first_row: number of the batch's first row, for errors; from 0 on.
 
     Raises:
-        ValueError: a priority is not from 0 to 9.
+        RowError: a row cannot be a message.
     """
     now_ms = time.time_ns() // 1_000_000
     count = batch.num_rows
     nothing: list[Any] = [None] * count
     columns = {
-        name: batch.column(index).to_pylist() for index, name in enumerate(batch.schema.names) if name in _WRITABLE
+        name: _cells(name, batch.column(index), first_row)
+        for index, name in enumerate(batch.schema.names)
+        if name in _WRITABLE
     }
     values = columns.get("value")
     texts = columns.get("text", nothing)
     bodies = values if values is not None else columns.get("body", nothing)
+    kinds = columns.get("bodyType", nothing)
+    payloads = columns.get("_corrupt_record", nothing)
     expires_at_ms = None if time_to_live is None else now_ms + int(time_to_live * 1000)
     batch_id = uuid4()
     rows = zip(
@@ -226,8 +389,15 @@ def envelopes_of(
     )
     for index, (text, body, key, correlation_id, kind, own_priority, expiration, properties) in enumerate(rows):
         content = body if text is None else text
+        if content is None and kinds[index] == "undecodable":
+            content = payloads[index]  # what was read can be written, and nothing of it is lost
         if own_priority is not None and not 0 <= own_priority <= 9:
-            raise ValueError(f"priority {own_priority} of a row is not from 0 to 9")
+            raise RowError.of(first_row + index, "priority", own_priority, "it is not from 0 to 9")
+        if expiration is not None and expiration <= 0:
+            instant = _instant_text(expiration)
+            raise RowError.of(
+                first_row + index, "expiration", instant, "it is not after 1970-01-01; null means that it never expires"
+            )
         yield Envelope(
             destination,
             _KINDS.get(type(content), BodyKind.NONE),
@@ -237,7 +407,7 @@ def envelopes_of(
             correlation_id=correlation_id,
             type=kind,
             sent_at_ms=now_ms,
-            expires_at_ms=expires_at_ms if expiration is None else _milliseconds(expiration),
+            expires_at_ms=expires_at_ms if expiration is None else expiration,
             priority=priority if own_priority is None else own_priority,
             group_id=key,
         )
@@ -246,5 +416,36 @@ def envelopes_of(
 _KINDS: dict[Any, BodyKind] = {str: BodyKind.TEXT, bytes: BodyKind.BYTES}
 
 
-def _milliseconds(instant: datetime.datetime) -> int:
-    return round(instant.timestamp() * 1000)
+def _cells(name: str, column: pa.Array, first_row: int) -> list[Any]:
+    """The values of a column; instants in milliseconds, rounded up."""
+    if pa.types.is_timestamp(column.type):
+        # As numbers: the column's time zone is that of the Spark session, and Spark knows more names than Python.
+        return [None if each is None else -(-each // 1000) for each in column.cast(pa.int64()).to_pylist()]
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except UnicodeDecodeError:
+        for index in range(len(column)):
+            try:
+                column[index].as_py()
+            except UnicodeDecodeError as error:
+                raise RowError.of(first_row + index, name, error.object, "it is not valid UTF-8") from error
+        raise
+
+
+def _instant_text(instant_ms: int) -> str:
+    if instant_ms < FIRST_INSTANT_MS:
+        return f"{instant_ms} ms"
+    days, rest = divmod(instant_ms, 86_400_000)
+    return f"{datetime.date(1970, 1, 1) + datetime.timedelta(days)} {datetime.timedelta(milliseconds=rest)} UTC"
+
+
+def largest_cell(batch: pa.RecordBatch, row: int) -> tuple[str, object]:
+    """(column, value) of a row: the one that takes the most room."""
+    found: tuple[str, object] = (batch.schema.names[0], None)
+    most = -math.inf
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in _WRITABLE and column[row].is_valid:
+            size = column.slice(row, 1).nbytes
+            if size > most:
+                found, most = (name, column[row].as_py()), size
+    return found

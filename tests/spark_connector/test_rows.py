@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from broker_adapter import BodyKind, Destination, Envelope, pack
 from sdk.range_reader import RangeMessage
-from spark_connector.rows import COLUMNS, SCHEMA, batch_of, check_sink_schema, decoded, envelopes_of, projection
+from spark_connector.rows import (
+    COLUMNS,
+    FIRST_INSTANT_MS,
+    LAST_INSTANT_MS,
+    SCHEMA,
+    Readable,
+    RowError,
+    batch_of,
+    check_sink_schema,
+    decoded,
+    envelopes_of,
+    largest_cell,
+    projection,
+)
 
 NAMES = [name for name, _, _, _ in COLUMNS]
+OUT = Destination("out")
+STRINGS = pa.map_(pa.string(), pa.string())
 FULL = Envelope(
     Destination("q"),
     BodyKind.TEXT,
@@ -29,17 +55,33 @@ FULL = Envelope(
 )
 
 
+def rows_of(*envelopes: Envelope, columns: Sequence[str] = NAMES) -> list[dict[str, Any]]:
+    """The rows of messages at the positions 1, 2, ..., stored as their number."""
+    count = len(envelopes)
+    readable = Readable(range(1, count + 1), envelopes, [b"%d" % number for number in range(count)])
+    batch = batch_of(readable, "q", columns)
+    batch.validate(full=True)
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
+def written(rows: list[dict[str, Any]], **types: pa.DataType) -> list[Envelope]:
+    """Rows with columns of these types as messages."""
+    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(types.items())))
+    return list(envelopes_of(batch, OUT, 4, None))
+
+
 def test_the_arrow_schema_is_exactly_sparks() -> None:
-    batch = batch_of([1], [FULL], "q", NAMES)
+    batch = batch_of(Readable([1], [FULL], [b""]), "q", NAMES)
     assert batch.schema == to_arrow_schema(SCHEMA, timezone="UTC")
 
 
 def test_every_column_has_its_value() -> None:
-    (row,) = batch_of([5], [FULL], "q", NAMES).to_pylist()
+    (row,) = rows_of(FULL)
     utc = datetime.UTC
     assert row == {
         "queue": "q",
-        "position": 5,
+        "position": 1,
         "messageId": "ID:1",
         "timestamp": datetime.datetime.fromtimestamp(1_700_000_000.123, utc),
         "key": "k",
@@ -51,6 +93,8 @@ def test_every_column_has_its_value() -> None:
         "text": "hello",
         "body": None,
         "properties": [("a", "1"), ("b", "true"), ("c", None), ("d", "01")],
+        "problem": None,
+        "_corrupt_record": None,
     }
 
 
@@ -63,20 +107,77 @@ def test_every_column_has_its_value() -> None:
         (BodyKind.MAP, {"a": [1, b"\x02"]}, '{"a": [1, "02"]}', None),
         (BodyKind.STREAM, [1, "x"], '[1, "x"]', None),
         (BodyKind.OBJECT, "ü", '"ü"', None),
+        (BodyKind.OBJECT, {b"\xff": {b"k": [{b"\x00": 1}]}, 5: None}, '{"ff": {"6b": [{"00": 1}]}, "5": null}', None),
     ],
 )
 def test_each_kind_of_body(kind: BodyKind, body: object, text: str | None, data: bytes | None) -> None:
-    (row,) = batch_of([1], [Envelope(Destination("q"), kind, body)], "q", ["bodyType", "text", "body"]).to_pylist()
-    assert row == {"bodyType": kind.name.lower(), "text": text, "body": data}
+    columns = ["bodyType", "text", "body", "problem"]
+    (row,) = rows_of(Envelope(Destination("q"), kind, body), columns=columns)
+    assert row == {"bodyType": kind.name.lower(), "text": text, "body": data, "problem": None}
 
 
-def test_a_message_that_cannot_be_decoded_is_a_row_with_its_payload() -> None:
-    good = decoded(RangeMessage(1, 0, pack(FULL), {"why": "dead"}))
-    bad = decoded(RangeMessage(2, 0, b"\xdcjunk", None))
-    rows = batch_of([1, 2], [good, bad], "q", ["bodyType", "body", "type"]).to_pylist()
-    assert rows[1] == {"bodyType": "undecodable", "body": b"\xdcjunk", "type": None}
-    assert good.properties is not None
-    assert good.properties["why"] == "dead"
+def test_a_message_that_cannot_be_decoded_is_a_row_with_its_payload_and_the_reason() -> None:
+    good, bad = RangeMessage(1, 0, pack(FULL), {"why": "dead"}), RangeMessage(2, 0, b"\xdcjunk", None)
+    first, second = batch_of(decoded([good, bad]), "q", NAMES).to_pylist()
+    assert ("why", "dead") in first["properties"]
+    assert (first["problem"], first["_corrupt_record"]) == (None, None)
+    assert "cannot be decoded: not a packed envelope" in second.pop("problem")
+    assert second == {
+        **dict.fromkeys(NAMES[:-2]),
+        "queue": "q",
+        "position": 2,
+        "bodyType": "undecodable",
+        "_corrupt_record": b"\xdcjunk",
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "fields"),
+    [
+        ("timestamp", {"sent_at_ms": LAST_INSTANT_MS + 1}),
+        ("timestamp", {"sent_at_ms": FIRST_INSTANT_MS - 1}),
+        ("timestamp", {"sent_at_ms": 2**63 - 1}),
+        ("expiration", {"expires_at_ms": 2**62}),
+        ("expiration", {"expires_at_ms": 2**64}),
+        ("priority", {"priority": 2**40}),
+        ("priority", {"priority": "high"}),
+        ("text", {"body": 5}),
+        ("text", {"body": "\ud800"}),
+        ("text", {"body_kind": BodyKind.OBJECT, "body": {b"\x01": 1, "01": 2}}),
+        ("body", {"body_kind": BodyKind.BYTES, "body": [1]}),
+        ("properties", {"properties": [1, 2]}),
+        ("properties", {"properties": {1: "a", "1": "b"}}),
+        ("properties", {"properties": {"\ud800": "a"}}),
+        ("messageId", {"message_id": 7}),
+        ("key", {"group_id": ["k"]}),
+    ],
+)
+def test_what_a_column_cannot_show_is_null_and_the_rest_of_the_message_is_there(
+    column: str, fields: dict[str, Any]
+) -> None:
+    before, row, after = rows_of(FULL, FULL._replace(**fields), FULL)
+    assert row[column] is None
+    assert row["problem"].startswith(f"{column}: ")
+    assert row["_corrupt_record"] == b"1"
+    kept = [name for name in NAMES[:-2] if name not in (column, "position", "text", "body", "bodyType")]
+    assert {name: row[name] for name in kept} == {name: before[name] for name in kept}
+    assert before == {**after, "position": 1}
+    assert before["problem"] is None
+
+
+def test_the_first_and_the_last_instant_of_spark_are_shown() -> None:
+    first, last = rows_of(
+        FULL._replace(sent_at_ms=FIRST_INSTANT_MS, expires_at_ms=1),
+        FULL._replace(sent_at_ms=LAST_INSTANT_MS, expires_at_ms=LAST_INSTANT_MS),
+    )
+    assert first["timestamp"] == datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
+    assert last["expiration"] == datetime.datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=datetime.UTC)
+    assert (first["problem"], last["problem"]) == (None, None)
+
+
+def test_several_problems_of_a_row_are_told_together() -> None:
+    (row,) = rows_of(FULL._replace(sent_at_ms=2**60, properties=7))
+    assert [part.split(":")[0] for part in row["problem"].split("; ")] == ["timestamp", "properties"]
 
 
 def test_a_users_schema_selects_columns_and_wrong_ones_are_named() -> None:
@@ -85,15 +186,50 @@ def test_a_users_schema_selects_columns_and_wrong_ones_are_named() -> None:
         projection(StructType([StructField("offset", StringType())]))
     with pytest.raises(ValueError, match="'position' has the type bigint, not int"):
         projection(StructType([StructField("position", IntegerType())]))
+    strict = MapType(StringType(), StringType(), valueContainsNull=False)
+    with pytest.raises(ValueError, match="not map<string,string> without null values"):
+        projection(StructType([StructField("properties", strict)]))
 
 
 def test_what_cannot_be_written_is_named_all_at_once() -> None:
     schema = StructType([StructField("nonsense", StringType()), StructField("priority", StringType())])
     with pytest.raises(ValueError, match=r"unknown column 'nonsense'; column 'priority' .*; no column 'value'"):
         check_sink_schema(schema)
+    value = StructField("value", StringType())
     with pytest.raises(ValueError, match="'value' beside 'text'"):
-        check_sink_schema(StructType([StructField("value", StringType()), StructField("text", StringType())]))
+        check_sink_schema(StructType([value, StructField("text", StringType())]))
+    with pytest.raises(ValueError, match="2 columns 'value'"):
+        check_sink_schema(StructType([value, value]))
     check_sink_schema(SCHEMA)  # what was read can be written
+
+
+def test_maps_of_strings_to_what_a_property_can_be_are_properties() -> None:
+    value = StructField("value", StringType())
+    for kind in (StringType(), BooleanType(), IntegerType(), LongType()):
+        for nulls in (True, False):
+            field = StructField("properties", MapType(StringType(), kind, valueContainsNull=nulls), nullable=nulls)
+            check_sink_schema(StructType([value, field]))
+    for wrong in (MapType(IntegerType(), StringType()), MapType(StringType(), DateType()), StringType()):
+        with pytest.raises(ValueError, match=r"'properties' cannot be of type .*map of strings to strings, booleans"):
+            check_sink_schema(StructType([value, StructField("properties", wrong)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (pa.string(), "1"),
+        (pa.bool_(), True),
+        (pa.int8(), -1),
+        (pa.int64(), 2**63 - 1),
+        (pa.float32(), 0.5),
+        (pa.float64(), 0.1),
+    ],
+)
+def test_a_property_has_the_type_that_its_map_has(kind: pa.DataType, given: object) -> None:
+    rows = [{"value": "x", "properties": [("n", given), ("nothing", None)]}]
+    (envelope,) = written(rows, value=pa.string(), properties=pa.map_(pa.string(), kind))
+    assert envelope.properties == {"n": given, "nothing": None}
+    assert type((envelope.properties or {})["n"]) is type(given)
 
 
 def test_rows_become_messages() -> None:
@@ -110,11 +246,11 @@ def test_rows_become_messages() -> None:
                 ("body", pa.binary()),
                 ("priority", pa.int32()),
                 ("expiration", pa.timestamp("us", tz="Europe/Berlin")),
-                ("properties", pa.map_(pa.string(), pa.string())),
+                ("properties", STRINGS),
             ]
         ),
     )
-    first, second, third = envelopes_of(batch, Destination("out"), 3, 60.0)
+    first, second, third = envelopes_of(batch, OUT, 3, 60.0)
     assert (first.body_kind, first.body, first.priority, first.properties) == (BodyKind.TEXT, "a", 9, {"x": "1"})
     assert first.expires_at_ms == int(expiration.timestamp() * 1000)
     assert (second.body_kind, second.body, second.priority) == (BodyKind.BYTES, b"b", 3)
@@ -123,7 +259,76 @@ def test_rows_become_messages() -> None:
     assert len({first.message_id, second.message_id, third.message_id}) == 3
 
 
-def test_a_priority_out_of_range_is_an_error() -> None:
-    batch = pa.RecordBatch.from_pylist([{"value": "a", "priority": 10}])
-    with pytest.raises(ValueError, match="priority 10"):
-        list(envelopes_of(batch, Destination("out"), 4, None))
+@pytest.mark.parametrize(
+    "zone",
+    [
+        "GMT+8",
+        "+08:00",
+        "Etc/GMT-8",
+        "America/Los_Angeles",
+        "UTC",
+        "Z",
+        "UTC+3",
+        "UT+01",
+        "PST",
+        "GMT+08:00:30",
+        "no zone",
+    ],
+)
+def test_an_instant_is_the_same_in_every_time_zone_that_a_session_may_have(zone: str) -> None:
+    micros = [1_893_456_000_000_001, None, 1_000, 1]
+    column = pa.array(micros, pa.timestamp("us", tz=zone))
+    batch = pa.RecordBatch.from_arrays([pa.array(["x"] * 4), column], ["value", "expiration"])
+    found = [envelope.expires_at_ms for envelope in envelopes_of(batch, OUT, 4, None)]
+    assert found == [1_893_456_000_001, None, 1, 1]
+
+
+def test_what_could_not_be_decoded_is_written_as_it_was_stored() -> None:
+    batch = batch_of(decoded([RangeMessage(1, 0, b"\xdcjunk", None)]), "q", NAMES)
+    (envelope,) = envelopes_of(batch, OUT, 4, None)
+    assert (envelope.body_kind, envelope.body, envelope.priority) == (BodyKind.BYTES, b"\xdcjunk", 4)
+    shown = batch_of(Readable([1], [Envelope(Destination("q"), sent_at_ms=2**60)], [b"raw"]), "q", NAMES)
+    (empty,) = envelopes_of(shown, OUT, 4, None)
+    assert (empty.body_kind, empty.body) == (BodyKind.NONE, None)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "values", "text"),
+    [
+        ("priority", pa.int32(), [4, 10], "row 12: column 'priority' has the value 10: it is not from 0 to 9"),
+        ("priority", pa.int64(), [None, -(2**63)], "row 12: column 'priority' has the value -9223372036854775808: "),
+        (
+            "expiration",
+            pa.timestamp("us", tz="GMT+8"),
+            [None, -2_208_988_800_000_000],
+            "row 12: column 'expiration' has the value '1900-01-01 0:00:00 UTC': it is not after 1970-01-01",
+        ),
+        ("expiration", pa.timestamp("us", tz="UTC"), [-(2**63)], "row 11: column 'expiration' has the value '-92233"),
+        ("expiration", pa.timestamp("us", tz="UTC"), [0], "row 11: column 'expiration' has the value '1970-01-01 0:00"),
+    ],
+)
+def test_a_row_that_cannot_be_a_message_is_named_with_column_and_value(
+    column: str, kind: pa.DataType, values: list[Any], text: str
+) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array(["x"] * len(values)), pa.array(values, kind)], ["value", column])
+    with pytest.raises(RowError) as caught:
+        list(envelopes_of(batch, OUT, 4, None, first_row=10))
+    assert str(caught.value).startswith(text)
+
+
+def test_text_that_is_none_is_named() -> None:
+    column = pa.array([b"good", None, b"b\xe4d"], pa.binary()).view(pa.string())
+    batch = pa.RecordBatch.from_arrays([column], ["value"])
+    with pytest.raises(
+        RowError, match=r"row 3: column 'value' has the value 62e464 \(hexadecimal\): .* not valid UTF-8"
+    ):
+        list(envelopes_of(batch, OUT, 4, None))
+
+
+def test_the_largest_cell_of_a_row_is_found() -> None:
+    batch = pa.RecordBatch.from_pylist(
+        [{"key": "kkkk", "body": None, "text": "t"}, {"key": None, "body": b"b" * 9, "text": None}],
+        schema=pa.schema([("key", pa.string()), ("body", pa.binary()), ("text", pa.string())]),
+    )
+    assert largest_cell(batch, 0) == ("key", "kkkk")
+    assert largest_cell(batch, 1) == ("body", b"b" * 9)
