@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 
@@ -10,12 +11,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker_adapter import Destination, DestinationKind, Envelope
-from sdk import Connection, ConnectionLostException, Message, OperationTimedOutException
+from sdk import Connection, ConnectionLostException, InvalidDestinationException, Message, OperationTimedOutException
 from sdk.range_reader import Bounds, RangeReader
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.offsets import split
 from spark_connector.options import SourceOptions
 from spark_connector.rows import Readable, batch_of, decoded
+
+_log = logging.getLogger(__name__)
 
 #: Messages that one batch of a browser has.
 _BROWSED = 1000
@@ -23,11 +26,12 @@ _BROWSED = 1000
 
 @attrs.frozen
 class RangePartition(InputPartition):
-    """What one task reads: positions [first, last] of one incarnation of the queue."""
+    """What one task reads: positions [first, last] of one incarnation of the queue, seen in one run of the broker."""
 
     options: SourceOptions
     columns: tuple[str, ...]
     incarnation: str
+    run: str
     first: int
     last: int
 
@@ -62,20 +66,20 @@ def range_reader(connection: Connection, options: SourceOptions) -> RangeReader:
     return RangeReader(connection, source_of(options), options.subscription, options.client_id)
 
 
-def bounds_of(connection: Connection, options: SourceOptions) -> Bounds:
-    """What is there; a subscription that is missing is made."""
+def bounds_of(connection: Connection, options: SourceOptions, run: str | None = None) -> Bounds:
+    """What is there, and what of a run of the broker is still valid; a subscription that is missing is made."""
     if options.topic is not None and options.subscription is not None and options.client_id is None:
         with connection.create_session() as session:
             session.create_shared_durable_consumer(source_of(options), options.subscription).close()
-    return range_reader(connection, options).bounds()
+    return range_reader(connection, options).bounds(run)
 
 
 def partitions_of(
-    options: SourceOptions, columns: tuple[str, ...], incarnation: str, first: int, end: int
+    options: SourceOptions, columns: tuple[str, ...], incarnation: str, run: str, first: int, end: int
 ) -> list[InputPartition]:
     """Tasks for the positions [first, end)."""
     return [
-        RangePartition(options, columns, incarnation, low, high)
+        RangePartition(options, columns, incarnation, run, low, high)
         for low, high in split(first, end, options.max_messages_per_partition)
     ]
 
@@ -84,19 +88,27 @@ def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
     """The messages of a range as Arrow batches; goes on where it was if the connection is lost.
 
     Raises:
-        JMSException: the broker stayed away for longer than ``retrySeconds``, or the queue is gone.
+        InvalidDestinationException: the queue is gone, or its positions are those of other messages now; not with
+            ``failOnDataLoss=false``.
+        JMSException: the broker stayed away for longer than ``retrySeconds``.
     """
     options = partition.options
     source = source_of(options).name
+    run = partition.run or None
     position = partition.first
     failing_since: float | None = None
     while position <= partition.last:
         try:
             reader = range_reader(connection_for(options), options)
-            for messages in reader.read(position, partition.last, partition.incarnation, options.fetch_bytes):
+            for messages in reader.read(position, partition.last, partition.incarnation, options.fetch_bytes, run):
                 yield batch_of(decoded(messages), source, partition.columns)
                 position = messages[-1].position + 1
                 failing_since = None
+            return
+        except InvalidDestinationException as error:
+            if options.fail_on_data_loss:
+                raise
+            _log.warning("positions %d to %d of %r are lost: %s", position, partition.last, source, error)
             return
         except (ConnectionLostException, OperationTimedOutException):
             drop_connection(options)
@@ -166,7 +178,7 @@ class JmsBatchReader(DataSourceReader):
                     raise ValueError("only a Holdfast broker's subscriptions can be read; read a queue")
                 return [BrowsePartition(options, self._columns)]
             bounds = bounds_of(connection, options)
-            return partitions_of(options, self._columns, bounds.incarnation, bounds.first, bounds.next)
+            return partitions_of(options, self._columns, bounds.incarnation, bounds.run, bounds.first, bounds.next)
 
         return with_retries(options, plan)
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_connector.batch_reader import JmsBatchReader
-from spark_connector.engine_host import Desk, EngineHost, reachable
+from spark_connector.engine_host import Desk, DriverLog, EngineHost, reachable
 from spark_connector.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from spark_connector.rows import SCHEMA, check_sink_schema, projection
 from spark_connector.stream_reader import JmsStreamReader
@@ -46,7 +46,7 @@ class JmsDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         options, columns = self._source(), projection(schema)
-        return JmsStreamReader(reachable(options, self.desk), columns)
+        return JmsStreamReader(reachable(options, self.desk), columns, DriverLog(self.desk))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``."""

@@ -10,6 +10,10 @@ Theory of operation
     Anybody on this machine can connect to the desk.  A caller shows first that it has the key (each side sends a random
     number, and the keyed hash of both numbers), and has a few seconds for that; until then 64 bytes of it are read.
     Callers do not wait for each other, but for engines that are being opened, one at a time.
+
+    The desk takes warnings as well, for the log of the driver's program: what Spark's own Python processes log ends up
+    in the standard error of the JVM, or, with ``spark.sql.pyspark.worker.logging.enabled``, in the log of a session
+    that only the query has.
 """
 
 from __future__ import annotations
@@ -57,6 +61,8 @@ ANSWER_SECONDS = 120.0
 MAX_CALLERS: Final = 200
 #: Connections that the system keeps until they are accepted.
 _BACKLOG: Final = 128
+#: Longest warning, in characters; in JSON none of them has more than twelve bytes.
+_MOST_TEXT: Final = 4000
 
 
 class Desk(NamedTuple):
@@ -156,6 +162,9 @@ class EngineHost:
         return request
 
     async def _answer(self, request: dict[str, str]) -> dict[str, str]:
+        if "warning" in request:
+            _log.warning("%s", request["warning"])
+            return {}
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._opener, self._address, request["url"])
 
@@ -243,3 +252,28 @@ def _received(asking: socket.socket, size: int, deadline: float) -> bytes:
             raise PermissionError("the driver's desk has turned this process away, which has not its key")
         data += more
     return data
+
+
+@attrs.frozen
+class DriverLog:
+    """The log of the driver's program, for Spark's processes on the driver's machine.
+
+    Args:
+        desk: of the driver; None: the log is that of this process.
+    """
+
+    desk: Desk | None = None
+
+    def __reduce__(self) -> tuple[type[DriverLog], tuple[()]]:
+        # What goes to the executors has no use for the desk, and no business with its key.
+        return DriverLog, ()
+
+    def warning(self, text: str) -> None:
+        """Log a warning.  Never raises."""
+        if self.desk is not None:
+            try:
+                _ask(self.desk, {"warning": text[:_MOST_TEXT]})
+                return
+            except (OSError, EOFError, ValueError) as error:
+                _log.debug("the desk of the driver takes no warning: %s", error)
+        _log.warning("%s", text)

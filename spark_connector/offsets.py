@@ -1,6 +1,16 @@
 """Offsets of a stream: pure arithmetic on positions.
 
 Spark compares offsets as JSON text, so an offset has one form only: its keys in order.
+
+Theory of operation
+    An offset says what was read: the positions from ``base`` to below ``next``, and where they meant what: in which
+    incarnation of the queue, and in which run of the broker.  The broker tells which positions of that run are still
+    those of the same messages.  Where it is not all that were read, the broker's store was replaced by an older copy,
+    and there are messages at such positions that nobody has read.
+
+    A query that is to go on all the same begins again with what is there.  That is an offset of its own, with nothing
+    between ``base`` and ``next``: Spark logs it as a batch without rows, so it holds over restarts as well.  Only
+    positions from ``base`` on are ever settled.
 """
 
 from __future__ import annotations
@@ -9,42 +19,99 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from sdk.range_reader import Bounds
+
 
 class Offset(NamedTuple):
-    """All positions below ``next`` of this incarnation of a queue are read."""
+    """The positions from ``base`` to below ``next`` of this incarnation of a queue are read."""
 
+    base: int
     incarnation: str
     next: int
+    run: str  #: of the broker, in which they were seen; empty: not known
 
     def to_json(self) -> dict[str, Any]:
         """As Spark keeps it."""
-        return {"incarnation": self.incarnation, "next": self.next}
+        return self._asdict()
 
 
 def offset_from(fields: Mapping[str, Any]) -> Offset:
-    """The offset that Spark kept.
+    """The offset that Spark kept; what earlier versions wrote has no base and no run.
 
     Raises:
         ValueError: it is none of ours.
     """
+    base, run = fields.get("base", 0), fields.get("run", "")
     incarnation, position = fields.get("incarnation"), fields.get("next")
-    if not isinstance(incarnation, str) or type(position) is not int:
+    if (
+        not isinstance(incarnation, str)
+        or not isinstance(run, str)
+        or type(position) is not int
+        or type(base) is not int
+        or base > position
+    ):
         raise ValueError(f"{dict(fields)!r} is not an offset of this source; was the checkpoint made by another one?")
-    return Offset(incarnation, position)
+    return Offset(base, incarnation, position, run)
 
 
-def latest(start: Offset, first: int, head: int, most: int | None) -> Offset:
+def beginning(bounds: Bounds) -> Offset:
+    """Where a query begins: at the oldest message that is there."""
+    return Offset(bounds.first, bounds.incarnation, bounds.first, bounds.run)
+
+
+def latest(start: Offset, bounds: Bounds, head: int, most: int | None) -> Offset:
     """How far a batch goes.
 
     Args:
         start: where it begins.
-        first: the lowest position that the queue has.
-        head: the next position that the queue will give.
+        bounds: what the queue has.
+        head: the next position that the queue will give, or an earlier one that is not to be passed.
         most: most positions of the batch; None: no limit.
     """
-    begin = max(start.next, first)
+    begin = max(start.next, bounds.first)
     end = head if most is None else min(head, begin + most)
-    return start._replace(next=max(end, start.next))
+    return start if end <= start.next else start._replace(next=end, run=bounds.run)
+
+
+def span(start: Offset, end: Offset) -> tuple[int, int]:
+    """The positions [first, stop) of the batch between two offsets; none where they meet or cross."""
+    return max(start.next, end.base) if start.incarnation == end.incarnation else end.base, end.next
+
+
+class Loss(NamedTuple):
+    """Why a queue does not have what follows an offset."""
+
+    reason: str
+    restart: bool  #: whether its positions mean nothing any more
+
+
+def lost(first: int, offset: Offset, bounds: Bounds) -> Loss | None:
+    """What is lost between an offset and the queue.
+
+    Args:
+        first: the position from which on messages are wanted.
+        offset: up to which they were read, or are going to be.
+        bounds: what the queue has, asked for with the offset's run.
+    """
+    if bounds.incarnation != offset.incarnation:
+        return Loss(
+            f"the queue was deleted and made again since the checkpoint was written (it was {offset.incarnation!r}, and"
+            f" is {bounds.incarnation!r} now)",
+            True,
+        )
+    if offset.next > bounds.kept:
+        return Loss(
+            f"the broker's store was replaced by an older copy: the checkpoint has the positions below {offset.next},"
+            f" of which the store has those below {bounds.kept} only, and may have given the others once more",
+            True,
+        )
+    if first <= bounds.settled and offset.next > offset.base:
+        return Loss(
+            f"the checkpoint is older than the queue: the positions from {first} to {bounds.settled} were read and"
+            " settled by a query that was ahead of it",
+            False,
+        )
+    return None
 
 
 def split(first: int, end: int, most: int) -> list[tuple[int, int]]:

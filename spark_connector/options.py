@@ -5,6 +5,7 @@ Spark hands options over with lower-case names, so names are compared without th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,6 +53,13 @@ class SourceOptions(ConnectionOptions):
         "maxMessagesPerPartition", 100_000, "messages (positions) that one task reads", least=1
     )
     fetch_bytes: int = _option("fetchBytes", 2 * 1024 * 1024, "bytes of messages fetched at once, about", least=1)
+    fail_on_data_loss: bool = _option(
+        "failOnDataLoss",
+        True,
+        "whether a read fails where messages that follow its checkpoint or its plan are gone (the queue was made again,"
+        " the broker's store replaced by an older copy, the checkpoint is older than the queue); false: go on with what"
+        " is there, and say so in the log",
+    )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.1, "a streaming query asks the broker for news no more often than this", least=0
     )
@@ -143,10 +151,16 @@ def _value(field: Any, text: str) -> Any:
     is_text = "str" in kind
     if "None" in kind and (text == "" or (text.lower() == "none" and not is_text)):
         return None
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{name}={text!r} is neither true nor false")
+        return text.lower() == "true"
     try:
         value: Any = int(text) if "int" in kind else float(text) if "float" in kind else text
     except ValueError as error:
         raise ValueError(f"{name}={text!r} is not a number") from error
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}={text!r} is not a finite number")
     least = field.metadata["least"]
     if least is not None and value < least:
         raise ValueError(f"{name}={text!r} is below the least value, {least}")

@@ -7,6 +7,10 @@ Theory of operation
     nothing stays behind on a quiet queue, or after the last batch of AvailableNow.
 
     A query owns its queue: while it runs nobody else may consume it.  On a topic each query has its own subscription.
+
+    Nothing is settled but what was read: a range of positions, of one incarnation of the queue, as it was seen in one
+    run of the broker (:mod:`offsets`).  The broker checks it as well, since it may be replaced by an older copy of
+    itself at any moment: after ``latestOffset``, in the middle of a task, before ``commit``.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -27,15 +32,25 @@ from pyspark.sql.streaming.datasource import (
 
 from sdk import Connection, InvalidDestinationException, JMSException
 from sdk.range_reader import Bounds
-from spark_connector.batch_reader import RangePartition, bounds_of, partitions_of, range_reader, read_range
+from spark_connector.batch_reader import (
+    RangePartition,
+    bounds_of,
+    partitions_of,
+    range_reader,
+    read_range,
+    source_of,
+)
 from spark_connector.connections import drop_connection, with_retries
-from spark_connector.offsets import Offset, latest, offset_from
+from spark_connector.engine_host import DriverLog
+from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, span
 from spark_connector.options import SourceOptions
 
 _log = logging.getLogger(__name__)
 
 #: How long the broker may be away before a query that waits for news fails, in seconds.
 OFFLINE_TOLERANCE_SECONDS = 600.0
+#: Shortest pause after positions could not be settled: a query that waits for news is asked all the time.
+_SETTLE_PAUSE_SECONDS = 5.0
 
 
 class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,16 +59,23 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Args:
         options: what to read, with a URL that any process can use.
         columns: of the rows.
+        log: takes what is lost.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], log: DriverLog | None = None) -> None:
         self._options = options
         self._columns = columns
+        self._driver_log = log or DriverLog()
         self._bounds: Bounds | None = None
+        self._asked: str | None = None  #: the run that the bounds were asked for with
         self._refreshed = 0.0
         self._offline_since: float | None = None
         self._frozen_head: int | None = None
-        self._settled = 0
+        self._settled: Offset | None = None
+        self._unsettled: Offset | None = None  #: what could not be settled the last time
+        self._settle_after = 0.0
+        self._told: Offset | None = None  #: what was said to be lost
+        self._void: Offset | None = None  #: what means nothing any more
 
     # In the driver.
 
@@ -64,12 +86,11 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: at the oldest message that is there."""
-        bounds = with_retries(self._options, self._look)
-        return Offset(bounds.incarnation, bounds.first).to_json()
+        return beginning(with_retries(self._options, lambda connection: self._look(connection, None))).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further."""
-        self._frozen_head = with_retries(self._options, self._look).next
+        self._frozen_head = with_retries(self._options, lambda connection: self._look(connection, None)).next
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes; settles what is below ``start`` where there is nothing new.
@@ -77,17 +98,18 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Called all the time, so it asks the broker only every ``headRefreshSeconds``.
         """
         begin = offset_from(start)
-        bounds = self._current_bounds()
+        bounds = self._current_bounds(begin.run)
         if bounds is None:
             return start
-        if bounds.incarnation != begin.incarnation:
-            raise InvalidDestinationException(
-                f"the queue was deleted and made again since the checkpoint was written ({begin.incarnation!r}, now"
-                f" {bounds.incarnation!r}): its positions mean nothing now. Start the query with a new checkpoint"
-            )
+        loss = lost(begin.next, begin, bounds)
+        if loss is not None:
+            self._tell(loss, begin)
+            if loss.restart:
+                self._void = begin
+                return beginning(bounds).to_json()
         head = bounds.next if self._frozen_head is None else min(self._frozen_head, bounds.next)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = latest(begin, bounds.first, head, most)
+        end = latest(begin, bounds, head, most)
         if end == begin or bounds.first >= end.next:
             # Nothing new, or only positions that nobody uses any more.
             self._settle(begin)
@@ -96,11 +118,32 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
-        begin, stop = offset_from(start), offset_from(end)
-        first = begin.next
-        if self._bounds is not None and self._bounds.incarnation == begin.incarnation:
-            first = max(first, min(self._bounds.first, stop.next))
-        return partitions_of(self._options, self._columns, stop.incarnation, first, stop.next)
+        goal = offset_from(end)
+        first, stop = span(offset_from(start), goal)
+        if first >= stop:
+            return []
+        bounds = self._current_bounds(goal.run)
+        if bounds is not None:
+            loss = lost(first, goal, bounds)
+            if loss is not None:
+                self._tell(loss, goal)
+                if loss.restart:
+                    return []
+            first = max(first, bounds.first)  # what is below is gone: consumed, or expired
+        return partitions_of(self._options, self._columns, goal.incarnation, goal.run, first, stop)
+
+    def _tell(self, loss: Loss, offset: Offset) -> None:
+        """Raise what is lost, or say it once, as the option ``failOnDataLoss`` wants it."""
+        name = source_of(self._options).name
+        if self._options.fail_on_data_loss:
+            raise InvalidDestinationException(
+                f"data of {name!r} is lost: {loss.reason}. To go on with what is there, set failOnDataLoss=false (and,"
+                " where the query writes with this source, producerId of the sink to a new word if the checkpoint is an"
+                " older one); or start the query with a new checkpoint"
+            )
+        if offset != self._told:
+            self._told = offset
+            self._driver_log.warning(f"going on with what {name!r} has, though data is lost: {loss.reason}")
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done: take it out of the queue."""
@@ -110,26 +153,37 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The query has ended."""
         drop_connection(self._options)
 
-    def _look(self, connection: Connection) -> Bounds:
+    def _look(self, connection: Connection, run: str | None) -> Bounds:
         if not connection.is_holdfast:
             raise ValueError(
                 "streaming needs positions that can be read again, which only a Holdfast broker has; read other brokers"
                 " in batches, or consume them with the SDK"
             )
-        self._bounds = bounds_of(connection, self._options)
+        if self._bounds is None:
+            self._bounds = bounds_of(connection, self._options, run)
+        else:
+            self._bounds = range_reader(connection, self._options).bounds(run)
+        self._asked = run
         self._refreshed = time.monotonic()
         return self._bounds
 
-    def _current_bounds(self) -> Bounds | None:
+    def _current_bounds(self, run: str) -> Bounds | None:
         """What the queue has, not older than ``headRefreshSeconds``; None while the broker is away."""
         now = time.monotonic()
         if self._bounds is not None and now - self._refreshed < self._options.head_refresh_seconds:
-            return self._bounds
+            if run == self._asked:
+                return self._bounds
+            if run == self._bounds.run:
+                return attrs.evolve(self._bounds, kept=self._bounds.next)
+
+        def look(connection: Connection) -> Bounds:
+            return self._look(connection, run)
+
         if self._frozen_head is not None:
             # To answer "nothing new" would end an AvailableNow query before its end.
-            return with_retries(self._options, self._look_again)
+            return with_retries(self._options, look)
         try:
-            bounds = with_retries(self._options, self._look_again, seconds=0)
+            bounds = with_retries(self._options, look, seconds=0)
         except (InvalidDestinationException, ValueError):
             raise
         except JMSException as error:
@@ -143,27 +197,24 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._offline_since = None
         return bounds
 
-    def _look_again(self, connection: Connection) -> Bounds:
-        if self._bounds is None:
-            return self._look(connection)
-        self._bounds = range_reader(connection, self._options).bounds()
-        self._refreshed = time.monotonic()
-        return self._bounds
-
     def _settle(self, offset: Offset) -> None:
-        """Settle below an offset, once; what does not work now is made good by the next one."""
-        if offset.next <= self._settled:
+        """Settle what an offset has read, once; what does not work now is made good by the next one."""
+        now = time.monotonic()
+        if offset in (self._settled, self._void) or offset.next <= offset.base:
+            return
+        if offset == self._unsettled and now < self._settle_after:
             return
         try:
             with_retries(
                 self._options,
                 lambda connection: range_reader(connection, self._options).settle_through(
-                    offset.next - 1, offset.incarnation
+                    offset.next - 1, offset.incarnation, offset.base, offset.run or None
                 ),
                 seconds=1.0,
             )
-            self._settled = offset.next
+            self._settled = offset
         except JMSException as error:
+            self._unsettled, self._settle_after = offset, now + _SETTLE_PAUSE_SECONDS
             _log.warning("positions below %d are not settled yet: %s", offset.next, error)
 
     # In the executors.

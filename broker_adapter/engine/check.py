@@ -636,8 +636,8 @@ class Check:
                 )
         if not self._highest:
             return
-        value = self._tables.get("meta", b"next_message")
-        noted = _number(value)
+        next_message = self._tables.get("meta", b"next_message")
+        noted = _number(next_message)
         if noted <= self._highest:
             yield Finding(
                 "wrong number of the next message",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from sdk import ConnectionFactory, JMSException, JMSSecurityException
 from spark_connector import engine_host
-from spark_connector.engine_host import Desk, EngineHost, reachable
+from spark_connector.engine_host import Desk, DriverLog, EngineHost, reachable
 from spark_connector.options import SourceOptions
 from tests.contracts.transports import eventually
 
@@ -147,3 +148,24 @@ def test_other_urls_stay_as_they_are_and_embedded_ones_need_a_desk() -> None:
         reachable(options("embedded:x"), None)
     with pytest.raises(OSError, match="refused"):
         reachable(options("embedded:x"), Desk(1, b"key"))
+
+
+def test_a_warning_comes_into_the_log_of_the_driver(host: EngineHost, caplog: pytest.LogCaptureFixture) -> None:
+    DriverLog(host.desk).warning("something is lost " + "\N{SMILING FACE WITH SUNGLASSES}" * 10_000)
+    assert "something is lost \N{SMILING FACE WITH SUNGLASSES}" in caplog.text
+    (record,) = caplog.records
+    assert record.threadName == "holdfast-spark-desk"
+
+
+def test_a_warning_that_the_desk_does_not_take_comes_into_the_log_of_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for desk in (None, Desk(1, b"key")):
+        DriverLog(desk).warning("said here")
+    assert [record.getMessage() for record in caplog.records] == ["said here", "said here"]
+
+
+def test_the_key_of_the_desk_does_not_go_to_the_executors(host: EngineHost) -> None:
+    sent = pickle.dumps(DriverLog(host.desk))
+    assert host.desk.key not in sent
+    assert pickle.loads(sent) == DriverLog(None)

@@ -3,33 +3,111 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.offsets import Offset, latest, offset_from, split
+from sdk.range_reader import Bounds
+from spark_connector.offsets import Offset, beginning, latest, lost, offset_from, span, split
+
+
+def bounds(first: int, next_: int, **fields: Any) -> Bounds:
+    return Bounds(
+        **{"incarnation": "a", "run": "r", "kept": next_, "settled": 0, **fields, "first": first, "next": next_}
+    )
 
 
 def test_an_offset_has_one_form_only() -> None:
-    offset = Offset("a-1", 7)
-    assert json.dumps(offset.to_json()) == '{"incarnation": "a-1", "next": 7}'
-    assert offset_from({"next": 7, "incarnation": "a-1"}) == offset
+    offset = Offset(3, "a-1", 7, "r")
+    assert json.dumps(offset.to_json()) == '{"base": 3, "incarnation": "a-1", "next": 7, "run": "r"}'
+    assert list(offset.to_json()) == sorted(offset.to_json())
+    assert offset_from({"run": "r", "next": 7, "incarnation": "a-1", "base": 3}) == offset
 
 
-@pytest.mark.parametrize("fields", [{}, {"next": 1}, {"incarnation": "a", "next": "1"}, {"incarnation": 1, "next": 1}])
+def test_an_offset_of_an_earlier_version_is_taken() -> None:
+    assert offset_from({"next": 7, "incarnation": "a-1"}) == Offset(0, "a-1", 7, "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"next": 1},
+        {"incarnation": "a", "next": "1"},
+        {"incarnation": 1, "next": 1},
+        {"incarnation": "a", "next": True},
+        {"incarnation": "a", "next": 1, "base": 2},
+        {"incarnation": "a", "next": 1, "run": None},
+    ],
+)
 def test_another_sources_offset_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not an offset of this source"):
         offset_from(fields)
 
 
 def test_a_batch_goes_to_the_head_or_to_its_limit() -> None:
-    start = Offset("a", 10)
-    assert latest(start, 10, 25, None).next == 25
-    assert latest(start, 10, 25, 5).next == 15
-    assert latest(start, 20, 25, 5).next == 25  # what is gone below does not count
-    assert latest(start, 10, 10, 5) == start
-    assert latest(start, 3, 5, None) == start  # never backwards
+    start = Offset(1, "a", 10, "q")
+    assert latest(start, bounds(10, 25), 25, None) == Offset(1, "a", 25, "r")
+    assert latest(start, bounds(10, 25), 25, 5).next == 15
+    assert latest(start, bounds(20, 25), 25, 5).next == 25  # what is gone below does not count
+    assert latest(start, bounds(10, 25), 20, None).next == 20  # a frozen head
+    assert latest(start, bounds(10, 10), 10, 5) == start
+    assert latest(start, bounds(3, 5), 5, None) == start  # never backwards
+
+
+def test_the_batch_between_two_offsets_is_what_the_second_adds_to_the_first() -> None:
+    begin, end = Offset(1, "a", 10, "r"), Offset(1, "a", 25, "s")
+    assert span(begin, end) == (10, 25)
+    assert span(Offset(3, "a", 3, "r"), Offset(5, "a", 25, "r")) == (5, 25)  # asked again where to begin
+    assert span(Offset(30, "a", 30, "r"), end) == (30, 25)  # what was planned is gone: nothing
+    assert span(Offset(1, "b", 99, "r"), Offset(1, "a", 25, "r")) == (1, 25)
+
+
+def test_to_begin_again_is_a_batch_without_rows_and_the_next_one_has_what_is_there() -> None:
+    before = Offset(1, "a", 100, "old")
+    again = beginning(bounds(4, 60))
+    assert again == Offset(4, "a", 4, "r")
+    first, stop = span(before, again)
+    assert first >= stop
+    assert span(again, latest(again, bounds(4, 60), 60, None)) == (4, 60)
+
+
+def test_what_is_lost_is_told_apart() -> None:
+    offset = Offset(1, "a", 10, "r")
+    assert lost(10, offset, bounds(10, 10)) is None
+    assert lost(10, offset, bounds(20, 30, settled=9)) is None  # consumed, or expired
+    made_again = lost(10, offset, bounds(1, 99, incarnation="b"))
+    assert made_again is not None
+    assert ("deleted and made again" in made_again.reason, made_again.restart) == (True, True)
+    for replaced in (lost(10, offset, bounds(1, 5, kept=5)), lost(10, offset, bounds(1, 50, kept=9))):
+        assert replaced is not None
+        assert ("older copy" in replaced.reason, replaced.restart) == (True, True)
+    older = lost(10, offset, bounds(20, 30, settled=19))
+    assert older is not None
+    assert ("from 10 to 19" in older.reason, older.restart) == (True, False)
+    assert lost(10, Offset(10, "a", 10, "r"), bounds(10, 30, settled=19)) is None  # nothing was read yet
+
+
+@given(
+    positions=st.lists(st.integers(1, 200), min_size=3, max_size=3).map(sorted),
+    kept=st.integers(1, 200),
+    most=st.none() | st.integers(1, 50),
+)
+def test_nothing_is_settled_that_was_not_read(positions: list[int], kept: int, most: int | None) -> None:
+    """Whatever the broker has become: what an offset settles was in the batches that lead to it, or is kept."""
+    first, read, head = positions
+    offset = Offset(1, "a", read, "old")
+    there = bounds(first, head, kept=min(kept, head))
+    loss = lost(offset.next, offset, there)
+    batches = set(range(offset.base, offset.next))
+    if loss is None:
+        assert offset.next <= there.kept
+    else:
+        offset, batches = beginning(there), set()
+    end = latest(offset, there, head, most)
+    assert set(range(end.base, end.next)) <= batches | set(range(*span(offset, end)))
 
 
 @given(first=st.integers(0, 10**6), size=st.integers(-5, 5_000), most=st.integers(1, 6_000))

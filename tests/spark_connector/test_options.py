@@ -16,6 +16,12 @@ def test_no_limit_is_written_as_none() -> None:
     assert parse_source({"url": "u", "queue": "q", "maxMessagesPerTrigger": "none"}).max_messages_per_trigger is None
 
 
+def test_data_loss_is_an_error_unless_it_is_said_that_it_is_none() -> None:
+    assert parse_source({"url": "u", "queue": "q"}).fail_on_data_loss is True
+    assert parse_source({"url": "u", "queue": "q", "failOnDataLoss": "False"}).fail_on_data_loss is False
+    assert parse_source({"url": "u", "queue": "q", "failondataloss": "true"}).fail_on_data_loss is True
+
+
 def test_the_path_names_the_queue() -> None:
     assert parse_source({"url": "u", "path": "orders"}).queue == "orders"
     assert parse_sink({"url": "u", "path": "orders", "checkpointlocation": "x", "queryname": "y"}).queue == "orders"
@@ -38,6 +44,8 @@ def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
         ({"url": "u", "queue": "q", "subscription": "s"}, "give both"),
         ({"url": "u", "queue": "q", "fetchBytes": "many"}, "fetchBytes='many' is not a number"),
         ({"url": "u", "queue": "q", "maxMessagesPerTrigger": "0"}, "below the least value, 1"),
+        ({"url": "u", "queue": "q", "failOnDataLoss": "no"}, "failOnDataLoss='no' is neither true nor false"),
+        ({"url": "u", "queue": "q", "retrySeconds": "nan"}, "retrySeconds='nan' is not a finite number"),
     ],
 )
 def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: str) -> None:
@@ -51,6 +59,7 @@ def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: s
         ({"url": "u", "topic": "t"}, "at least once only"),
         ({"url": "u", "queue": "q", "deliveryGuarantee": "maybe"}, "neither exactly_once nor at_least_once"),
         ({"url": "u", "queue": "q", "priority": "10"}, "not from 0 to 9"),
+        ({"url": "u", "queue": "q", "timeToLive": "inf"}, "timeToLive='inf' is not a finite number"),
     ],
 )
 def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str) -> None:
