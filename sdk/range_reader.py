@@ -14,13 +14,22 @@ from typing import Any
 
 import attrs
 
-from broker_adapter import Destination, Envelope, annotated, decode_payload, pack
+from broker_adapter import (
+    Destination,
+    Envelope,
+    MessageFormatException,
+    ResourceAllocationException,
+    annotated,
+    decode_payload,
+    pack,
+)
 from sdk.connection import Connection
 
 #: Bytes of messages that one answer of the broker brings, about.
 CHUNK_BYTES = 2 * 1024 * 1024
-#: Bytes of messages that one request stages, about.
+#: Most bytes of messages that one request stages, unless one message has more.
 STAGE_BYTES = 2 * 1024 * 1024
+_TOO_LARGE = "amqp:link:message-size-exceeded"
 
 
 @attrs.frozen
@@ -198,11 +207,17 @@ class StagedTransaction:
         self._queue = queue
         self._written = 0
         self._waiting: list[bytes] = []
+        self._part_bytes = STAGE_BYTES
 
     @property
     def written(self) -> int:
         """Messages so far."""
         return self._written + len(self._waiting)
+
+    @property
+    def answered(self) -> int:
+        """Messages that the broker has on its disk; the next one is that of a failed ``flush``."""
+        return self._written
 
     def move_to(self, connection: Connection) -> None:
         """Go on over another connection to the same broker."""
@@ -220,30 +235,40 @@ class StagedTransaction:
         """Send what has gathered; it is on the broker's disk when this returns.
 
         Raises:
-            ResourceAllocationException: a limit of the broker.
+            MessageFormatException: the next message is larger than a request may be.
+            ResourceAllocationException: a limit of the broker; with the code ``amqp:link:message-size-exceeded`` that
+                of the size of the next message.
             ConnectionLostException, OperationTimedOutException: may be called again.
         """
         while self._waiting:
             messages = self._next_part()
-            self._connection.request(
-                "stage",
-                {
-                    "transaction": self._name,
-                    "queue": self._queue.name,
-                    "first": self._written,
-                    "messages": messages,
-                },
-            )
+            try:
+                self._connection.request(
+                    "stage",
+                    {
+                        "transaction": self._name,
+                        "queue": self._queue.name,
+                        "first": self._written,
+                        "messages": messages,
+                    },
+                )
+            except (MessageFormatException, ResourceAllocationException) as error:
+                is_size = isinstance(error, MessageFormatException) or error.error_code == _TOO_LARGE
+                if not is_size or len(messages) == 1:
+                    raise
+                # The broker may take less at once than we send; and of several, one is to be named in the end.
+                self._part_bytes = sum(map(len, messages)) // 2
+                continue
             self._written += len(messages)
             del self._waiting[: len(messages)]
 
     def _next_part(self) -> list[bytes]:
-        """Messages of about ``STAGE_BYTES``, at least one."""
+        """Messages up to a size, at least one."""
         size = 0
         for number, payload in enumerate(self._waiting):
             size += len(payload)
-            if size >= STAGE_BYTES:
-                return self._waiting[: number + 1]
+            if size > self._part_bytes:
+                return self._waiting[: max(number, 1)]
         return list(self._waiting)
 
 
@@ -284,16 +309,23 @@ def published(connection: Connection, group: str) -> int | None:
     return last
 
 
-def discard(connection: Connection, transactions: Sequence[str] = (), prefixes: Sequence[str] = ()) -> int:
+def discard(
+    connection: Connection,
+    transactions: Sequence[str] = (),
+    prefixes: Sequence[str] = (),
+    timeout: float | None = None,
+) -> int:
     """Drop staged transactions that are not published.
 
     Args:
         connection: to a Holdfast broker.
         transactions: their names.
         prefixes: what the names of further ones begin with.
+        timeout: longest wait in seconds; None: ``request_timeout_seconds`` of the URL.
 
     Returns:
         How many there were.
     """
-    dropped: int = connection.request("discard", {"transactions": list(transactions), "prefixes": list(prefixes)})
+    names = {"transactions": list(transactions), "prefixes": list(prefixes)}
+    dropped: int = connection.request("discard", names, timeout)
     return dropped

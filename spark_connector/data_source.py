@@ -27,6 +27,8 @@ class JmsDataSource(DataSource):
     """Queues and topics as DataFrames: format ``jms``."""
 
     desk: ClassVar[Desk | None] = None
+    #: Whether Spark may run two attempts of a task at once (``spark.speculation``).
+    speculation: ClassVar[bool] = True
 
     @classmethod
     def name(cls) -> str:
@@ -50,11 +52,14 @@ class JmsDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``."""
-        return JmsBatchWriter(self._sink(schema, overwrite))
+        options = self._sink(schema, overwrite)
+        if options.producer_id is not None:
+            raise ValueError("producerId is for streaming queries: a batch job writes anew each time it runs")
+        return JmsBatchWriter(options, self.speculation)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``."""
-        return JmsStreamWriter(self._sink(schema, overwrite))
+        return JmsStreamWriter(self._sink(schema, overwrite), self.speculation, DriverLog(self.desk))
 
     def _source(self) -> SourceOptions:
         return parse_source(dict(self.options))
@@ -85,10 +90,12 @@ def register(spark: SparkSession) -> None:
         if _host is None:
             _host = EngineHost()
         found = _host.desk
+    speculative = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
 
     class RegisteredJmsDataSource(JmsDataSource):
         # Made here, so that Spark carries the class by value, with where the desk is.
         desk: ClassVar[Desk | None] = found
+        speculation: ClassVar[bool] = speculative
 
     spark.dataSource.register(RegisteredJmsDataSource)
 

@@ -76,6 +76,12 @@ class SinkOptions(ConnectionOptions):
         EXACTLY_ONCE,
         "exactly_once (staged transactions, needs a Holdfast broker and a queue) or at_least_once (any broker)",
     )
+    producer_id: str | None = _option(
+        "producerId",
+        None,
+        "a streaming query writes each batch to a queue once for each value of this; a new one has the batches of an"
+        " older or copied checkpoint written once more",
+    )
     priority: int = _option("priority", 4, "of messages whose row has no priority, 0 to 9", least=0)
     time_to_live: float | None = _option(
         "timeToLive", None, "seconds until messages expire whose row has no expiration; none: never", least=0.001
@@ -111,6 +117,8 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         raise ValueError(
             "a topic can be written to at least once only: say deliveryGuarantee=at_least_once, or write to a queue"
         )
+    if parsed.producer_id is not None and parsed.guarantee != EXACTLY_ONCE:
+        raise ValueError("producerId says which batches are written once; with at_least_once none is")
     if not 0 <= parsed.priority <= 9:
         raise ValueError(f"priority={parsed.priority} is not from 0 to 9")
     return parsed

@@ -2,9 +2,14 @@
 
 Theory of operation
     Each attempt of a task writes a staged transaction of its own, which nobody sees.  The driver's ``commit`` gets the
-    attempts that count, and publishes them in one atomic call under (query, batch); a batch that was published before
-    is dropped as a whole.  Other attempts are never named, and expire.  Row numbers would not do as identities: a
-    shuffle may give a retried task its rows in another order.
+    attempts that count, and publishes them in one atomic call under (group, batch); a batch that was published before
+    is dropped as a whole, which the driver says in its log.  Row numbers would not do as identities: a shuffle may give
+    a retried task its rows in another order.
+
+    What is staged by attempts that do not count is dropped as soon as that is known: by the attempt itself where it
+    fails, by the next attempt of the task where it was killed, with the batch when that is published or aborted, and by
+    the broker when a newer batch of the query begins.  With speculation two attempts of a task run at once, and either
+    may count: then no attempt drops another's.
 """
 
 from __future__ import annotations
@@ -20,17 +25,23 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from broker_adapter import Destination, DestinationKind, Envelope
-from sdk import AcknowledgeMode, Connection, JMSException
+from sdk import AcknowledgeMode, Connection, JMSException, MessageFormatException, ResourceAllocationException
 from sdk.message import message_of
-from sdk.range_reader import StagedTransaction, discard, publish
+from sdk.range_reader import StagedTransaction, discard, publish, published
+from spark_connector.batches import Attempt, all_of_batch, earlier_attempts, group_of, transaction_of
 from spark_connector.connections import connection_for, drop_connection, with_retries
+from spark_connector.engine_host import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
-from spark_connector.rows import envelopes_of
+from spark_connector.rows import RowError, envelopes_of, largest_cell
 
 _log = logging.getLogger(__name__)
 
 #: Messages of one transaction where each task commits by itself.
 _COMMIT_MESSAGES = 1000
+#: Longest time to live where each task commits by itself, in seconds; a longer one is as good as none.
+_LONGEST_LIFE = 100 * 365 * 86400.0
+#: Longest wait for the broker to drop what is of no use any more, in seconds.
+_DISCARD_SECONDS = 5.0
 
 
 @attrs.frozen
@@ -49,101 +60,144 @@ def destination_of(options: SinkOptions) -> Destination:
     return Destination(options.topic or "", DestinationKind.TOPIC)
 
 
-def write_rows(options: SinkOptions, group: str, batch: str, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Write the rows of one attempt of a task, in an executor."""
-    if options.guarantee == EXACTLY_ONCE:
-        return _stage(options, group, batch, batches)
-    return _send(options, group, batches)
+@attrs.frozen
+class TaskWriter:
+    """Writes the rows of one attempt of a task, in an executor.
 
+    Args:
+        options: where to, with a URL that any process can use.
+        writer: id of the query, or of the job.
+        batch: number of the batch; 0 for a job.
+        attempt: which one.
+        speculation: whether another attempt of the same task may run at the same time, and may be the one that counts.
+    """
 
-def _stage(options: SinkOptions, group: str, batch: str, batches: Iterator[pa.RecordBatch]) -> Written:
-    connection = with_retries(options, _holdfast_only)
-    destination = destination_of(options)
-    context = TaskContext.get()
-    task = "0" if context is None else f"{context.partitionId()}.{context.attemptNumber()}"
-    name = f"spark/{group}/{batch}/{task}/{uuid4()}"
-    staged = StagedTransaction(connection, name, destination)
+    options: SinkOptions
+    writer: str
+    batch: int
+    attempt: Attempt
+    speculation: bool
 
-    def flush(connection: Connection) -> None:
-        staged.move_to(connection)
-        staged.flush()
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows.
 
-    try:
-        for rows in batches:
-            staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live))
-            with_retries(options, flush)
-    except JMSException:
-        # Spark tries the task again; what is staged would only lie there until it expires.
-        _discard_quietly(options, [name])
-        raise
-    return Written(group, name if staged.written else None, staged.written)
+        Raises:
+            RowError: a row cannot be a message.
+            JMSException: the broker stayed away for longer than ``retrySeconds``, or refuses.
+        """
+        options = self.options
+        group = group_of(self.writer, options.queue or "", options.producer_id)
+        try:
+            if options.guarantee == EXACTLY_ONCE:
+                return self._stage(group, batches)
+            return Written(group, None, self._send(batches))
+        except RowError as error:
+            raise RowError(f"partition {self.attempt.partition}, {error}") from error
 
+    def _stage(self, group: str, batches: Iterator[pa.RecordBatch]) -> Written:
+        options = self.options
+        destination = destination_of(options)
+        name = transaction_of(group, self.batch, self.attempt)
+        earlier = [] if self.speculation else earlier_attempts(group, self.batch, self.attempt)
 
-def _holdfast_only(connection: Connection) -> Connection:
-    if not connection.is_holdfast:
-        raise ValueError(
-            "exactly once needs staged transactions, which only a Holdfast broker has: say"
-            " deliveryGuarantee=at_least_once for other brokers"
-        )
-    connection.statistics()  # the connection is kept between tasks: is it alive?
-    return connection
+        def begin(connection: Connection) -> Connection:
+            if not connection.is_holdfast:
+                raise ValueError(
+                    "exactly once needs staged transactions, which only a Holdfast broker has: say"
+                    " deliveryGuarantee=at_least_once for other brokers"
+                )
+            discard(connection, prefixes=earlier)  # and the connection, which is kept between tasks, is alive
+            return connection
 
+        def flush(connection: Connection) -> None:
+            staged.move_to(connection)
+            staged.flush()
 
-def _send(options: SinkOptions, group: str, batches: Iterator[pa.RecordBatch]) -> Written:
-    """At least once: each thousand rows are committed by themselves, and a task that is tried again sends them anew."""
-    destination = destination_of(options)
-    count = 0
-    try:
-        with (
-            connection_for(options).create_session(AcknowledgeMode.TRANSACTED) as session,
-            session.create_producer(destination) as producer,
-        ):
+        staged = StagedTransaction(with_retries(options, begin), name, destination)
+        try:
             for rows in batches:
-                for envelope in envelopes_of(rows, destination, options.priority, options.time_to_live):
-                    producer.send(
-                        message_of(envelope, 0), priority=envelope.priority, time_to_live=_seconds_left(envelope)
-                    )
-                    count += 1
-                    if count % _COMMIT_MESSAGES == 0:
-                        session.commit()
-            session.commit()
-    except JMSException:
-        drop_connection(options)  # the task that is tried next in this process starts with a new one
-        raise
-    return Written(group, None, count)
+                first = staged.written
+                staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
+                try:
+                    with_retries(options, flush)
+                except (MessageFormatException, ResourceAllocationException) as error:
+                    _name_row(error, rows, staged.answered - first, first)
+                    raise
+        except BaseException:
+            # Spark tries the task again; what is staged would lie there until the batch ends.
+            _discard_quietly(options, names=[name])
+            raise
+        return Written(group, name if staged.written else None, staged.written)
+
+    def _send(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """At least once: each thousand rows are committed by themselves; a task that is tried again repeats them."""
+        options = self.options
+        destination = destination_of(options)
+        count = 0
+        try:
+            with (
+                connection_for(options).create_session(AcknowledgeMode.TRANSACTED) as session,
+                session.create_producer(destination) as producer,
+            ):
+                for rows in batches:
+                    for envelope in envelopes_of(rows, destination, options.priority, options.time_to_live, count):
+                        producer.send(
+                            message_of(envelope, 0), priority=envelope.priority, time_to_live=_seconds_left(envelope)
+                        )
+                        count += 1
+                        if count % _COMMIT_MESSAGES == 0:
+                            session.commit()
+                session.commit()
+        except JMSException:
+            drop_connection(options)  # the task that is tried next in this process starts with a new one
+            raise
+        return count
+
+
+def _name_row(error: JMSException, rows: pa.RecordBatch, index: int, first: int) -> None:
+    """Raise RowError where a message is too large; any other error is not one of a row."""
+    is_size = isinstance(error, MessageFormatException) or error.error_code == "amqp:link:message-size-exceeded"
+    if is_size and 0 <= index < rows.num_rows:
+        column, value = largest_cell(rows, index)
+        raise RowError.of(first + index, column, value, str(error)) from error
 
 
 def _seconds_left(envelope: Envelope) -> float | None:
     if envelope.expires_at_ms is None:
         return None
-    return max(0.001, envelope.expires_at_ms / 1000 - time.time())
+    left = max(0.001, envelope.expires_at_ms / 1000 - time.time())
+    return None if left > _LONGEST_LIFE else left
 
 
 class _Publishing:
     """The driver's part, the same for batches and streams."""
 
     _options: SinkOptions
+    _driver_log: DriverLog
 
     def _publish(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
         written = [message for message in messages if isinstance(message, Written) and message.transaction is not None]
         if not written:
             return
-        transactions = [message.transaction for message in written if message.transaction is not None]
-        if not with_retries(
-            self._options, lambda connection: publish(connection, written[0].group, number, transactions)
-        ):
-            _log.warning(
-                "batch %d of %s was published before; written once more, it is dropped", number, written[0].group
+        group = written[0].group
+        names = [message.transaction for message in written if message.transaction is not None]
+        counts = [message.count for message in written]
+        # Asked before: afterwards nobody could tell an earlier publication from one whose answer was lost.
+        last = with_retries(self._options, lambda connection: published(connection, group))
+        with_retries(self._options, lambda connection: publish(connection, group, number, names, counts))
+        if last is not None and number <= last:
+            self._driver_log.warning(
+                f"batch {number} of the query was published to queue {self._options.queue!r} before, so its"
+                f" {sum(counts)} messages were dropped now ({group}; the last batch published is {last}). That is"
+                " expected for the first batch after a restart. Any other time the checkpoint is older than the queue,"
+                " or another query uses a copy of it: where its batches are to be written once more, set the option"
+                " producerId to a new word"
             )
 
-    def _abandon(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        names = [
-            message.transaction
-            for message in messages
-            if isinstance(message, Written) and message.transaction is not None
-        ]
-        if names:
-            _discard_quietly(self._options, names)
+    def _abandon(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
+        groups = {message.group for message in messages if isinstance(message, Written)}
+        if groups and self._options.guarantee == EXACTLY_ONCE:
+            _discard_quietly(self._options, prefixes=[all_of_batch(group, number) for group in groups])
 
 
 class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
@@ -151,15 +205,18 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
 
     Args:
         options: where to, with a URL that any process can use.
+        speculation: whether Spark may run two attempts of a task at once.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, speculation: bool = True) -> None:
         self._options = options
+        self._driver_log = DriverLog()
+        self._speculation = speculation
         self._job = str(uuid4())  # pickled with the writer: the same for all tasks and for the commit
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one attempt of a task, in an executor."""
-        return write_rows(self._options, self._job, "0", iterator)
+        return TaskWriter(self._options, self._job, 0, _attempt(), self._speculation).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done: let the messages be seen."""
@@ -167,7 +224,8 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job failed: drop what was staged.  Never raises."""
-        self._abandon(messages)
+        group = group_of(self._job, self._options.queue or "", self._options.producer_id)
+        self._abandon([Written(group, None, 0), *messages], 0)
 
 
 class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
@@ -175,10 +233,14 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
 
     Args:
         options: where to, with a URL that any process can use.
+        speculation: whether Spark may run two attempts of a task at once.
+        log: takes what is dropped.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, speculation: bool = True, log: DriverLog | None = None) -> None:
         self._options = options
+        self._driver_log = log or DriverLog()
+        self._speculation = speculation
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one attempt of a task, in an executor."""
@@ -186,7 +248,9 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
-        return write_rows(self._options, str(query), str(batch), iterator)
+        assert query is not None
+        assert batch is not None
+        return TaskWriter(self._options, query, int(batch), _attempt(), self._speculation).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch are done: let its messages be seen, once."""
@@ -194,11 +258,18 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The batch failed: drop what was staged.  Never raises."""
-        self._abandon(messages)
+        self._abandon(messages, batchId)
 
 
-def _discard_quietly(options: SinkOptions, names: list[str]) -> None:
+def _attempt() -> Attempt:
+    """The attempt of a task that this process runs."""
+    context = TaskContext.get()
+    assert context is not None
+    return Attempt(context.partitionId(), context.attemptNumber(), str(uuid4()))
+
+
+def _discard_quietly(options: SinkOptions, names: Sequence[str] = (), prefixes: Sequence[str] = ()) -> None:
     try:
-        discard(connection_for(options), names)
+        discard(connection_for(options), names, prefixes, _DISCARD_SECONDS)
     except JMSException as error:
         _log.warning("staged transactions are left to expire: %s", error)

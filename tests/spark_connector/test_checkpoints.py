@@ -25,6 +25,30 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+class Files:
+    """A source that can be read again from any checkpoint: a directory, one file a batch."""
+
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        self._spark = spark
+        self._path = path
+        self._count = 0
+        path.mkdir()
+
+    def add(self, *lines: str) -> None:
+        """One more batch."""
+        self._count += 1
+        (self._path / f"{self._count}.txt").write_text("".join(f"{line}\n" for line in lines))
+
+    def stream(self) -> DataFrame:
+        reader = self._spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
+        return reader.text(str(self._path))
+
+
+@pytest.fixture
+def files(spark: SparkSession, tmp_path: Path) -> Files:
+    return Files(spark, tmp_path / "files")
+
+
 def run(frame: DataFrame, url: str, checkpoint: Path, queue: str = "out", **options: Any) -> StreamingQuery:
     """Run a query until it has written what is there."""
     writer = frame.writeStream.format("jms").options(
@@ -41,6 +65,47 @@ def messages(spark: SparkSession, url: str, **options: Any) -> DataFrame:
     return reader.load().selectExpr("text as value")
 
 
+def test_a_copied_checkpoint_writes_its_batches_to_another_queue(
+    spark: SparkSession, url: str, files: Files, tmp_path: Path
+) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    files.add("a")
+    run(files.stream(), url, original)
+    shutil.copytree(original, copy)
+    files.add("b")
+    files.add("c")
+    run(files.stream(), url, original)
+    run(files.stream(), url, copy, "other")
+    assert (texts(url, "out"), texts(url, "other")) == (["a", "b", "c"], ["b", "c"])
+
+
+def test_an_older_checkpoint_writes_each_batch_once_and_says_what_it_drops(
+    spark: SparkSession, url: str, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    current, older, again = tmp_path / "current", tmp_path / "older", tmp_path / "again"
+    files.add("a")
+    run(files.stream(), url, current)
+    for path in (older, again):
+        shutil.copytree(current, path)
+    files.add("b", "b")
+    run(files.stream(), url, current)
+    files.add("c")
+    run(files.stream(), url, older)
+    assert texts(url, "out") == ["a", "b", "b", "c"]
+    (warning,) = [each.getMessage() for each in caplog.records if each.name.startswith("spark_connector")]
+    assert "batch 1 of the query was published to queue 'out' before, so its 2 messages were dropped" in warning
+    with ConnectionFactory(url).create_connection() as connection:
+        assert connection.statistics().duplicates_rejected == 2
+    run(files.stream(), url, again, producerId="again")
+    assert texts(url, "out") == ["a", "b", "b", "c", "b", "b", "c"]
+
+
+def test_a_batch_job_has_no_producer_id(spark: SparkSession, url: str) -> None:
+    rows = spark.createDataFrame([("a",)], "value string")
+    with pytest.raises(Exception, match="producerId is for streaming queries"):
+        rows.write.format("jms").options(url=url, queue="out", producerId="p").mode("append").save()
+
+
 def test_a_checkpoint_that_is_older_than_the_queue_is_an_error_unless_loss_is_allowed(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
@@ -54,7 +119,8 @@ def test_a_checkpoint_that_is_older_than_the_queue_is_an_error_unless_loss_is_al
     with pytest.raises(Exception, match="positions from 3 to 4 were read and settled by a query that was ahead of it"):
         run(messages(spark, url), url, older)
     assert texts(url, "in") == ["5", "6"]
-    run(messages(spark, url, failOnDataLoss=False), url, older, "other")
+    run(messages(spark, url, failOnDataLoss=False), url, older, producerId="older")
+    assert texts(url, "out") == ["1", "2", "3", "4", "5", "6"]
     assert texts(url, "in") == []
 
 

@@ -22,6 +22,11 @@ def test_data_loss_is_an_error_unless_it_is_said_that_it_is_none() -> None:
     assert parse_source({"url": "u", "queue": "q", "failondataloss": "true"}).fail_on_data_loss is True
 
 
+def test_a_producer_id_is_a_word_of_the_users() -> None:
+    assert parse_sink({"url": "u", "queue": "q", "producerId": "again"}).producer_id == "again"
+    assert parse_sink({"url": "u", "queue": "q", "producerId": ""}).producer_id is None
+
+
 def test_the_path_names_the_queue() -> None:
     assert parse_source({"url": "u", "path": "orders"}).queue == "orders"
     assert parse_sink({"url": "u", "path": "orders", "checkpointlocation": "x", "queryname": "y"}).queue == "orders"
@@ -60,6 +65,7 @@ def test_contradictions_of_a_source_are_named(options: dict[str, str], reason: s
         ({"url": "u", "queue": "q", "deliveryGuarantee": "maybe"}, "neither exactly_once nor at_least_once"),
         ({"url": "u", "queue": "q", "priority": "10"}, "not from 0 to 9"),
         ({"url": "u", "queue": "q", "timeToLive": "inf"}, "timeToLive='inf' is not a finite number"),
+        ({"url": "u", "queue": "q", "producerId": "p", "deliveryGuarantee": "at_least_once"}, "at_least_once none is"),
     ],
 )
 def test_contradictions_of_a_sink_are_named(options: dict[str, str], reason: str) -> None:

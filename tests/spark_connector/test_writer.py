@@ -1,0 +1,290 @@
+"""Attempts of tasks that write, and the driver that publishes, over real brokers; no Spark runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import attrs
+import pyarrow as pa
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import ConnectionLostException, IllegalStateException, InvalidDestinationException
+from sdk.range_reader import discard
+from sdk.range_reader import publish as publish_staged
+from spark_connector.batches import Attempt
+from spark_connector.connections import connection_for, drop_connection
+from spark_connector.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
+from spark_connector.rows import RowError
+from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, TaskWriter, Written
+from tests.spark_connector.queues import browse, texts
+
+WAIT = 60.0  #: seconds; longer than anything takes, so that a hanging test ends
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(EngineSettings(max_message_bytes=100_000), str(tmp_path))
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def options(broker: Broker) -> Iterator[SinkOptions]:
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    _, port = listener.start()
+    options = SinkOptions(url=f"amqp://127.0.0.1:{port}", queue="out")
+    yield options
+    drop_connection(options)
+    listener.stop()
+
+
+def rows(*values: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": list(values)})
+
+
+def writer(
+    options: SinkOptions, attempt: int = 0, *, batch: int = 0, partition: int = 0, speculation: bool = False
+) -> TaskWriter:
+    return TaskWriter(options, "query", batch, Attempt(partition, attempt, str(uuid4())), speculation)
+
+
+def staged(broker: Broker) -> list[str]:
+    """The tasks that have staged something: ``BATCH/PARTITION.ATTEMPT``."""
+    return sorted("/".join(name.split("/")[-2:]).rpartition(".")[0] for name in broker._state.staged)
+
+
+def publish(options: SinkOptions, number: int, *written: Written | None) -> None:
+    JmsStreamWriter(options).commit(list(written), number)
+
+
+class Running:
+    """An attempt in a thread of its own, which has staged its first rows and waits with the others."""
+
+    def __init__(self, task: TaskWriter, *batches: pa.RecordBatch) -> None:
+        self._batches = batches
+        self._go = threading.Event()
+        self._waiting = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._result = self._pool.submit(task.write, self._rows())
+        assert self._waiting.wait(WAIT)
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        yield self._batches[0]
+        self._waiting.set()
+        assert self._go.wait(WAIT)
+        yield from self._batches[1:]
+
+    def finish(self) -> Written:
+        """Let it go on to its end."""
+        self._go.set()
+        try:
+            return self._result.result(WAIT)
+        finally:
+            self._pool.shutdown()
+
+
+def test_a_batch_is_published_once_and_what_is_dropped_is_said(
+    options: SinkOptions, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(options, 7, writer(options, batch=7).write(iter([rows("a", "b")])), None)
+    assert caplog.text == ""
+    publish(options, 7, writer(options, batch=7).write(iter([rows("b", "a")])))
+    assert texts(options.url, "out") == ["a", "b"]
+    assert "batch 7 of the query was published to queue 'out' before, so its 2 messages were dropped" in caplog.text
+    assert "last batch published is 7" in caplog.text
+    assert connection_for(options).statistics().duplicates_rejected == 2
+    assert staged(broker) == []
+
+
+def test_a_batch_without_rows_is_neither_staged_nor_published(options: SinkOptions, broker: Broker) -> None:
+    written = writer(options).write(iter([rows(), rows()]))
+    assert (written.transaction, written.count, staged(broker)) == (None, 0, [])
+    publish(options, 0, written)
+    publish(options, 0, writer(options).write(iter([rows("a")])))
+    assert texts(options.url, "out") == ["a"]
+
+
+def test_another_queue_or_producer_id_writes_the_same_batch_again(
+    options: SinkOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    for target in (options, attrs.evolve(options, queue="other"), attrs.evolve(options, producer_id="again")):
+        publish(target, 0, writer(target).write(iter([rows("a")])))
+    assert (texts(options.url, "out"), texts(options.url, "other")) == (["a", "a"], ["a"])
+    assert caplog.text == ""
+
+
+def test_a_publication_whose_answer_was_lost_is_not_taken_for_an_earlier_one(
+    options: SinkOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([True])
+
+    def lost_once(*arguments: object) -> bool:
+        done = publish_staged(*arguments)  # type: ignore[arg-type]
+        if next(answers, False):
+            raise ConnectionLostException("the answer is lost")
+        return done
+
+    written = writer(options).write(iter([rows("a")]))
+    monkeypatch.setattr("spark_connector.writer.publish", lost_once)
+    publish(options, 0, written)
+    assert texts(options.url, "out") == ["a"]
+    assert "before" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError, EOFError, KeyboardInterrupt, SystemExit])
+def test_an_attempt_that_fails_for_any_reason_drops_what_it_staged(
+    options: SinkOptions, broker: Broker, error: type[BaseException]
+) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield rows("a")
+        assert staged(broker) == ["0/0.0"]
+        raise error("failed")
+
+    with pytest.raises(error):
+        writer(options).write(failing())
+    assert staged(broker) == []
+
+
+def test_the_next_attempt_drops_what_a_killed_one_staged(options: SinkOptions, broker: Broker) -> None:
+    killed = Running(writer(options), rows("a"), rows("b"))
+    other = Running(writer(options, partition=10), rows("c"))
+    written = writer(options, 1).write(iter([rows("b", "a")]))
+    assert staged(broker) == ["0/0.1", "0/10.0"]
+    with pytest.raises(IllegalStateException, match="superseded"):
+        killed.finish()  # it was not dead after all, and does no harm
+    publish(options, 0, written, other.finish())
+    assert sorted(texts(options.url, "out")) == ["a", "b", "c"]
+    assert staged(broker) == []
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_attempts_that_run_at_once_either_may_count(options: SinkOptions, broker: Broker, winner: int) -> None:
+    attempts = [Running(writer(options, number, speculation=True), rows("a"), rows("b")) for number in (0, 1)]
+    written = [attempt.finish() for attempt in attempts]
+    assert staged(broker) == ["0/0.0", "0/0.1"]
+    publish(options, 0, written[winner])
+    assert texts(options.url, "out") == ["a", "b"]
+    assert staged(broker) == []
+
+
+def test_a_newer_batch_drops_what_an_older_one_left(options: SinkOptions, broker: Broker) -> None:
+    left = Running(writer(options, batch=3), rows("a"), rows("b"))
+    written = writer(options, batch=4).write(iter([rows("c")]))
+    assert staged(broker) == ["4/0.0"]
+    with pytest.raises(IllegalStateException):
+        left.finish()
+    publish(options, 4, written)
+    assert texts(options.url, "out") == ["c"]
+
+
+def test_an_aborted_batch_drops_what_all_its_attempts_staged(options: SinkOptions, broker: Broker) -> None:
+    written = writer(options, batch=3).write(iter([rows("a")]))
+    killed = Running(writer(options, batch=3, partition=1), rows("b"))
+    JmsStreamWriter(options).abort([written, None], 3)
+    assert staged(broker) == []
+    JmsStreamWriter(options).abort([None, None], 3)
+    assert killed.finish().count == 1
+
+
+def test_an_aborted_job_drops_it_also_where_no_task_has_ended(options: SinkOptions, broker: Broker) -> None:
+    job = JmsBatchWriter(options, speculation=False)
+    killed = Running(TaskWriter(options, job._job, 0, Attempt(0, 0, "w"), False), rows("a"))
+    other = writer(options).write(iter([rows("b")]))
+    job.abort([None])
+    assert staged(broker) == ["0/0.0"]
+    assert broker._state.staged.keys() == {other.transaction}
+    killed.finish()
+
+
+def test_an_abort_after_the_batch_was_published_takes_nothing_back(options: SinkOptions) -> None:
+    written = writer(options).write(iter([rows("a")]))
+    publish(options, 0, written)
+    JmsStreamWriter(options).abort([written], 0)
+    assert texts(options.url, "out") == ["a"]
+
+
+def test_a_batch_whose_staged_rows_are_gone_is_an_error_and_publishes_nothing(
+    options: SinkOptions, broker: Broker
+) -> None:
+    first, second = (writer(options, partition=number).write(iter([rows("a", "b")])) for number in (0, 1))
+    assert second.transaction is not None
+    discard(connection_for(options), [second.transaction])
+    with pytest.raises(InvalidDestinationException, match="does not exist"):
+        publish(options, 0, first, second)
+    with pytest.raises(IllegalStateException, match="has 2 messages, not 3"):
+        publish(options, 0, attrs.evolve(first, count=3))
+    assert texts(options.url, "out") == []
+
+
+def test_two_queries_write_to_one_queue_at_once(options: SinkOptions, broker: Broker) -> None:
+    def of(query: str, batch: int) -> TaskWriter:
+        return attrs.evolve(writer(options, batch=batch), writer=query)
+
+    running = {query: Running(of(query, 0), rows(f"{query}0"), rows(f"{query}1")) for query in ("x", "y")}
+    publish(options, 0, running["x"].finish())
+    publish(options, 1, of("x", 1).write(iter([rows("x2")])))
+    publish(options, 0, running["y"].finish())
+    assert texts(options.url, "out") == ["x0", "x1", "x2", "y0", "y1"]
+    assert staged(broker) == []
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_a_row_that_cannot_be_a_message_is_named_with_its_partition(
+    options: SinkOptions, broker: Broker, guarantee: str
+) -> None:
+    good = pa.RecordBatch.from_pydict({"value": ["x"] * 5, "priority": [4] * 5})
+    bad = pa.RecordBatch.from_pydict({"value": ["x"] * 2, "priority": [4, 11]})
+    task = writer(attrs.evolve(options, guarantee=guarantee), partition=3)
+    with pytest.raises(
+        RowError, match=r"partition 3, row 7: column 'priority' has the value 11: it is not from 0 to 9"
+    ):
+        task.write(iter([good, bad]))
+    assert staged(broker) == []
+    assert texts(options.url, "out") == []
+
+
+def test_a_row_that_is_too_large_is_named(options: SinkOptions, broker: Broker) -> None:
+    large = pa.RecordBatch.from_pydict({"value": ["x", "y" * 200_000, "z"], "key": ["k", "k", "k"]})
+    with pytest.raises(
+        RowError, match=r"partition 0, row 3: column 'value' has the value 'yyy.* larger than the limit"
+    ):
+        writer(options).write(iter([rows("a"), large]))
+    assert staged(broker) == []
+
+
+def test_a_broker_that_takes_less_at_once_than_a_batch_has_gets_it_in_parts(options: SinkOptions) -> None:
+    values = [f"{number:05}" + "x" * 200 for number in range(5000)]
+    publish(options, 0, writer(options).write(iter([rows(*values), rows("last")])))
+    assert texts(options.url, "out") == [*values, "last"]
+
+
+def test_at_least_once_a_task_that_is_tried_again_loses_nothing(options: SinkOptions) -> None:
+    once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield rows(*map(str, range(1500)))
+        raise RuntimeError("failed")
+
+    with pytest.raises(RuntimeError):
+        writer(once).write(failing())
+    assert writer(once, 1).write(iter([rows(*map(str, range(1500)))])).count == 1500
+    found = texts(options.url, "out")
+    assert set(found) == set(map(str, range(1500)))
+    assert len(found) == 1500 + 1000  # the first thousand was committed by itself
+
+
+def test_at_least_once_a_row_that_expires_in_centuries_is_written(options: SinkOptions) -> None:
+    once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
+    micros = pa.array([253_402_300_799_000_000, 4_102_444_800_000_000], pa.timestamp("us", tz="UTC"))
+    writer(once).write(iter([pa.RecordBatch.from_arrays([pa.array(["a", "b"]), micros], ["value", "expiration"])]))
+    never, soon = browse(options.url, "out")
+    assert never.expires_at_ms is None
+    assert abs((soon.expires_at_ms or 0) - 4_102_444_800_000) < 60_000
