@@ -49,7 +49,7 @@ def rows(directory: Path, count: int = 200_000) -> Iterator[Figure]:
         written = write("rows", count)
         seconds = read("rows", count)
     spark.stop()
-    for what, took in (("written", written), ("read, all 13 columns", seconds)):
+    for what, took in (("written", written), ("read, all columns", seconds)):
         yield Figure(
             name=f"Spark: rows {what}, local[2], over AMQP",
             value=count / took,

@@ -208,11 +208,17 @@ class StagedTransaction:
         self._written = 0
         self._waiting: list[bytes] = []
         self._part_bytes = STAGE_BYTES
+        self._was_published = False
 
     @property
     def written(self) -> int:
         """Messages so far."""
         return self._written + len(self._waiting)
+
+    @property
+    def was_published(self) -> bool:
+        """Whether its number was published before, so that nothing of it is staged; what is added goes nowhere."""
+        return self._was_published
 
     @property
     def answered(self) -> int:
@@ -243,7 +249,7 @@ class StagedTransaction:
         while self._waiting:
             messages = self._next_part()
             try:
-                self._connection.request(
+                staged = self._connection.request(
                     "stage",
                     {
                         "transaction": self._name,
@@ -259,6 +265,7 @@ class StagedTransaction:
                 # The broker may take less at once than we send; and of several, one is to be named in the end.
                 self._part_bytes = sum(map(len, messages)) // 2
                 continue
+            self._was_published = self._was_published or staged is False
             self._written += len(messages)
             del self._waiting[: len(messages)]
 
@@ -273,9 +280,17 @@ class StagedTransaction:
 
 
 def publish(
-    connection: Connection, group: str, number: int, transactions: Sequence[str], counts: Sequence[int] | None = None
+    connection: Connection,
+    group: str,
+    number: int,
+    transactions: Sequence[str],
+    counts: Sequence[int] | None = None,
+    timeout: float | None = None,
 ) -> bool:
     """Publish staged transactions, in order, all or none; returns when their messages are in their queues.
+
+    Other transactions that were staged for this number of the group, or an earlier one, are dropped, and no more is
+    staged for it: with no transactions at all the number is closed.
 
     Args:
         connection: to a Holdfast broker.
@@ -283,6 +298,7 @@ def publish(
         number: at least 0; each is published once.
         transactions: their names.
         counts: how many messages each of them has; None: any number.
+        timeout: longest wait in seconds; None: ``request_timeout_seconds`` of the URL.
 
     Returns:
         True; or False where this number, or a later one, was published before: these transactions are then dropped.
@@ -299,6 +315,7 @@ def publish(
             "transactions": list(transactions),
             "counts": None if counts is None else list(counts),
         },
+        timeout,
     )
     return done
 
@@ -313,6 +330,7 @@ def discard(
     connection: Connection,
     transactions: Sequence[str] = (),
     prefixes: Sequence[str] = (),
+    keep: Sequence[str] = (),
     timeout: float | None = None,
 ) -> int:
     """Drop staged transactions that are not published.
@@ -321,11 +339,12 @@ def discard(
         connection: to a Holdfast broker.
         transactions: their names.
         prefixes: what the names of further ones begin with.
+        keep: what the names of those begin with that are not dropped for their prefix.
         timeout: longest wait in seconds; None: ``request_timeout_seconds`` of the URL.
 
     Returns:
         How many there were.
     """
-    names = {"transactions": list(transactions), "prefixes": list(prefixes)}
+    names = {"transactions": list(transactions), "prefixes": list(prefixes), "keep": list(keep)}
     dropped: int = connection.request("discard", names, timeout)
     return dropped

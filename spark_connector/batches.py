@@ -7,9 +7,10 @@ Theory of operation
     batches, and on another broker nothing is known of them anyway.  Where a query is to write once more what it wrote
     before, on purpose, the user gives it another ``producerId``.
 
-    Each attempt of a task stages a transaction of its own, named ``GROUP/BATCH/PARTITION.ATTEMPT.WORD``: so the broker
-    knows which transactions belong together.  The word is new each time, since Spark counts attempts from zero again
-    when it runs a batch or a stage again.
+    Each attempt of a task stages a transaction of its own, named ``GROUP/BATCH/RUN.PARTITION.ATTEMPT.WORD``: so the
+    broker knows which transactions belong together.  A query that is started again runs its last batch again, in a new
+    run; what an earlier one has staged for it does not count any more.  The word is new each time, since Spark counts
+    attempts from zero again when it runs a stage again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from typing import NamedTuple
 
 
 class Attempt(NamedTuple):
-    """An attempt of a task: its partition, its number from 0 on, and a word that no other one has."""
+    """An attempt of a task.
 
+    Attributes:
+        run: of the query, a new word each time it is started; no dot is in it.
+        partition: of the task.
+        number: from 0 on.
+        word: that no other attempt has.
+    """
+
+    run: str
     partition: int
     number: int
     word: str
@@ -42,14 +51,20 @@ def group_of(writer: str, queue: str, producer_id: str | None) -> str:
 
 def transaction_of(group: str, batch: int, attempt: Attempt) -> str:
     """The staged transaction of an attempt."""
-    return f"{group}/{batch}/{attempt.partition}.{attempt.number}.{attempt.word}"
+    return f"{all_of_run(group, batch, attempt.run)}{attempt.partition}.{attempt.number}.{attempt.word}"
 
 
 def earlier_attempts(group: str, batch: int, attempt: Attempt) -> list[str]:
     """What the names of the transactions begin with that earlier attempts of the same task staged."""
-    return [f"{group}/{batch}/{attempt.partition}.{number}." for number in range(attempt.number)]
+    run = all_of_run(group, batch, attempt.run)
+    return [f"{run}{attempt.partition}.{number}." for number in range(attempt.number)]
 
 
 def all_of_batch(group: str, batch: int) -> str:
     """What the names of the transactions of a batch begin with."""
     return f"{group}/{batch}/"
+
+
+def all_of_run(group: str, batch: int, run: str) -> str:
+    """What the names of the transactions of a batch begin with that one run of the query stages."""
+    return f"{group}/{batch}/{run}."

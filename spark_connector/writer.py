@@ -7,9 +7,9 @@ Theory of operation
     a retried task its rows in another order.
 
     What is staged by attempts that do not count is dropped as soon as that is known: by the attempt itself where it
-    fails, by the next attempt of the task where it was killed, with the batch when that is published or aborted, and by
-    the broker when a newer batch of the query begins.  With speculation two attempts of a task run at once, and either
-    may count: then no attempt drops another's.
+    fails; by the next attempt of the task, or the next run of the query, where it was killed; with the batch, when that
+    is published or aborted; and by the broker when a newer batch of the query begins.  With speculation two attempts of
+    a task run at once, and either may count: then no attempt drops another's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from broker_adapter import Destination, DestinationKind, Envelope
 from sdk import AcknowledgeMode, Connection, JMSException, MessageFormatException, ResourceAllocationException
 from sdk.message import message_of
 from sdk.range_reader import StagedTransaction, discard, publish, published
-from spark_connector.batches import Attempt, all_of_batch, earlier_attempts, group_of, transaction_of
+from spark_connector.batches import Attempt, all_of_batch, all_of_run, earlier_attempts, group_of, transaction_of
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.engine_host import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
@@ -51,6 +51,7 @@ class Written(WriterCommitMessage):
     group: str  #: whose batches are published once each
     transaction: str | None  #: its staged transaction; None where there were no rows, or nothing is staged
     count: int
+    dropped: bool = False  #: whether nothing is staged because the batch was published before
 
 
 def destination_of(options: SinkOptions) -> Destination:
@@ -78,6 +79,11 @@ class TaskWriter:
     attempt: Attempt
     speculation: bool
 
+    @property
+    def group(self) -> str:
+        """Whose batches are published once each."""
+        return group_of(self.writer, self.options.queue or "", self.options.producer_id)
+
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows.
 
@@ -85,19 +91,18 @@ class TaskWriter:
             RowError: a row cannot be a message.
             JMSException: the broker stayed away for longer than ``retrySeconds``, or refuses.
         """
-        options = self.options
-        group = group_of(self.writer, options.queue or "", options.producer_id)
         try:
-            if options.guarantee == EXACTLY_ONCE:
-                return self._stage(group, batches)
-            return Written(group, None, self._send(batches))
+            if self.options.guarantee == EXACTLY_ONCE:
+                return self._stage(batches)
+            return Written(self.group, None, self._send(batches))
         except RowError as error:
             raise RowError(f"partition {self.attempt.partition}, {error}") from error
 
-    def _stage(self, group: str, batches: Iterator[pa.RecordBatch]) -> Written:
-        options = self.options
+    def _stage(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        options, group = self.options, self.group
         destination = destination_of(options)
         name = transaction_of(group, self.batch, self.attempt)
+        own = all_of_run(group, self.batch, self.attempt.run)
         earlier = [] if self.speculation else earlier_attempts(group, self.batch, self.attempt)
 
         def begin(connection: Connection) -> Connection:
@@ -106,7 +111,10 @@ class TaskWriter:
                     "exactly once needs staged transactions, which only a Holdfast broker has: say"
                     " deliveryGuarantee=at_least_once for other brokers"
                 )
-            discard(connection, prefixes=earlier)  # and the connection, which is kept between tasks, is alive
+            # What an earlier run of the query has left; and the connection, which is kept between tasks, is alive.
+            discard(connection, prefixes=[all_of_batch(group, self.batch)], keep=[own])
+            if earlier:
+                discard(connection, prefixes=earlier)
             return connection
 
         def flush(connection: Connection) -> None:
@@ -114,8 +122,12 @@ class TaskWriter:
             staged.flush()
 
         staged = StagedTransaction(with_retries(options, begin), name, destination)
+        dropped = 0
         try:
             for rows in batches:
+                if staged.was_published:
+                    dropped += rows.num_rows
+                    continue
                 first = staged.written
                 staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
                 try:
@@ -127,6 +139,8 @@ class TaskWriter:
             # Spark tries the task again; what is staged would lie there until the batch ends.
             _discard_quietly(options, names=[name])
             raise
+        if staged.was_published:
+            return Written(group, None, staged.written + dropped, dropped=True)
         return Written(group, name if staged.written else None, staged.written)
 
     def _send(self, batches: Iterator[pa.RecordBatch]) -> int:
@@ -176,19 +190,23 @@ class _Publishing:
     _driver_log: DriverLog
 
     def _publish(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
-        written = [message for message in messages if isinstance(message, Written) and message.transaction is not None]
-        if not written:
+        written = [message for message in messages if isinstance(message, Written)]
+        staged = [message for message in written if message.transaction is not None]
+        dropped = [message for message in written if message.dropped]
+        if not staged and not dropped:
             return
         group = written[0].group
-        names = [message.transaction for message in written if message.transaction is not None]
-        counts = [message.count for message in written]
         # Asked before: afterwards nobody could tell an earlier publication from one whose answer was lost.
         last = with_retries(self._options, lambda connection: published(connection, group))
-        with_retries(self._options, lambda connection: publish(connection, group, number, names, counts))
-        if last is not None and number <= last:
+        if staged:
+            names = [message.transaction for message in staged if message.transaction is not None]
+            counts = [message.count for message in staged]
+            with_retries(self._options, lambda connection: publish(connection, group, number, names, counts))
+        if dropped or (last is not None and number <= last):
+            count = sum(message.count for message in written)
             self._driver_log.warning(
-                f"batch {number} of the query was published to queue {self._options.queue!r} before, so its"
-                f" {sum(counts)} messages were dropped now ({group}; the last batch published is {last}). That is"
+                f"batch {number} of the query was published to queue {self._options.queue!r} before, so its {count}"
+                f" messages were dropped now ({group}; the last batch published is {last}). That is"
                 " expected for the first batch after a restart. Any other time the checkpoint is older than the queue,"
                 " or another query uses a copy of it: where its batches are to be written once more, set the option"
                 " producerId to a new word"
@@ -216,7 +234,7 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one attempt of a task, in an executor."""
-        return TaskWriter(self._options, self._job, 0, _attempt(), self._speculation).write(iterator)
+        return TaskWriter(self._options, self._job, 0, _attempt("job"), self._speculation).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done: let the messages be seen."""
@@ -224,8 +242,14 @@ class JmsBatchWriter(_Publishing, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job failed: drop what was staged.  Never raises."""
+        if self._options.guarantee != EXACTLY_ONCE:
+            return
         group = group_of(self._job, self._options.queue or "", self._options.producer_id)
-        self._abandon([Written(group, None, 0), *messages], 0)
+        try:
+            # Nothing is its number 0: so tasks that still run stage nothing any more.
+            publish(connection_for(self._options), group, 0, [], timeout=_DISCARD_SECONDS)
+        except JMSException as error:
+            _log.warning("staged transactions are left to expire: %s", error)
 
 
 class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
@@ -249,8 +273,10 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert query is not None
+        run = context.getLocalProperty("spark.jobGroup.id")  # the id of the query's run
         assert batch is not None
-        return TaskWriter(self._options, query, int(batch), _attempt(), self._speculation).write(iterator)
+        attempt = _attempt(str(run))
+        return TaskWriter(self._options, query, int(batch), attempt, self._speculation).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch are done: let its messages be seen, once."""
@@ -261,15 +287,15 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
         self._abandon(messages, batchId)
 
 
-def _attempt() -> Attempt:
+def _attempt(run: str) -> Attempt:
     """The attempt of a task that this process runs."""
     context = TaskContext.get()
     assert context is not None
-    return Attempt(context.partitionId(), context.attemptNumber(), str(uuid4()))
+    return Attempt(run, context.partitionId(), context.attemptNumber(), str(uuid4()))
 
 
 def _discard_quietly(options: SinkOptions, names: Sequence[str] = (), prefixes: Sequence[str] = ()) -> None:
     try:
-        discard(connection_for(options), names, prefixes, _DISCARD_SECONDS)
+        discard(connection_for(options), names, prefixes, timeout=_DISCARD_SECONDS)
     except JMSException as error:
         _log.warning("staged transactions are left to expire: %s", error)

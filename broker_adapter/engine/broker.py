@@ -52,6 +52,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.runs import following, new_run
 from broker_adapter.engine.selection import Read, Selectable, selects
+from broker_adapter.engine.staging import batch_of
 from broker_adapter.engine.store import Loaded, Store
 from broker_adapter.errors import (
     IllegalStateException,
@@ -541,6 +542,10 @@ class Broker:
                 self._look_up(self._state.commits, command.commit_id.session)
         elif type(command) is c.Publish:
             self._look_up(self._state.published, command.group)
+        elif type(command) is c.Stage:
+            group, number = batch_of(command.transaction)
+            if number is not None:
+                self._look_up(self._state.published, group)
         return command
 
     def _look_up(self, numbers: LastNumbers, name: str) -> None:

@@ -52,7 +52,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import Room
 from broker_adapter.engine.selection import Formats, Selectable, selects
-from broker_adapter.engine.staging import Staging
+from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
 from broker_adapter.errors import (
     IllegalStateException,
@@ -1479,6 +1479,13 @@ class BrokerState:
     # Staged transactions.
 
     def _stage(self, command: c.Stage, now_ms: int, effects: Effects) -> None:
+        group, number = batch_of(command.transaction)
+        last = self.published.last(group)
+        if number is not None and last is not None and number <= last:
+            self.totals.duplicates_rejected += len(command.messages)
+            self._end_staged(command.transaction, effects)
+            self._reply(command, False, effects)
+            return
         queue = self.staged.get(command.transaction)
         if queue is not None and queue.record.publishing:
             raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
@@ -1517,7 +1524,7 @@ class BrokerState:
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
         self._awake[queue.id] = queue
-        self._reply(command, None, effects)
+        self._reply(command, True, effects)
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
         last = self.published.last(command.group)

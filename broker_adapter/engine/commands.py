@@ -313,7 +313,9 @@ class Quarantined(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Messages of a transaction that nobody sees until it is published.  Replies None.
+    """Messages of a transaction that nobody sees until it is published.
+
+    Replies True, or False where the number in its name was published before: nothing of it is staged then.
 
     ``first`` is the index of the first of them in the transaction: what was staged before is not staged again.  Which
     transactions belong together, and when they are dropped, is told by their names: see :mod:`staging`.

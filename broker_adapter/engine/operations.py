@@ -25,12 +25,13 @@ and ``skip_damaged`` (default: false)
     The number of messages dropped, of those from ``first`` on.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
 transaction) and ``messages`` (packed envelopes)
-    Nothing.  What was staged before is not staged again.
+    True, or False where the number of its group (as its name says) was published before: nothing of it is staged then.
+    What was staged before is not staged again.
 ``publish`` with ``group``, ``number``, ``transactions`` and ``counts`` (of their messages, or None)
     True, or False where this number of the group was published before.
 ``published`` with ``group``
     The last number of the group that was published; None where none was, or nothing is known of it.
-``discard`` with ``transactions``, and ``prefixes`` (of further ones' names)
+``discard`` with ``transactions``, and ``prefixes`` (of further ones' names) without those that begin as ``keep`` says
     The number of staged transactions dropped.
 
 ``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
@@ -530,11 +531,13 @@ def _stage(arguments: _Arguments) -> Steps:
                 c.group_number(envelope.group_id if isinstance(envelope.group_id, str) else None),
             )
         )
-    yield c.Stage(
-        arguments.get("transaction", str),
-        Destination(arguments.get("queue", str)),
-        arguments.get("first", int),
-        messages,
+    return (
+        yield c.Stage(
+            arguments.get("transaction", str),
+            Destination(arguments.get("queue", str)),
+            arguments.get("first", int),
+            messages,
+        )
     )
 
 
@@ -560,8 +563,10 @@ def _published(arguments: _Arguments) -> Steps:
 def _discard(arguments: _Arguments) -> Steps:
     transactions = arguments.strings("transactions", [])
     prefixes = tuple(arguments.strings("prefixes", []))
+    keep = tuple(arguments.strings("keep", []))
     if prefixes:
-        transactions += yield lambda reader: [name for name in reader.state.staged if name.startswith(prefixes)]
+        found = yield lambda reader: [name for name in reader.state.staged if name.startswith(prefixes)]
+        transactions += [name for name in found if not name.startswith(keep)]
     return (yield c.Discard(transactions))
 
 

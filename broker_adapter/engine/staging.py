@@ -9,7 +9,8 @@ Theory of operation
     are finished long before the last one, and wait for it.  A batch that was not used for the time-out is dropped.
 
     The numbers of a group count up.  So a batch is superseded when a transaction of a later number begins, and
-    everything up to a number is superseded when that number is published.
+    everything up to a number is superseded when that number is published.  Nothing is staged for it afterwards: it
+    would be of an attempt that does not know yet that it does not count.
 
     The last use is kept in memory.  The catalog record of a transaction has it as well, and is written again when the
     noted time is older than a tenth of the time-out.

@@ -29,6 +29,12 @@ def browse(url: str, name: str) -> list[Message]:
         return list(session.create_browser(session.create_queue(name)))
 
 
+def staged(url: str) -> list[tuple[str, int]]:
+    """(name, messages) of what is staged and not published."""
+    with ConnectionFactory(url).create_connection() as connection:
+        return [(each.name, each.messages) for each in connection.statistics().queues if each.kind == "staged"]
+
+
 def texts(url: str, name: str) -> list[str]:
     """The bodies of what waits in a queue."""
     return [message.body for message in browse(url, name)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sdk import ConnectionFactory
 from spark_connector.rows import SCHEMA
 from tests.server_process import ServerProcess
-from tests.spark_connector.queues import browse, fill, texts
+from tests.spark_connector.queues import browse, fill, staged, texts
 
 
 @pytest.fixture(params=["embedded", "amqp"])
@@ -146,18 +148,29 @@ def test_a_task_that_fails_and_is_tried_again_writes_once(spark: SparkSession, u
     frame = frame.mapInArrow(fail_once, "value string")
     frame.write.format("jms").option("url", url).option("queue", "out").mode("append").save()
     assert sorted(texts(url, "out"), key=int) == [str(number) for number in range(500)]
+    assert staged(url) == []
 
 
-def test_a_job_that_fails_for_good_writes_nothing(spark: SparkSession, url: str) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_that_fails_for_good_writes_nothing_and_leaves_nothing(
+    spark: SparkSession, url: str, killed: bool
+) -> None:
     def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+        for number, batch in enumerate(batches):
             yield batch
-            raise RuntimeError("fails each time")
+            if number == 1 and killed:
+                os._exit(1)
+            elif number == 1:
+                raise RuntimeError("fails each time")
 
-    frame = spark.range(1000).selectExpr("cast(id as string) as value").mapInArrow(fail, "value string")
-    with pytest.raises(Exception, match="fails each time"):
+    frame = spark.range(100_000).selectExpr("cast(id as string) as value").mapInArrow(fail, "value string")
+    with pytest.raises(Exception, match=r"fails each time|Python worker exited unexpectedly"):
         frame.write.format("jms").option("url", url).option("queue", "out").mode("append").save()
     assert texts(url, "out") == []
+    deadline = time.monotonic() + 300
+    while staged(url):  # what still ran when the job was aborted
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_at_least_once_writes_without_staging_also_to_a_topic(spark: SparkSession, url: str) -> None:

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from broker_adapter.destination import MAX_NAME_BYTES, checked_name
 from broker_adapter.engine.staging import BatchName, batch_of
-from spark_connector.batches import Attempt, all_of_batch, earlier_attempts, group_of, transaction_of
+from spark_connector.batches import Attempt, all_of_batch, all_of_run, earlier_attempts, group_of, transaction_of
 
 NAMES = st.text(min_size=1, max_size=20)
-ATTEMPTS = st.builds(Attempt, st.integers(0, 10**6), st.integers(0, 9), st.uuids().map(str))
+RUNS = st.sampled_from(["job", "7b4d", "7b4d1"])
+ATTEMPTS = st.builds(Attempt, RUNS, st.integers(0, 10**6), st.integers(0, 9), st.uuids().map(str))
 
 
 @given(st.lists(st.tuples(NAMES, NAMES, st.none() | st.text(max_size=9)), unique=True, min_size=2, max_size=2))
@@ -37,6 +38,7 @@ def test_the_broker_knows_the_batch_of_a_transaction(
 @given(ATTEMPTS, ATTEMPTS)
 def test_an_attempt_finds_the_earlier_ones_of_its_own_task_only(mine: Attempt, other: Attempt) -> None:
     prefixes = tuple(earlier_attempts("g", 3, mine))
-    is_earlier = other.partition == mine.partition and other.number < mine.number
+    is_earlier = other[:2] == mine[:2] and other.number < mine.number
     assert transaction_of("g", 3, other).startswith(prefixes) is is_earlier
     assert not transaction_of("g", 4, other).startswith(prefixes)
+    assert transaction_of("g", 3, other).startswith(all_of_run("g", 3, mine.run)) is (other.run == mine.run)

@@ -15,7 +15,7 @@ from sdk import ConnectionFactory
 from tests.server_process import ServerProcess
 from tests.spark_connector.queues import fill, texts
 
-PATIENCE = 120.0  #: seconds
+PATIENCE = 300.0  #: seconds; longer than anything takes, also where the machine is busy
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_an_embedded_url_becomes_one_that_any_process_can_use(host: EngineHost, 
     ):
         with driver.create_session() as session:
             session.create_producer(session.create_queue("q")).send("x")
-        assert [queue.messages for queue in worker.statistics().queues] == [1]
+        assert {queue.name: queue.messages for queue in worker.statistics().queues} == {"DLQ": 0, "q": 1}
 
 
 def test_who_has_not_the_password_is_refused(host: EngineHost, tmp_path: Path) -> None:

@@ -66,20 +66,20 @@ def test_a_killed_query_goes_on_from_its_checkpoint(spark: SparkSession, tmp_pat
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while not mark.exists():
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             time.sleep(wait)
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+            process.wait(60)
             done, left = texts(server.url, "out"), texts(server.url, "in")
             assert len(done) == len(set(done))
             assert set(done) | set(left) == set(expected), "something was settled that was not processed"
         stream = spark.readStream.format("jms").option("url", server.url).option("queue", "in").load()
         writer = stream.selectExpr("text as value").writeStream.format("jms").option("url", server.url)
         query = writer.option("queue", "out").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        assert query.start().awaitTermination(60)
+        assert query.start().awaitTermination(300)
         assert sorted(texts(server.url, "out"), key=int) == expected
         assert texts(server.url, "in") == []

@@ -16,9 +16,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 from sdk import ConnectionFactory
 from tests.server_process import ServerProcess
-from tests.spark_connector.queues import fill, texts
+from tests.spark_connector.queues import fill, staged, texts
 
-PATIENCE = 60.0  #: seconds
+PATIENCE = 300.0  #: seconds; longer than anything takes, also where the machine is busy
 
 
 @pytest.fixture
@@ -111,6 +111,7 @@ def test_nothing_is_settled_before_it_is_processed(spark: SparkSession, url: str
     assert start(again, url, checkpoint, availableNow=True).awaitTermination(PATIENCE)
     assert sorted_texts(url, "out") == numbers(100)
     assert texts(url, "in") == []
+    assert staged(url) == []  # also of the run that failed
 
 
 def test_a_failed_task_is_tried_again_and_writes_once(spark: SparkSession, url: str, checkpoint: str) -> None:
@@ -128,6 +129,7 @@ def test_a_failed_task_is_tried_again_and_writes_once(spark: SparkSession, url: 
     query = start(frame.mapInArrow(fail_once, "value string"), url, checkpoint, availableNow=True)
     assert query.awaitTermination(PATIENCE)
     assert sorted_texts(url, "out") == numbers(400)
+    assert staged(url) == []
 
 
 def test_a_stream_united_with_itself_reads_one_range_twice(spark: SparkSession, url: str, checkpoint: str) -> None:
@@ -136,6 +138,21 @@ def test_a_stream_united_with_itself_reads_one_range_twice(spark: SparkSession, 
     both = frame.selectExpr("text as value").union(frame.selectExpr("concat('1', text) as value"))
     assert start(both, url, checkpoint, availableNow=True).awaitTermination(PATIENCE)
     assert sorted_texts(url, "out") == sorted([*numbers(10), *(f"1{number}" for number in range(10))], key=int)
+
+
+def test_two_queries_write_to_one_queue_at_once(spark: SparkSession, url: str, checkpoint: str, tmp_path: Path) -> None:
+    for queue, first in (("in", 0), ("in2", 1000)):
+        fill(url, queue, numbers(1000, first))
+    options = {"maxMessagesPerTrigger": 100, "maxMessagesPerPartition": 40}
+    frames = [stream(spark, url, queue, **options).selectExpr("text as value") for queue in ("in", "in2")]
+    queries = [
+        start(frame, url, str(tmp_path / f"checkpoint{number}"), availableNow=True)
+        for number, frame in enumerate(frames)
+    ]
+    for query in queries:
+        assert query.awaitTermination(PATIENCE)
+    assert sorted_texts(url, "out") == numbers(2000)
+    assert staged(url) == []
 
 
 def test_a_subscription_is_a_stream_of_its_own(spark: SparkSession, url: str, checkpoint: str) -> None:

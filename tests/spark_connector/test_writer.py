@@ -26,7 +26,7 @@ from spark_connector.rows import RowError
 from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, TaskWriter, Written
 from tests.spark_connector.queues import browse, texts
 
-WAIT = 60.0  #: seconds; longer than anything takes, so that a hanging test ends
+WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
 
 
 @pytest.fixture
@@ -51,13 +51,19 @@ def rows(*values: str) -> pa.RecordBatch:
 
 
 def writer(
-    options: SinkOptions, attempt: int = 0, *, batch: int = 0, partition: int = 0, speculation: bool = False
+    options: SinkOptions,
+    attempt: int = 0,
+    *,
+    run: str = "run",
+    batch: int = 0,
+    partition: int = 0,
+    speculation: bool = False,
 ) -> TaskWriter:
-    return TaskWriter(options, "query", batch, Attempt(partition, attempt, str(uuid4())), speculation)
+    return TaskWriter(options, "query", batch, Attempt(run, partition, attempt, str(uuid4())), speculation)
 
 
 def staged(broker: Broker) -> list[str]:
-    """The tasks that have staged something: ``BATCH/PARTITION.ATTEMPT``."""
+    """The tasks that have staged something: ``BATCH/RUN.PARTITION.ATTEMPT``."""
     return sorted("/".join(name.split("/")[-2:]).rpartition(".")[0] for name in broker._state.staged)
 
 
@@ -69,6 +75,7 @@ class Running:
     """An attempt in a thread of its own, which has staged its first rows and waits with the others."""
 
     def __init__(self, task: TaskWriter, *batches: pa.RecordBatch) -> None:
+        self.task = task
         self._batches = batches
         self._go = threading.Event()
         self._waiting = threading.Event()
@@ -96,11 +103,11 @@ def test_a_batch_is_published_once_and_what_is_dropped_is_said(
 ) -> None:
     publish(options, 7, writer(options, batch=7).write(iter([rows("a", "b")])), None)
     assert caplog.text == ""
-    publish(options, 7, writer(options, batch=7).write(iter([rows("b", "a")])))
+    publish(options, 7, writer(options, batch=7).write(iter([rows("b"), rows(), rows("a")])))
     assert texts(options.url, "out") == ["a", "b"]
     assert "batch 7 of the query was published to queue 'out' before, so its 2 messages were dropped" in caplog.text
     assert "last batch published is 7" in caplog.text
-    assert connection_for(options).statistics().duplicates_rejected == 2
+    assert connection_for(options).statistics().duplicates_rejected == 1  # the others did not even come
     assert staged(broker) == []
 
 
@@ -145,7 +152,7 @@ def test_an_attempt_that_fails_for_any_reason_drops_what_it_staged(
 ) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
         yield rows("a")
-        assert staged(broker) == ["0/0.0"]
+        assert staged(broker) == ["0/run.0.0"]
         raise error("failed")
 
     with pytest.raises(error):
@@ -157,7 +164,7 @@ def test_the_next_attempt_drops_what_a_killed_one_staged(options: SinkOptions, b
     killed = Running(writer(options), rows("a"), rows("b"))
     other = Running(writer(options, partition=10), rows("c"))
     written = writer(options, 1).write(iter([rows("b", "a")]))
-    assert staged(broker) == ["0/0.1", "0/10.0"]
+    assert staged(broker) == ["0/run.0.1", "0/run.10.0"]
     with pytest.raises(IllegalStateException, match="superseded"):
         killed.finish()  # it was not dead after all, and does no harm
     publish(options, 0, written, other.finish())
@@ -165,11 +172,23 @@ def test_the_next_attempt_drops_what_a_killed_one_staged(options: SinkOptions, b
     assert staged(broker) == []
 
 
+@pytest.mark.parametrize("speculation", [False, True])
+def test_the_next_run_of_a_query_drops_what_the_one_before_staged_for_the_same_batch(
+    options: SinkOptions, broker: Broker, speculation: bool
+) -> None:
+    for batch in (4, 5):
+        writer(options, batch=batch, partition=batch).write(iter([rows("a")]))
+    again = Running(writer(options, run="again", batch=5, speculation=speculation), rows("b"), rows("c"))
+    writer(options, run="again", batch=5, partition=1, speculation=speculation).write(iter([rows("d")]))
+    assert staged(broker) == ["5/again.0.0", "5/again.1.0"]
+    assert again.finish().count == 2
+
+
 @pytest.mark.parametrize("winner", [0, 1])
 def test_of_two_attempts_that_run_at_once_either_may_count(options: SinkOptions, broker: Broker, winner: int) -> None:
     attempts = [Running(writer(options, number, speculation=True), rows("a"), rows("b")) for number in (0, 1)]
     written = [attempt.finish() for attempt in attempts]
-    assert staged(broker) == ["0/0.0", "0/0.1"]
+    assert staged(broker) == ["0/run.0.0", "0/run.0.1"]
     publish(options, 0, written[winner])
     assert texts(options.url, "out") == ["a", "b"]
     assert staged(broker) == []
@@ -178,7 +197,7 @@ def test_of_two_attempts_that_run_at_once_either_may_count(options: SinkOptions,
 def test_a_newer_batch_drops_what_an_older_one_left(options: SinkOptions, broker: Broker) -> None:
     left = Running(writer(options, batch=3), rows("a"), rows("b"))
     written = writer(options, batch=4).write(iter([rows("c")]))
-    assert staged(broker) == ["4/0.0"]
+    assert staged(broker) == ["4/run.0.0"]
     with pytest.raises(IllegalStateException):
         left.finish()
     publish(options, 4, written)
@@ -196,12 +215,23 @@ def test_an_aborted_batch_drops_what_all_its_attempts_staged(options: SinkOption
 
 def test_an_aborted_job_drops_it_also_where_no_task_has_ended(options: SinkOptions, broker: Broker) -> None:
     job = JmsBatchWriter(options, speculation=False)
-    killed = Running(TaskWriter(options, job._job, 0, Attempt(0, 0, "w"), False), rows("a"))
+    killed = Running(TaskWriter(options, job._job, 0, Attempt("job", 0, 0, "w"), False), rows("a"), rows("b"))
     other = writer(options).write(iter([rows("b")]))
     job.abort([None])
-    assert staged(broker) == ["0/0.0"]
     assert broker._state.staged.keys() == {other.transaction}
-    killed.finish()
+    assert killed.finish().dropped
+    late = TaskWriter(options, job._job, 0, Attempt("job", 1, 3, "w"), False).write(iter([rows("c")]))
+    assert (late.transaction, late.dropped) == (None, True)
+    assert broker._state.staged.keys() == {other.transaction}
+
+
+def test_an_attempt_that_comes_after_its_batch_was_published_stages_nothing(
+    options: SinkOptions, broker: Broker
+) -> None:
+    late = Running(writer(options, 1, speculation=True), rows("a"), rows("b"), rows("c"))
+    publish(options, 0, writer(options, speculation=True).write(iter([rows("a", "b", "c")])))
+    assert late.finish() == Written(late.task.group, None, 3, dropped=True)
+    assert (texts(options.url, "out"), staged(broker)) == (["a", "b", "c"], [])
 
 
 def test_an_abort_after_the_batch_was_published_takes_nothing_back(options: SinkOptions) -> None:

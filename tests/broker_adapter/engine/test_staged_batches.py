@@ -47,8 +47,8 @@ class Rules:
             raise replies[0]
         return replies[0]
 
-    def stage(self, name: str, first: int, count: int = 1, now_ms: int = START) -> None:
-        self.do(c.Stage(name, queue("target"), first, [message("x")] * count), now_ms)
+    def stage(self, name: str, first: int, count: int = 1, now_ms: int = START) -> Any:
+        return self.do(c.Stage(name, queue("target"), first, [message("x")] * count), now_ms)
 
     def restart(self) -> None:
         """As a start does it: from the catalog alone, without counters."""
@@ -101,15 +101,34 @@ def test_what_failed_attempts_staged_goes_when_their_batch_is_published() -> Non
     assert [name for name, each in rules.state.staged.items() if not each.record.publishing] == ["h/1/0.0.d"]
 
 
-def test_what_is_staged_again_for_a_published_number_goes_with_its_failed_attempts() -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_nothing_is_staged_for_a_number_that_was_published(number: int) -> None:
     rules = Rules()
-    rules.stage("g/1/a", 0)
-    assert rules.do(c.Publish("g", 1, ["g/1/a"])) is True
-    for name in ("g/1/b", "g/1/c"):
-        rules.stage(name, 0, 3)
-    assert rules.do(c.Publish("g", 1, ["g/1/c"])) is False
-    assert [name for name, each in rules.state.staged.items() if not each.record.publishing] == []
+    for name in ("a", "slow"):
+        assert rules.stage(f"g/{number}/{name}", 0) is True
+    assert rules.do(c.Publish("g", number, [f"g/{number}/a"])) is True
+    assert rules.stage(f"g/{number}/slow", 1) is False
+    assert rules.stage(f"g/{number}/late", 0, 3) is False
+    assert rules.stage("g/late", 0) is True  # nobody knows whose it is
+    assert [name for name, each in rules.state.staged.items() if not each.record.publishing] == ["g/late"]
+    assert rules.do(c.Statistics()).duplicates_rejected == 4
+
+
+def test_a_number_is_closed_by_publishing_nothing() -> None:
+    rules = Rules()
+    rules.stage("g/0/a", 0)
+    assert rules.do(c.Publish("g", 0, [])) is True
+    assert rules.stage("g/0/b", 0) is False
+    assert not rules.state.staged
+
+
+def test_what_was_staged_without_a_number_in_its_name_is_dropped_when_that_was_published() -> None:
+    rules = Rules()
+    assert rules.do(c.Publish("g", 1, [])) is True
+    rules.stage("t", 0, 3)
+    assert rules.do(c.Publish("g", 1, ["t"])) is False
     assert rules.do(c.Statistics()).duplicates_rejected == 3
+    assert not rules.state.staged
 
 
 def test_a_newer_batch_drops_what_an_older_one_of_its_group_left() -> None:
