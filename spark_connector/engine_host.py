@@ -61,6 +61,8 @@ ANSWER_SECONDS = 120.0
 MAX_CALLERS: Final = 200
 #: Connections that the system keeps until they are accepted.
 _BACKLOG: Final = 128
+#: Longest wait for the desk to take a warning, in seconds.
+WARNING_SECONDS: Final = 5.0
 #: Longest warning, in characters; in JSON none of them has more than twelve bytes.
 _MOST_TEXT: Final = 4000
 
@@ -221,15 +223,15 @@ def reachable(options: Options, desk: Desk | None) -> Options:
     return attrs.evolve(options, url=answer["url"], username=None, password=None)
 
 
-def _ask(desk: Desk, request: dict[str, str]) -> dict[str, str]:
+def _ask(desk: Desk, request: dict[str, str], timeout: float = ANSWER_SECONDS) -> dict[str, str]:
     """The desk's answer to a request.
 
     Raises:
         OSError: nobody is there, it does not answer in time, or one of both has not the key.
     """
     asked = json.dumps(request).encode()
-    deadline = time.monotonic() + ANSWER_SECONDS
-    with socket.create_connection(("127.0.0.1", desk.port), CALLER_SECONDS) as asking:
+    deadline = time.monotonic() + timeout
+    with socket.create_connection(("127.0.0.1", desk.port), min(timeout, CALLER_SECONDS)) as asking:
         own = secrets.token_bytes(_NONCE_BYTES)
         nonces = _received(asking, _NONCE_BYTES, deadline) + own
         asking.sendall(own + _proof(desk.key, _CALLER, nonces))
@@ -269,10 +271,10 @@ class DriverLog:
         return DriverLog, ()
 
     def warning(self, text: str) -> None:
-        """Log a warning.  Never raises."""
+        """Log a warning.  Never raises; waits for the desk at most :data:`WARNING_SECONDS`."""
         if self.desk is not None:
             try:
-                _ask(self.desk, {"warning": text[:_MOST_TEXT]})
+                _ask(self.desk, {"warning": text[:_MOST_TEXT]}, WARNING_SECONDS)
                 return
             except (OSError, EOFError, ValueError) as error:
                 _log.debug("the desk of the driver takes no warning: %s", error)

@@ -89,8 +89,9 @@ def projection(schema: StructType) -> tuple[str, ...]:
     """The columns that a user's schema asks for, in its order.
 
     Raises:
-        ValueError: a column is unknown, or of another type.
+        ValueError: a column is unknown, named twice, or of another type; or may not be null.
     """
+    names = schema.fieldNames()
     for field in schema.fields:
         if field.name not in _TYPES:
             raise ValueError(f"unknown column {field.name!r}; the columns are {', '.join(_TYPES)}")
@@ -98,7 +99,11 @@ def projection(schema: StructType) -> tuple[str, ...]:
             raise ValueError(
                 f"column {field.name!r} has the type {_described(_TYPES[field.name])}, not {_described(field.dataType)}"
             )
-    return tuple(field.name for field in schema.fields)
+        if not field.nullable:
+            raise ValueError(f"column {field.name!r} may be null, as any column may: leave out NOT NULL")
+        if names.count(field.name) > 1:
+            raise ValueError(f"column {field.name!r} is named {names.count(field.name)} times")
+    return tuple(names)
 
 
 def _described(kind: DataType) -> str:

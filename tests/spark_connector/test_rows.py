@@ -186,6 +186,10 @@ def test_a_users_schema_selects_columns_and_wrong_ones_are_named() -> None:
         projection(StructType([StructField("offset", StringType())]))
     with pytest.raises(ValueError, match="'position' has the type bigint, not int"):
         projection(StructType([StructField("position", IntegerType())]))
+    with pytest.raises(ValueError, match="column 'text' may be null, as any column may: leave out NOT NULL"):
+        projection(StructType([StructField("text", StringType(), nullable=False)]))
+    with pytest.raises(ValueError, match="column 'text' is named 2 times"):
+        projection(StructType([SCHEMA["text"], SCHEMA["text"]]))
     strict = MapType(StringType(), StringType(), valueContainsNull=False)
     with pytest.raises(ValueError, match="not map<string,string> without null values"):
         projection(StructType([StructField("properties", strict)]))

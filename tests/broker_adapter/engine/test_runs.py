@@ -86,6 +86,22 @@ def test_positions_are_kept_over_restarts(engines: Engines) -> None:
         assert ask(broker, "settle_through", position=last, run=seen["run"]) == 10
 
 
+def test_positions_are_kept_over_a_crash_also_those_of_messages_that_did_not_survive_it(engines: Engines) -> None:
+    with engines.running() as broker:
+        fill(broker, 3)
+        send(broker, connect(broker), "q", *["volatile"] * 5, persistent=False)
+        seen = ask(broker, "bounds")
+        assert broker._disk is not None
+        (engines.path.parent / "copy").mkdir()
+        broker._disk._env.copy(str(engines.path.parent / "copy"))  # what SIGKILL would leave
+    engines.restore()
+    with engines.running() as broker:
+        now = ask(broker, "bounds", run=seen["run"])
+        assert seen["next"] == 9
+        assert now["kept"] >= seen["next"]
+        assert ask(broker, "settle_through", position=8, run=seen["run"]) == 3
+
+
 @pytest.mark.parametrize("restarts", [0, 1, 3])
 def test_an_older_copy_of_the_store_does_not_keep_them(engines: Engines, restarts: int) -> None:
     with engines.running() as broker:
