@@ -71,7 +71,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refreshed = 0.0
         self._offline_since: float | None = None
         self._frozen_head: int | None = None
-        self._settled: Offset | None = None
+        self._settled: tuple[Offset, str] | None = None  #: what is settled, and in which run of the broker
         self._unsettled: Offset | None = None  #: what could not be settled the last time
         self._settle_after = 0.0
         self._told: Offset | None = None  #: what was said to be lost
@@ -200,7 +200,8 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _settle(self, offset: Offset) -> None:
         """Settle what an offset has read, once; what does not work now is made good by the next one."""
         now = time.monotonic()
-        if offset in (self._settled, self._void) or offset.next <= offset.base:
+        run = "" if self._bounds is None else self._bounds.run  # after a restart it may have it once more
+        if offset == self._void or (offset, run) == self._settled or offset.next <= offset.base:
             return
         if offset == self._unsettled and now < self._settle_after:
             return
@@ -212,7 +213,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ),
                 seconds=1.0,
             )
-            self._settled = offset
+            self._settled = offset, run
         except JMSException as error:
             self._unsettled, self._settle_after = offset, now + _SETTLE_PAUSE_SECONDS
             _log.warning("positions below %d are not settled yet: %s", offset.next, error)

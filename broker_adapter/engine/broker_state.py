@@ -1543,7 +1543,7 @@ class BrokerState:
         for name, queue in staged.items():
             if queue is None:
                 raise InvalidDestinationException(
-                    f"staged transaction {name!r} does not exist: it was dropped after"
+                    f"staged transaction {name!r} does not exist: it was discarded or superseded, dropped after"
                     f" {self.settings.staged_timeout_seconds:g} s (option staged_timeout_seconds), or never made"
                 )
             if queue.record.publishing:
