@@ -9,7 +9,7 @@ atomic over any number of staged transactions, and done once for each number of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -127,6 +127,7 @@ class RangeReader:
         incarnation: str | None = None,
         max_bytes: int = CHUNK_BYTES,
         run: str | None = None,
+        on_damaged: Callable[[list[int]], None] | None = None,
     ) -> Iterator[list[RangeMessage]]:
         """The messages with positions in [first, last], in order, a list for each answer of the broker.
 
@@ -138,10 +139,13 @@ class RangeReader:
             incarnation: of the queue in which they were seen; None: any.
             max_bytes: of messages that one answer brings, about.
             run: of the broker in which they were seen; None: any.
+            on_damaged: called with the positions of messages whose checksum is wrong, which are then left out, and
+                kept in the broker's quarantine; None: such a message is an error, and stays where it is.
 
         Raises:
             InvalidDestinationException: the queue, or this incarnation of it, is gone; or the positions are those of
                 other messages since the broker's store was replaced by an older copy.
+            StoreCorruptException: a message cannot be trusted, and there is no ``on_damaged``.
         """
         position = first
         while position <= last:
@@ -154,8 +158,11 @@ class RangeReader:
                     "max_bytes": max_bytes,
                     "incarnation": incarnation,
                     "run": run,
+                    "skip_damaged": on_damaged is not None,
                 },
             )
+            if on_damaged is not None and answer.get("damaged"):
+                on_damaged(answer["damaged"])
             messages = [
                 RangeMessage(at, count, payload, annotations)
                 for at, count, _, payload, annotations in answer["messages"]

@@ -90,6 +90,7 @@ def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
     Raises:
         InvalidDestinationException: the queue is gone, or its positions are those of other messages now; not with
             ``failOnDataLoss=false``.
+        StoreCorruptException: a message is damaged; not with ``failOnDataLoss=false``.
         JMSException: the broker stayed away for longer than ``retrySeconds``.
     """
     options = partition.options
@@ -97,10 +98,16 @@ def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
     run = partition.run or None
     position = partition.first
     failing_since: float | None = None
+
+    def on_damaged(positions: list[int]) -> None:
+        _log.warning("damaged messages of %r are left out, and in the broker's quarantine: %s", source, positions)
+
+    leave_out = None if options.fail_on_data_loss else on_damaged
     while position <= partition.last:
         try:
             reader = range_reader(connection_for(options), options)
-            for messages in reader.read(position, partition.last, partition.incarnation, options.fetch_bytes, run):
+            incarnation, size = partition.incarnation, options.fetch_bytes
+            for messages in reader.read(position, partition.last, incarnation, size, run, leave_out):
                 yield batch_of(decoded(messages), source, partition.columns)
                 position = messages[-1].position + 1
                 failing_since = None

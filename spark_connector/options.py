@@ -57,8 +57,8 @@ class SourceOptions(ConnectionOptions):
         "failOnDataLoss",
         True,
         "whether a read fails where messages that follow its checkpoint or its plan are gone (the queue was made again,"
-        " the broker's store replaced by an older copy, the checkpoint is older than the queue); false: go on with what"
-        " is there, and say so in the log",
+        " the broker's store replaced by an older copy, the checkpoint is older than the queue, a message is damaged);"
+        " false: go on with what is there, and say so in the log",
     )
     head_refresh_seconds: float = _option(
         "headRefreshSeconds", 0.1, "a streaming query asks the broker for news no more often than this", least=0

@@ -153,3 +153,54 @@ def test_a_row_that_cannot_be_a_message_is_named(spark: SparkSession, url: str, 
     with pytest.raises(Exception, match=f"partition 0, row 1: {text}"):
         rows.write.format("jms").options(url=url, queue="in").mode("append").save()
     assert texts(url, "in") == []
+
+
+def damage(url: str, text: bytes) -> None:
+    """Change the body of a message in the store of a running engine, and forget what the engine has in memory."""
+    parsed = parse_url(url)
+    assert isinstance(parsed, EmbeddedURL)
+    lease = EngineLease(parsed)
+    store = lease.broker.store
+    with store.snapshot() as tables:
+        key, value = next((key, value) for key, value in tables.items("messages") if text in value)
+    store.apply([("messages", key, value.replace(text, text.swapcase()))])
+    lease.broker._cache.clear()
+    lease.broker._cache_bytes = 0
+    lease.release()
+
+
+@pytest.mark.damages
+def test_a_damaged_message_fails_a_batch_unless_loss_is_allowed_and_is_kept_aside(
+    spark: SparkSession, url: str
+) -> None:
+    fill(url, "in", ["first", "second", "third"])
+    damage(url, b"second")
+    with pytest.raises(Exception, match="position 2 of queue 'in' cannot be trusted"):
+        spark.read.format("jms").options(url=url, queue="in").load().collect()
+    with ConnectionFactory(url).create_connection() as connection:
+        assert {each.name: each.messages for each in connection.statistics().queues}["in"] == 3
+        found = spark.read.format("jms").options(url=url, queue="in", failOnDataLoss="false").load().collect()
+        assert [row.text for row in found] == ["first", "third"]
+        assert connection.statistics().quarantined == 1
+
+
+@pytest.mark.damages
+def test_a_damaged_message_stops_a_stream_before_anything_behind_it_is_settled(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    fill(url, "in", ["first", "second", "third"])
+    damage(url, b"second")
+
+    def run(**options: str) -> bool | None:
+        stream = spark.readStream.format("jms").options(url=url, queue="in", **options).load()
+        writer = stream.writeStream.format("jms").options(url=url, queue="out", checkpointLocation=str(tmp_path / "c"))
+        return writer.trigger(availableNow=True).start().awaitTermination(PATIENCE)
+
+    with pytest.raises(Exception, match="position 2 of queue 'in' cannot be trusted"):
+        run()
+    with ConnectionFactory(url).create_connection() as connection:
+        assert {each.name: each.messages for each in connection.statistics().queues}["in"] == 3
+        assert run(failOnDataLoss="false")
+        assert texts(url, "in") == []
+        assert texts(url, "out") == ["first", "third"]
+        assert connection.statistics().quarantined == 1
