@@ -98,21 +98,32 @@ def unpack(data: bytes | memoryview) -> Envelope:
     """The envelope in these bytes.
 
     Raises:
-        MessageFormatException: they are not a packed envelope.
+        MessageFormatException: they are not a packed envelope, or a field of it is of the wrong type or out of range.
     """
     try:
         if len(data) > UNCHECKED_BYTES:
             check(data)
         fields = msgpack.unpackb(data, strict_map_key=False, use_list=True)
+        types = (*map(type, fields),)
+        if types not in _known_types:
+            _check_types(types)
         body = fields[_BODY]
         if type(body) is list or type(body) is dict:
             check_depth(body, MAX_BODY_DEPTH)
+        properties = fields[_PROPERTIES]
+        if properties:
+            for name in properties:
+                if type(name) is not str:
+                    raise ValueError(f"{name!r} cannot be the name of a property")
+        if not 0 <= fields[_PRIORITY] <= 9:
+            fields[_PRIORITY] = 0 if fields[_PRIORITY] < 0 else 9
         fields[0] = _destination(fields[0])
         fields[1] = _BODY_KINDS[fields[1]]
         if fields[_REPLY_TO] is not None:
             fields[_REPLY_TO] = _destination(fields[_REPLY_TO])
-        if fields[_IDENTITY] is not None:
-            fields[_IDENTITY] = Identity._make(fields[_IDENTITY])
+        identity = fields[_IDENTITY]
+        if identity is not None:
+            fields[_IDENTITY] = checked_identity(*identity)
         return Envelope._make(fields)
     except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException, RecursionError) as error:
         raise MessageFormatException(f"not a packed envelope: {error}") from error
@@ -123,7 +134,22 @@ def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
     return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
 
 
+def checked_identity(producer_id: Any, thread_id: Any, sequence: Any) -> Identity:
+    """An identity of these fields.
+
+    Raises:
+        ValueError: they are not a string and two numbers from 0 on that fit into 63 bits.
+    """
+    if type(producer_id) is not str or type(thread_id) is not int or type(sequence) is not int:
+        raise ValueError("an identity is a producer, a thread and a sequence")
+    if not (0 <= thread_id < _LIMIT and 0 <= sequence < _LIMIT):
+        raise ValueError(f"thread {thread_id} or sequence {sequence} of an identity does not fit into 63 bits")
+    return Identity(producer_id, thread_id, sequence)
+
+
 _BODY = Envelope._fields.index("body")
+_PROPERTIES = Envelope._fields.index("properties")
+_PRIORITY = Envelope._fields.index("priority")
 _REPLY_TO = Envelope._fields.index("reply_to")
 _IDENTITY = Envelope._fields.index("identity")
 #: Packers that nobody uses now: making one costs half as much as packing, and each serves one message at a time.
@@ -135,6 +161,43 @@ _BODY_KINDS = {int(kind): kind for kind in BodyKind}
 _KINDS = {int(kind): kind for kind in DestinationKind}
 
 
+_LIMIT = 1 << 63
+_NONE = type(None)
+#: Types of the fields as msgpack brings them.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "destination": (list,),
+    "body_kind": (int,),
+    "properties": (dict, _NONE),
+    "message_id": (str, _NONE),
+    "correlation_id": (str, bytes, _NONE),
+    "reply_to": (list, _NONE),
+    "type": (str, _NONE),
+    "sent_at_ms": (int, _NONE),
+    "expires_at_ms": (int, _NONE),
+    "deliver_at_ms": (int, _NONE),
+    "priority": (int,),
+    "persistent": (bool,),
+    "group_id": (str, _NONE),
+    "group_sequence": (int, _NONE),
+    "user_id": (str, _NONE),
+    "identity": (list, _NONE),
+}
+#: Types of all fields that were found right: most messages of a program have the same.
+_known_types: set[tuple[type, ...]] = set()
+_MOST_KNOWN_TYPES = 10_000
+
+
+def _check_types(types: tuple[type, ...]) -> None:
+    for name, found in zip(Envelope._fields, types, strict=True):
+        allowed = _TYPES.get(name)
+        if allowed is not None and found not in allowed:
+            raise ValueError(f"field {name!r} is a {found.__name__}")
+    if len(_known_types) < _MOST_KNOWN_TYPES:
+        _known_types.add(types)
+
+
 def _destination(fields: Any) -> Destination:
     name, kind = fields
+    if type(name) is not str:
+        raise ValueError(f"the name of a destination is a {type(name).__name__}")
     return Destination(name, _KINDS[kind])

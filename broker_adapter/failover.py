@@ -1017,7 +1017,7 @@ class FailoverTransport:
             if peer is None or peer.run is None:
                 return inner.request(operation, arguments, left)
             first_run = first_run or peer.run
-            return inner.request(operation, {**arguments, "request_id": request_id, "run": first_run}, left)
+            return inner.request(operation, {**arguments, "request_id": request_id, "request_run": first_run}, left)
 
         return self._repeated(f"request {operation!r}", timeout, ask)
 

@@ -419,7 +419,7 @@ class InProcessTransport:
             raise MessageFormatException(
                 f"message of {len(payload)} bytes is larger than the limit of {limit} bytes (option max_message_bytes)"
             )
-        return destination or envelope.destination, c.NewMessage(
+        return destination or envelope.destination, c.incoming(
             ENVELOPE_FORMAT,
             payload,
             envelope.priority,
@@ -427,7 +427,7 @@ class InProcessTransport:
             envelope.expires_at_ms,
             envelope.deliver_at_ms,
             envelope.identity,
-            c.group_number(envelope.group_id),
+            envelope.group_id,
         )
 
     # The outbox.

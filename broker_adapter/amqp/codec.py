@@ -37,8 +37,17 @@ from broker_adapter.amqp.values import (
     encode,
 )
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.commands import NewMessage, group_number
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, annotated, unpack
+from broker_adapter.engine.commands import NewMessage, incoming
+from broker_adapter.envelope import (
+    AMQP_FORMAT,
+    ENVELOPE_FORMAT,
+    BodyKind,
+    Envelope,
+    Identity,
+    annotated,
+    checked_identity,
+    unpack,
+)
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.packing import unpacked
 
@@ -161,8 +170,6 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
     envelope = decode_payload(payload[start:], destination)
     if not isinstance(annotations, dict):
         return envelope
-    if not isinstance(envelope.properties, dict | None):
-        raise MessageFormatException(f"the properties of the message are a {type(envelope.properties).__name__}")
     return annotated(envelope, annotations)
 
 
@@ -191,15 +198,15 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
     """
     if format_of(payload) == ENVELOPE_FORMAT:
         envelope = unpack(payload)
-        message = NewMessage(
+        message = incoming(
             ENVELOPE_FORMAT,
             payload,
-            _clamped(_integer(envelope.priority, "priority")),
-            envelope.persistent is True,
-            _integer(envelope.expires_at_ms, "expiry"),
-            _integer(envelope.deliver_at_ms, "delivery time"),
-            _checked_identity(envelope.identity),
-            group_number(_string(envelope.group_id)),
+            envelope.priority,
+            envelope.persistent,
+            envelope.expires_at_ms,
+            envelope.deliver_at_ms,
+            envelope.identity,
+            envelope.group_id,
         )
         return message, envelope.destination
     header: list[Any] = []
@@ -216,7 +223,7 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
     if expires_at_ms is None:
         ttl = _integer(_field(header, 2), "ttl")
         expires_at_ms = now_ms + ttl if ttl else None
-    message = NewMessage(
+    message = incoming(
         AMQP_FORMAT,
         payload,
         _clamped(_integer(_field(header, 1), "priority")),
@@ -224,7 +231,7 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
         expires_at_ms,
         _delivery_time(annotations, now_ms),
         _identity(annotations),
-        group_number(_string(_field(properties, 10))),
+        _string(_field(properties, 10)),
     )
     to = _string(_field(properties, 2))
     return message, None if to is None else Destination(to, _kind(annotations, _DESTINATION_KEYS, None))
@@ -723,16 +730,10 @@ def _identity(annotations: Mapping[Any, Any]) -> Identity | None:
         return None
     if not isinstance(fields, list) or len(fields) != 3:
         raise MessageFormatException(f"{IDENTITY} {fields!r} is not a producer, a thread and a sequence")
-    return _checked_identity(Identity._make(fields))
-
-
-def _checked_identity(identity: Identity | None) -> Identity | None:
-    if identity is None:
-        return None
-    producer, thread, sequence = identity
-    if not isinstance(producer, str) or type(thread) is not int or type(sequence) is not int:
-        raise MessageFormatException(f"identity {tuple(identity)!r} is not a producer, a thread and a sequence")
-    return identity
+    try:
+        return checked_identity(*fields)
+    except ValueError as error:
+        raise MessageFormatException(f"{IDENTITY} {fields!r:.200}: {error}") from error
 
 
 _DESTINATION_KEYS: Final = (DESTINATION_TYPE, _LEGACY_DESTINATION_TYPE)

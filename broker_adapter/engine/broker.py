@@ -30,7 +30,7 @@ from typing import Any
 
 from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.broker_state import BrokerState, fault
 from broker_adapter.engine.check import Check, Finding, Tables
 from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
@@ -258,7 +258,7 @@ class Broker:
         request_id = arguments.get("request_id")
         if operation not in ONCE or not isinstance(request_id, str):
             return perform(self, operation, arguments, timeout, is_cancelled)
-        if arguments.get("run", self.run) != self.run:
+        if arguments.get("request_run", self.run) != self.run:
             raise IllegalStateException(
                 f"the engine was started again while the request {operation!r} was under way: look what it has done,"
                 " and ask again"
@@ -398,10 +398,10 @@ class Broker:
             self._fall_due(now_ms, commands)
             incoming = self._gather(commands)
             self._look_for_room(now_ms, incoming)
-            commands[:] = [self._supplied(command) for command in commands]
-            effects = self._state.decide(commands, now_ms)
-            for command, fault in effects.faults:
-                _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=fault)
+            supplied = [each for each in map(self._supplied_safely, commands) if each is not None]
+            effects = self._state.decide(supplied, now_ms)
+            for command, cause in effects.faults:
+                _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=cause)
             self._load(effects, now_ms)
             taken = self._read_what_is_taken(effects)
             for number, key in effects.distrusted:
@@ -528,6 +528,15 @@ class Broker:
             self._bytes_since_check = 0
             room = state.room = self._disk.room()
             state.held_because = room.reason if room is not None and room.is_used_up else None
+
+    def _supplied_safely(self, command: c.Command) -> c.Command | None:
+        """The command with what it asks for; None where that fails for a fault of the command, which has its answer."""
+        try:
+            return self._supplied(command)
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=error)
+            self._answer_all((command,), fault(command, error))
+            return None
 
     def _supplied(self, command: c.Command) -> c.Command:
         """The command with the entries that it asks for, as the stores have them in this cycle."""

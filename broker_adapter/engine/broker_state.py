@@ -26,7 +26,7 @@ from broker_adapter.destination import Destination, DestinationKind, checked_nam
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load, Scan
 from broker_adapter.engine.holding import Held, Holding
-from broker_adapter.engine.identities import LastNumbers, Sequences
+from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
@@ -119,6 +119,13 @@ class Totals:
         self.refused = 0
         self.quarantined = 0
         self.commits = 0
+
+
+def fault(command: c.Command, cause: Exception) -> JMSException:
+    """The answer to a command that a fault of the engine has ended."""
+    failure = JMSException(f"the engine could not carry out {type(command).__name__}: {cause!r:.200}")
+    failure.__cause__ = cause
+    return failure
 
 
 class BrokerState:
@@ -240,9 +247,7 @@ class BrokerState:
                 self._reply(command, error, effects)
             except Exception as error:  # a fault of ours: it is this command's alone
                 effects.faults.append((command, error))
-                failure = JMSException(f"the engine could not carry out {type(command).__name__}: {error!r:.200}")
-                failure.__cause__ = error
-                self._reply(command, failure, effects)
+                self._reply(command, fault(command, error), effects)
         self.settle_down(now_ms, effects)
         return effects
 
@@ -1369,6 +1374,8 @@ class BrokerState:
         command = held.command
         assert isinstance(command, c.Commit)
         commit_id = command.commit_id
+        if commit_id is not None:
+            checked_number(commit_id.number)
         if commit_id is not None and commit_id.number <= (self.commits.last(commit_id.session) or 0):
             self._reply(command, None, effects)
             return True
@@ -1528,6 +1535,7 @@ class BrokerState:
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
         last = self.published.last(command.group)
+        checked_number(command.number)
         published = last is not None and command.number <= last
         counts = dict(zip(command.transactions, command.counts or (), strict=False))
         staged = {name: self.staged.get(name) for name in command.transactions}

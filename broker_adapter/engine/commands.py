@@ -47,6 +47,45 @@ class NewMessage(NamedTuple):
     group: int = 0  #: see :func:`group_number`
 
 
+#: The last instant that the engine has a place for, milliseconds since the epoch: in the year 10,889.
+LATEST_MS = (1 << 48) - 1
+
+
+def incoming(
+    message_format: int,
+    payload: bytes,
+    priority: int,
+    persistent: bool,
+    expires_at_ms: int | None,
+    deliver_at_ms: int | None,
+    identity: Identity | None,
+    group_id: str | None,
+) -> NewMessage:
+    """A message that comes in, from what it says about itself.
+
+    Whatever it says, the engine can store it: a priority beyond 0 to 9 is the nearest of these, a time beyond
+    :data:`LATEST_MS` is that one, and an expiry at or before the beginning of 1970 has passed.
+
+    Args:
+        message_format: of the payload.
+        payload: the message as it is stored.
+        priority: ``JMSPriority``.
+        persistent: whether it survives the engine.
+        expires_at_ms: when it expires, milliseconds since the epoch; None: never.
+        deliver_at_ms: when it may be delivered; None: at once.
+        identity: of its producer, as :func:`broker_adapter.envelope.checked_identity` returns it; None: unknown.
+        group_id: ``JMSXGroupID``.
+    """
+    if expires_at_ms is not None:
+        expires_at_ms = min(max(expires_at_ms, 1), LATEST_MS)
+    if deliver_at_ms is not None:
+        deliver_at_ms = min(max(deliver_at_ms, 0), LATEST_MS)
+    if not 0 <= priority <= 9:
+        priority = 0 if priority < 0 else 9
+    group = group_number(group_id) if group_id else 0
+    return NewMessage(message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group)
+
+
 #: Message groups are told apart by so many numbers; two groups of one number go to the same consumer.
 MAX_GROUP_NUMBER = 0xFFFF
 

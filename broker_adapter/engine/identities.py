@@ -20,6 +20,7 @@ from typing import Final
 
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.records import LastRecord, SequencesRecord, encode_last, last_key
+from broker_adapter.errors import MessageFormatException
 
 #: Numbers below the highest one that are known one by one where there are gaps.
 WINDOW: Final = 8192
@@ -110,6 +111,17 @@ class Sequences:
                 self.solid = bottom - ((missing & -missing).bit_length() - 1) + 1
             self.mask = (mask << above | 1) & _FULL
         self.last = sequence
+
+
+def checked_number(number: int) -> int:
+    """The number of a commit or of a published batch, if the store has room for it.
+
+    Raises:
+        MessageFormatException: it is below zero, or does not fit into 63 bits.
+    """
+    if not 0 <= number < 1 << 63:
+        raise MessageFormatException(f"number {number} is not from 0 to 2^63 - 1")
+    return number
 
 
 class LastNumbers:

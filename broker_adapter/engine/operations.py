@@ -49,7 +49,8 @@ was made; default 0)
 or subscription; or None)
     The number of messages that it had.  It is refused while it is in use, unless by force.
 ``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word that the
-client makes up) and ``run`` (that of the engine, which a restart changes: then nobody knows, and that is the answer).
+client makes up) and ``request_run`` (the run of the engine, which a restart changes: then nobody knows, and that is the
+answer).
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
@@ -514,21 +515,16 @@ def _stage(arguments: _Arguments) -> Steps:
         if not isinstance(payload, bytes):
             raise MessageFormatException(f"a staged message is bytes, not {type(payload).__name__}")
         envelope = unpack(payload)
-        if type(envelope.priority) is not int or not 0 <= envelope.priority <= 9:
-            raise MessageFormatException(f"priority {envelope.priority!r} is not from 0 to 9")
-        expires_at_ms = envelope.expires_at_ms
-        if expires_at_ms is not None and type(expires_at_ms) is not int:
-            raise MessageFormatException(f"expiry {expires_at_ms!r} is not a number of milliseconds")
         messages.append(
-            c.NewMessage(
+            c.incoming(
                 ENVELOPE_FORMAT,
                 payload,
                 envelope.priority,
                 True,
-                expires_at_ms,
+                envelope.expires_at_ms,
                 envelope.deliver_at_ms,
                 None,
-                c.group_number(envelope.group_id if isinstance(envelope.group_id, str) else None),
+                envelope.group_id,
             )
         )
     return (

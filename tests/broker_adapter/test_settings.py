@@ -29,6 +29,7 @@ def test_every_option_has_a_unit_or_none_a_text_and_a_default_within_its_limits(
                 "deliveries",
                 "destinations",
                 "producers",
+                "entries",
                 "connections",
                 "sessions",
                 "links",

@@ -78,3 +78,15 @@ def test_a_redrive_whose_answer_is_lost_moves_no_more_than_it_was_to(
     asking.join(60)
     assert answers == [{"moved": 2, "left": 0}]
     assert (waiting(direct, "failing"), waiting(direct, "DLQ")) == (2, 4)
+
+
+def test_what_a_caller_says_about_a_run_reaches_the_engine(server: ServerProcess, connect: Connect) -> None:
+    """The name of an argument is not taken by what makes a repeated request known again."""
+    client = connect()
+    send(client.connection, "q", "a", "b")
+    now = client.connection.request("bounds", {"destination": "q"})
+    server.kill()
+    server.start()
+    send(client.connection, "q", "c")
+    again = client.connection.request("bounds", {"destination": "q", "run": now["run"]})
+    assert (again["next"], again["kept"]) == (now["next"] + 1, now["next"])

@@ -27,7 +27,7 @@ from broker_adapter.amqp.codec import (
 )
 from broker_adapter.amqp.values import Symbol, encode
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     InvalidDestinationException,
     JMSException,
@@ -271,6 +271,7 @@ def test_delivery_time_is_an_instant_or_a_delay() -> None:
 def test_priority_is_clamped() -> None:
     assert new_message(foreign(priority=200), 0)[0].priority == 9
     assert new_message(pack(FULL._replace(priority=77)), 0)[0].priority == 9
+    assert unpack(pack(FULL._replace(priority=-1))).priority == 0
 
 
 @given(st.integers(0, 2**32 - 1), st.none() | st.dictionaries(NAMES, st.text(max_size=9), min_size=1, max_size=3))
@@ -388,7 +389,7 @@ def test_damaged_messages_are_read_or_refused(payload: bytes, data: st.DataObjec
 
 def test_a_delivery_whose_message_has_properties_that_are_no_map_is_refused() -> None:
     odd = msgpack.packb(FULL._replace(properties=5))
-    with pytest.raises(MessageFormatException, match="properties of the message are a int"):
+    with pytest.raises(MessageFormatException, match="'properties' is a int"):
         decode_received(with_place(1, 2, {"a": 1}, odd))
 
 

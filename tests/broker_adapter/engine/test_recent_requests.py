@@ -87,7 +87,7 @@ def test_a_purge_that_is_asked_for_again_leaves_what_came_after_it(tmp_path: Pat
     broker = Broker(EngineSettings(), str(tmp_path))
     client = connect(broker)
     send(broker, client, "q", "a", "b")
-    purge = {"destination": "q", "request_id": "one", "run": broker.run}
+    purge = {"destination": "q", "request_id": "one", "request_run": broker.run}
     assert broker.request("purge", purge, WAIT) == 2
     send(broker, client, "q", "c")
     assert broker.request("purge", purge, WAIT) == 2
@@ -97,5 +97,5 @@ def test_a_purge_that_is_asked_for_again_leaves_what_came_after_it(tmp_path: Pat
     with pytest.raises(IllegalStateException, match="started again"):
         broker.request("purge", purge, WAIT)
     assert depth(broker, "q") == 1
-    assert broker.request("purge", {**purge, "run": broker.run}, WAIT) == 1
+    assert broker.request("purge", {**purge, "request_run": broker.run}, WAIT) == 1
     broker.close()

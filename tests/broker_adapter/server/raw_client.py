@@ -27,9 +27,13 @@ class RawClient:
         port: the server's, on this machine.
         reads: whether it reads what the server says; otherwise the server's output stays where it is.
         receive_buffer: bytes of the socket's receive buffer, where it matters.
+        envelopes: whether it offers to take our own form of messages; otherwise it is given standard AMQP.
     """
 
-    def __init__(self, port: int, *, reads: bool = True, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, port: int, *, reads: bool = True, receive_buffer: int | None = None, envelopes: bool = True
+    ) -> None:
+        self.payloads: list[bytes] = []  #: of each transfer frame
         self.received: list[tuple[int, int, list[object]]] = []  #: (channel, code, fields) of each frame
         self._changed = threading.Condition()
         self._numbers: dict[int, int] = {}
@@ -44,7 +48,7 @@ class RawClient:
         self.send(
             frames.frame(
                 *(0, frames.OPEN, "raw", "host", UInt(1 << 20), UShort(1000), None, None, None, None),
-                Symbols([ENVELOPE_CAPABILITY]),
+                Symbols([ENVELOPE_CAPABILITY] if envelopes else []),
             )
         )
         if reads:
@@ -79,7 +83,10 @@ class RawClient:
             if len(buffer) < size:
                 return
             if buffer[:4] != b"AMQP" and size > 8 and buffer[5] == 0:
-                performative = Reader(bytes(buffer[8:size])).value()
+                reader = Reader(bytes(buffer[8:size]))
+                performative = reader.value()
+                if performative.descriptor == frames.TRANSFER:
+                    self.payloads.append(bytes(buffer[8 + reader.position : size]))
                 channel = int.from_bytes(buffer[6:8])
                 self.received.append((channel, performative.descriptor, performative.value))
             del buffer[:size]
@@ -126,7 +133,7 @@ class RawClient:
         """The frames of a message, as many as it needs; ``finished``: whether the last one comes."""
         number = self._numbers.get(channel, 0)
         self._numbers[channel] = number + 1
-        parts = [payload[start : start + _PART] for start in range(0, len(payload), _PART)]
+        parts = [payload[start : start + _PART] for start in range(0, max(1, len(payload)), _PART)]
         for index, part in enumerate(parts):
             more = index < len(parts) - 1 or not finished
             yield frames.transfer(channel, handle, number, b"%d" % number, part, more=more, txn_id=txn_id)

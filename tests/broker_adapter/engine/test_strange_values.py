@@ -1,0 +1,247 @@
+"""Whatever a client asks for or sends, the worst is that its own command fails: the engine serves all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ack_modes import Outcome
+from broker_adapter.amqp.codec import (
+    as_amqp,
+    decode_payload,
+    decode_received,
+    new_message,
+    with_delivery,
+    with_place,
+)
+from broker_adapter.destination import Destination, DestinationKind, queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import _OPERATIONS
+from broker_adapter.envelope import ENVELOPE_FORMAT, Identity
+from broker_adapter.errors import JMSException, MessageFormatException
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, drained, message
+from tests.broker_adapter.engine.strange_values import NUMBERS, PACKED, PAYLOADS, VALUES
+
+_QUEUE = ("destination", "kind", "subscription", "client_id")
+#: The arguments of every operation.
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "statistics": (),
+    "purge": _QUEUE,
+    "redrive": (*_QUEUE, "to", "limit"),
+    "delete": (*_QUEUE, "force", "incarnation"),
+    "bounds": (*_QUEUE, "run"),
+    "read_range": (*_QUEUE, "first", "last", "max_bytes", "incarnation", "run", "skip_damaged"),
+    "settle_through": (*_QUEUE, "position", "first", "incarnation", "run"),
+    "stage": ("transaction", "queue", "first", "messages"),
+    "publish": ("group", "number", "transactions", "counts"),
+    "published": ("group",),
+    "discard": ("transactions", "prefixes", "keep"),
+    "settle_positions": (*_QUEUE, "given"),
+    "forgive": (*_QUEUE, "given"),
+    "resolve_commit": ("session", "number", "age_ms"),
+}
+#: What is right, so that operations get beyond their first look.
+_LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    "destination": st.sampled_from(["q", "DLQ", "t", "target"]),
+    "kind": st.just("queue"),
+    "subscription": st.none() | st.just("s"),
+    "client_id": st.none() | st.just("me"),
+    "incarnation": st.none(),
+    "run": st.none(),
+    "to": st.none() | st.just("q"),
+    "limit": st.none() | st.integers(0, 5),
+    "force": st.booleans(),
+    "first": st.integers(0, 3),
+    "last": st.integers(0, 20),
+    "max_bytes": st.integers(1, 1000),
+    "skip_damaged": st.booleans(),
+    "position": st.integers(0, 3),
+    "transaction": st.sampled_from(["one", "two", "g/1/a", "g/2/b", "x" * 600]),
+    "queue": st.sampled_from(["q", "target"]),
+    "messages": st.lists(PACKED, max_size=3),
+    "group": st.sampled_from(["g", "x" * 600]),
+    "number": st.integers(0, 5) | st.sampled_from([(1 << 63) - 1, 1 << 63, (1 << 64) - 1]),
+    "transactions": st.lists(st.sampled_from(["one", "two", "g/1/a", "g/2/b"]), max_size=3),
+    "counts": st.none(),
+    "prefixes": st.lists(st.sampled_from(["g/", "o"]), max_size=2),
+    "keep": st.lists(st.sampled_from(["g/1"]), max_size=1),
+    "given": st.lists(
+        st.tuples(st.integers(0, 20), VALUES) | st.tuples(st.integers(0, 20), VALUES, NUMBERS), max_size=3
+    ),
+    "session": st.sampled_from(["s", "x" * 600]),
+    "age_ms": NUMBERS,
+}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """An operation with arguments most of which are right."""
+    operation = draw(st.sampled_from(sorted(_ARGUMENTS)))
+    arguments = {}
+    for name in _ARGUMENTS[operation]:
+        how = draw(st.integers(0, 19))
+        if how < 17:
+            arguments[name] = draw(_LIKELY[name])
+        elif how < 19:
+            arguments[name] = draw(VALUES)
+    return operation, arguments
+
+
+class Served:
+    """An engine with another client, who must never notice anything."""
+
+    def __init__(self, path: str | None) -> None:
+        self.broker = Broker(EngineSettings(), path)
+        self.client = connect(self.broker, "me")
+        self.selective = Inbox()
+        consumer = self.broker.call(
+            c.Attach(self.client, queue("q"), self.selective, selector="colour = 'red' AND n > 5"), WAIT
+        )
+        self.broker.call(c.Credit(consumer, 1_000_000), WAIT)
+
+    def is_well(self) -> None:
+        assert self.broker.failed is None, self.broker.failed
+        before = drained(self.broker, self.client, "others", presettled=True)
+        assert before == []
+        assert self.broker.call(c.Enqueue(self.client, queue("others"), [message("x")]), WAIT) is None
+        assert len(drained(self.broker, self.client, "others", presettled=True)) == 1
+
+
+@pytest.fixture(params=["disk", "memory"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    made = Served(str(tmp_path) if request.param == "disk" else None)
+    yield made
+    made.broker.close()
+
+
+SELECTORS = (
+    "colour > 5",
+    "colour LIKE 'r%' OR n IN ('a')",
+    "n BETWEEN 1 AND 5 OR JMSCorrelationID = 'x'",
+    "NOT (n = 7) AND colour IS NULL AND JMSTimestamp > 5",
+)
+
+FEW = settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+)
+
+
+def is_expected(error: JMSException) -> bool:
+    """Whether an error names what was wrong, and is not that of a fault in the program."""
+    return "unexpectedly" not in str(error) and "could not carry out" not in str(error)
+
+
+def test_every_operation_is_asked() -> None:
+    assert set(_ARGUMENTS) == set(_OPERATIONS)
+
+
+@FEW
+@given(asked=requests())
+def test_any_request_is_answered_or_refused(served: Served, asked: tuple[str, dict[str, Any]]) -> None:
+    operation, arguments = asked
+    error: JMSException | None = None
+    try:
+        served.broker.request(operation, arguments, WAIT)
+    except JMSException as raised:
+        error = raised
+    assert error is None or is_expected(error), f"{operation} {arguments}: {error}"
+    served.is_well()
+
+
+@FEW
+@given(payload=PAYLOADS, to=st.sampled_from(["q", "DLQ", "grouped"]))
+def test_any_message_is_stored_or_refused(served: Served, payload: bytes, to: str) -> None:
+    try:
+        new, _ = new_message(payload, 1_700_000_000_000)
+    except MessageFormatException:
+        return
+    error = served.broker.call(c.Enqueue(served.client, queue(to), [new]), WAIT)
+    assert error is None
+    served.is_well()
+
+
+@FEW
+@given(payload=PAYLOADS | st.binary(max_size=40), form=st.sampled_from([0, ENVELOPE_FORMAT]))
+def test_any_stored_message_is_read_by_all_kinds_of_consumers_or_refused_by_them(
+    served: Served, payload: bytes, form: int
+) -> None:
+    """An earlier version has stored what would not come in now: nothing of it disturbs the engine or the others."""
+    served.broker.call(c.Enqueue(served.client, queue("q"), [c.NewMessage(form, payload)]), WAIT)
+    served.is_well()
+    for added in (None, {"JMS_HOLDFAST_DEAD_LETTER_REASON": "x"}):
+        with suppress(MessageFormatException):
+            decode_received(with_place(1, 0, added, payload))
+        with suppress(MessageFormatException):
+            with_delivery(as_amqp(form, payload), 3, added)
+    for selector in SELECTORS:
+        drained(served.broker, served.client, "q", selector=selector)
+    bounds = served.broker.request("bounds", {"destination": "q"}, WAIT)
+    read_range = {"destination": "q", "first": bounds["first"], "last": bounds["next"]}
+    for _, _, message_format, body, _ in served.broker.request("read_range", read_range, WAIT)["messages"]:
+        with suppress(MessageFormatException):
+            decode_payload(body)
+        assert message_format in (0, ENVELOPE_FORMAT)
+    served.broker.request("purge", {"destination": "q"}, WAIT)
+
+
+#: Names are strings when they come to the engine: who brings them in looks at that.
+_NAME = (
+    st.text(max_size=20)
+    | st.text(st.characters(), max_size=3)
+    | st.sampled_from(["q", "me", "s", "other", "x" * 600, "\0", "", "\ud800", "temporary-queue/x"])
+)
+
+
+@FEW
+@given(
+    destination=st.tuples(_NAME, st.sampled_from(DestinationKind)),
+    name=_NAME,
+    selector=_NAME | st.sampled_from(["n > " + "9" * 5000, "n = 'x'", "n >"]),
+    number=NUMBERS,
+)
+def test_commands_with_any_name_and_number_leave_the_engine_as_it_was(
+    served: Served, destination: tuple[Any, DestinationKind], name: Any, selector: Any, number: int
+) -> None:
+    broker, client = served.broker, served.client
+    place = Destination(*destination)
+    subscription = Subscription(name, durable=True, shared=True)
+    for command in (
+        c.Connect(name),
+        c.Attach(client, place, Inbox(), selector=selector),
+        c.Attach(client, place, Inbox(), selector=selector, subscription=subscription),
+        c.Attach(client, place, Inbox(), selector=selector, browse=True),
+        c.Enqueue(client, place, [message("x")]),
+        c.Enqueue(client, queue("q"), [message("x", identity=Identity("p" * 600, 0, 1))]),
+        c.Commit(client, c.CommitId(name, number), [(place, message("x"))], []),
+        c.ResolveCommit(c.CommitId(name, number)),
+        c.Unsubscribe(client, name),
+        c.Declare(place),
+        c.Delete(place, name, name, False),
+        c.Credit(number, number),
+        c.Settle(number, [number], Outcome.ACCEPTED),
+        c.Detach(number),
+        c.Publish(name, number, [name]),
+        c.Stage(name, place, number, [message("x")]),
+        c.Discard([name]),
+    ):
+        try:
+            result = broker.call(command, WAIT)
+        except JMSException:
+            continue
+        if isinstance(command, c.Connect):
+            broker.call(c.Disconnect(result), WAIT)
+        elif isinstance(command, c.Attach):
+            broker.call(c.Detach(result), WAIT)
+    served.is_well()
+    assert [each for each in broker.check() if not each.harmless] == []
