@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth
 
@@ -104,27 +104,26 @@ def unpack(data: bytes | memoryview) -> Envelope:
         if len(data) > UNCHECKED_BYTES:
             check(data)
         fields = msgpack.unpackb(data, strict_map_key=False, use_list=True)
-        types = (*map(type, fields),)
-        if types not in _known_types:
+        types = list(map(type, fields))
+        if types != _usual_types and tuple(types) not in _known_types:
             _check_types(types)
         body = fields[_BODY]
         if type(body) is list or type(body) is dict:
             check_depth(body, MAX_BODY_DEPTH)
-        properties = fields[_PROPERTIES]
-        if properties:
-            for name in properties:
-                if type(name) is not str:
-                    raise ValueError(f"{name!r} cannot be the name of a property")
         if not 0 <= fields[_PRIORITY] <= 9:
             fields[_PRIORITY] = 0 if fields[_PRIORITY] < 0 else 9
-        fields[0] = _destination(fields[0])
+        name, kind = fields[0]
+        destination = _destinations.get(name)
+        fields[0] = destination if destination is not None and destination[1] == kind else _destination(name, kind)
         fields[1] = _BODY_KINDS[fields[1]]
         if fields[_REPLY_TO] is not None:
-            fields[_REPLY_TO] = _destination(fields[_REPLY_TO])
+            fields[_REPLY_TO] = _destination(*fields[_REPLY_TO])
         identity = fields[_IDENTITY]
         if identity is not None:
-            fields[_IDENTITY] = checked_identity(*identity)
-        return Envelope._make(fields)
+            if len(identity) != 3:
+                raise ValueError(f"an identity has three fields, not {len(identity)}")
+            fields[_IDENTITY] = _new(Identity, identity)
+        return _new(Envelope, fields)
     except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException, RecursionError) as error:
         raise MessageFormatException(f"not a packed envelope: {error}") from error
 
@@ -134,17 +133,33 @@ def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
     return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
 
 
-def checked_identity(producer_id: Any, thread_id: Any, sequence: Any) -> Identity:
-    """An identity of these fields.
+def check_stored(envelope: Envelope) -> None:
+    """Whether an envelope may be stored: ``unpack`` does not look into its identity and at the names of its properties.
 
     Raises:
-        ValueError: they are not a string and two numbers from 0 on that fit into 63 bits.
+        MessageFormatException: it may not.
+    """
+    identity = envelope.identity
+    if identity is not None:
+        check_identity(*identity)
+    if envelope.properties:
+        for name in envelope.properties:
+            if type(name) is not str:
+                raise MessageFormatException(f"{name!r} cannot be the name of a property")
+
+
+def check_identity(producer_id: Any, thread_id: Any, sequence: Any) -> None:
+    """Whether these can be the fields of an identity.
+
+    Raises:
+        MessageFormatException: they are not a string and two numbers from 0 on that fit into 63 bits.
     """
     if type(producer_id) is not str or type(thread_id) is not int or type(sequence) is not int:
-        raise ValueError("an identity is a producer, a thread and a sequence")
-    if not (0 <= thread_id < _LIMIT and 0 <= sequence < _LIMIT):
-        raise ValueError(f"thread {thread_id} or sequence {sequence} of an identity does not fit into 63 bits")
-    return Identity(producer_id, thread_id, sequence)
+        raise MessageFormatException("the identity of a message is a producer, a thread and a sequence")
+    if not (-1 < thread_id < _LIMIT and -1 < sequence < _LIMIT):
+        raise MessageFormatException(
+            f"thread {thread_id} or sequence {sequence} of the identity of a message does not fit into 63 bits"
+        )
 
 
 _BODY = Envelope._fields.index("body")
@@ -182,22 +197,32 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "user_id": (str, _NONE),
     "identity": (list, _NONE),
 }
-#: Types of all fields that were found right: most messages of a program have the same.
+_new = tuple.__new__  #: what ``_make`` calls, without counting the fields once more
+#: The types of all fields of the last envelope of a kind that had not been seen, and those of all kinds.
+_usual_types: list[type] = []
 _known_types: set[tuple[type, ...]] = set()
-_MOST_KNOWN_TYPES = 10_000
+_MOST_KNOWN = 10_000
+#: Destinations by their names: most messages have one of few.
+_destinations: dict[str, Destination] = {}
 
 
-def _check_types(types: tuple[type, ...]) -> None:
+def _check_types(types: list[type]) -> None:
+    global _usual_types
     for name, found in zip(Envelope._fields, types, strict=True):
         allowed = _TYPES.get(name)
         if allowed is not None and found not in allowed:
             raise ValueError(f"field {name!r} is a {found.__name__}")
-    if len(_known_types) < _MOST_KNOWN_TYPES:
-        _known_types.add(types)
+    _usual_types = types
+    if len(_known_types) < _MOST_KNOWN:
+        _known_types.add(tuple(types))
 
 
-def _destination(fields: Any) -> Destination:
-    name, kind = fields
+def _destination(name: Any, kind: Any) -> Destination:
     if type(name) is not str:
         raise ValueError(f"the name of a destination is a {type(name).__name__}")
-    return Destination(name, _KINDS[kind])
+    destination = Destination(name, _KINDS[kind])
+    if len(name) <= MAX_NAME_BYTES:
+        if len(_destinations) >= _MOST_KNOWN:
+            _destinations.clear()
+        _destinations[name] = destination
+    return destination

@@ -45,7 +45,8 @@ from broker_adapter.envelope import (
     Envelope,
     Identity,
     annotated,
-    checked_identity,
+    check_identity,
+    check_stored,
     unpack,
 )
 from broker_adapter.errors import JMSException, MessageFormatException
@@ -198,6 +199,7 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
     """
     if format_of(payload) == ENVELOPE_FORMAT:
         envelope = unpack(payload)
+        check_stored(envelope)
         message = incoming(
             ENVELOPE_FORMAT,
             payload,
@@ -730,10 +732,8 @@ def _identity(annotations: Mapping[Any, Any]) -> Identity | None:
         return None
     if not isinstance(fields, list) or len(fields) != 3:
         raise MessageFormatException(f"{IDENTITY} {fields!r} is not a producer, a thread and a sequence")
-    try:
-        return checked_identity(*fields)
-    except ValueError as error:
-        raise MessageFormatException(f"{IDENTITY} {fields!r:.200}: {error}") from error
+    check_identity(*fields)
+    return Identity._make(fields)
 
 
 _DESTINATION_KEYS: Final = (DESTINATION_TYPE, _LEGACY_DESTINATION_TYPE)

@@ -73,7 +73,7 @@ def incoming(
         persistent: whether it survives the engine.
         expires_at_ms: when it expires, milliseconds since the epoch; None: never.
         deliver_at_ms: when it may be delivered; None: at once.
-        identity: of its producer, as :func:`broker_adapter.envelope.checked_identity` returns it; None: unknown.
+        identity: of its producer, that :func:`broker_adapter.envelope.check_identity` accepts; None: unknown.
         group_id: ``JMSXGroupID``.
     """
     if expires_at_ms is not None:

@@ -76,7 +76,7 @@ from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
-from broker_adapter.envelope import ENVELOPE_FORMAT, unpack
+from broker_adapter.envelope import ENVELOPE_FORMAT, check_stored, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -515,6 +515,7 @@ def _stage(arguments: _Arguments) -> Steps:
         if not isinstance(payload, bytes):
             raise MessageFormatException(f"a staged message is bytes, not {type(payload).__name__}")
         envelope = unpack(payload)
+        check_stored(envelope)
         messages.append(
             c.incoming(
                 ENVELOPE_FORMAT,
