@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
 
-.PHONY: setup demo test check format docs bench interop soak clean preflight
+.PHONY: setup demo test check format docs bench interop soak torture clean preflight
 
 setup: $(READY)
 
@@ -60,6 +60,9 @@ interop: $(READY)
 
 soak: $(READY)
 	@$(BIN)/python -m tests.faults.soak --seconds $(or $(SECONDS),600)
+
+torture: $(READY)
+	@$(BIN)/python -m tests.torture --histories $(or $(HISTORIES),10000) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

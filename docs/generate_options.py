@@ -60,7 +60,9 @@ def _shown(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{int(value):,}" if value.is_integer() else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _limit(value: float | None) -> str:
