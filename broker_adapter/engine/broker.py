@@ -34,7 +34,7 @@ from broker_adapter.engine.broker_state import BrokerState, fault
 from broker_adapter.engine.check import Check, Finding, Tables
 from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
-from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import ONCE, perform
@@ -44,6 +44,7 @@ from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
+    LAST_POSITION,
     RawEntry,
     RunRecord,
     decode_annotations,
@@ -83,10 +84,10 @@ LOAD_ROUNDS = 16
 #: share what one cycle may look at: whoever came at the same time is shown the backlog at the same time.
 SCANS = 4
 SCAN_BYTES = 1024 * 1024
-#: Positions are 64-bit numbers.
-_LAST_POSITION = (1 << 64) - 1
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS = 1_000
+#: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
+_MOST_GONE = 10_000
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
@@ -149,7 +150,7 @@ class Broker:
         self._chores: deque[Iterator[c.Command]] = deque()
         self._cache: dict[int, c.NewMessage] = {}
         self._cache_bytes = 0
-        self._cache_from = 0  #: no message in the cache has a lower number
+        self._cached: deque[int] = deque()  #: the numbers in the cache and of some that are gone, the oldest first
         self._due_ms: int | None = None
         self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
         self._staged_check_ms = 0
@@ -400,6 +401,8 @@ class Broker:
             self._look_for_room(now_ms, incoming)
             supplied = [each for each in map(self._supplied_safely, commands) if each is not None]
             effects = self._state.decide(supplied, now_ms)
+            self._state.commits.trim()
+            self._state.published.trim()
             for command, cause in effects.faults:
                 _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=cause)
             self._load(effects, now_ms)
@@ -533,7 +536,9 @@ class Broker:
         """The command with what it asks for; None where that fails for a fault of the command, which has its answer."""
         try:
             return self._supplied(command)
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        except (JMSException, *STORE_ERRORS):
+            raise
+        except Exception as error:
             _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=error)
             self._answer_all((command,), fault(command, error))
             return None
@@ -564,6 +569,8 @@ class Broker:
     def _entries(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
         """The entries of a range, and the first position that is left for another cycle."""
         queue, first, last, limit, positions, delayed = wanted
+        if last < first:
+            return [], None
         if delayed:
             found = self._read(queue, "load", DELAYED_LANE, max(first, 1) - 1, limit)
         else:
@@ -690,20 +697,21 @@ class Broker:
         size = self._cache_bytes
         if messages:
             cache.update(messages)
+            self._cached.extend(messages)
             size += sum([len(message.payload) for message in messages.values()])
         for number in gone:
             message = cache.pop(number, None)
             if message is not None:
                 size -= len(message.payload)
         limit = self.settings.message_cache_bytes
-        oldest = self._cache_from
+        cached = self._cached
         while size > limit:
-            # Numbers only grow: looking for the first key of the dictionary would pass over all that are gone.
-            message = cache.pop(oldest, None)
-            oldest += 1
+            # The first key of the dictionary would be found behind the places of all that are gone.
+            message = cache.pop(cached.popleft(), None)
             if message is not None:
                 size -= len(message.payload)
-        self._cache_from = oldest
+        if len(cached) > 2 * len(cache) + _MOST_GONE:
+            self._cached = deque(cache)
         self._cache_bytes = size
 
     def _deliver(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> None:
@@ -935,7 +943,7 @@ class Broker:
         for delayed in (False, True):
             position: int | None = 0
             while position is not None:
-                wanted = c.Range(queue, position, _LAST_POSITION, CHUNK_ENTRIES, delayed=delayed)
+                wanted = c.Range(queue, position, LAST_POSITION, CHUNK_ENTRIES, delayed=delayed)
                 found, position = self._entries(wanted)
                 if found:
                     yield wanted, found
@@ -995,32 +1003,52 @@ class Reader:
 
 
 class _Parts:
-    """The answer to a send that is carried out in two parts."""
+    """The answer to a send that is carried out in parts, which have theirs in order."""
 
-    def __init__(self, first: int, second: int, reply: c.Reply) -> None:
-        self._sizes = first, second
-        self._results: list[Any] = []
+    def __init__(self, messages: int, reply: c.Reply) -> None:
+        self._missing = messages
+        self._results: list[tuple[Any, int]] = []
         self._reply = reply
 
-    def answer(self, result: Any) -> None:
-        """A part has its answer; the parts of one send have theirs in order."""
-        self._results.append(result)
-        if len(self._results) < 2:
+    def answer(self, result: Any, messages: int) -> None:
+        """A part of so many messages has its answer."""
+        self._results.append((result, messages))
+        self._missing -= messages
+        if self._missing:
             return
-        if all(result is None for result in self._results):
+        if all(each is None for each, _ in self._results):
             self._reply(None)
             return
         errors: list[JMSException | None] = []
-        for result, size in zip(self._results, self._sizes, strict=True):
-            errors += result if isinstance(result, list) else [result] * size
+        for each, count in self._results:
+            errors += each if isinstance(each, list) else [each] * count
         self._reply(errors)
 
 
+class _Part:
+    """Takes the answer to one part of a send."""
+
+    __slots__ = ("_messages", "parts")
+
+    def __init__(self, parts: _Parts, messages: int) -> None:
+        self.parts = parts
+        self._messages = messages
+
+    def __call__(self, result: Any) -> None:
+        self.parts.answer(result, self._messages)
+
+
 def _split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
-    """A send as two, the first of so many messages."""
+    """A send, or what is left of one, as two; the first of so many messages."""
     one, other = command.messages[:first], command.messages[first:]
-    reply = None if command.reply is None else _Parts(len(one), len(other), command.reply).answer
-    return command._replace(messages=one, reply=reply), command._replace(messages=other, reply=reply)
+    reply = command.reply
+    if reply is None:
+        return command._replace(messages=one), command._replace(messages=other)
+    parts = reply.parts if isinstance(reply, _Part) else _Parts(len(command.messages), reply)
+    return (
+        command._replace(messages=one, reply=_Part(parts, len(one))),
+        command._replace(messages=other, reply=_Part(parts, len(other))),
+    )
 
 
 class _Waiter:

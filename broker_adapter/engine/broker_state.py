@@ -306,9 +306,9 @@ class BrokerState:
         for _ in range(_ROUNDS):
             if self._holding.count:
                 self._resume_held(now_ms, effects)
-            if self.memory.limited and self.memory.in_hand < self.memory.max_in_hand:
-                self._awake.update(self.memory.limited)
-                self.memory.limited.clear()
+            if self.memory.limited:
+                for queue in self.memory.unlimited():
+                    self._awake[queue.id] = queue
             awake, self._awake = self._awake, {}
             if not awake:
                 break
@@ -319,7 +319,7 @@ class BrokerState:
                     for entry in queue.dispatch(now_ms, effects):
                         self._expire(queue, entry, effects)
                 elif queue.ready:
-                    self._note_idle(queue)
+                    self._note_idle(queue, effects)
                 if queue.held and queue.depth < depth:
                     self._awake[queue.id] = queue  # what was taken at once has made room
         if self._drains:
@@ -344,13 +344,14 @@ class BrokerState:
                 effects.replies.append((reply, dropped))
         self._drains = waiting
 
-    def _note_idle(self, queue: QueueState) -> None:
+    def _note_idle(self, queue: QueueState, effects: Effects) -> None:
         """A queue that nobody consumes keeps its window for a while, until others do the same."""
         self._idle.pop(queue.id, None)
         self._idle[queue.id] = queue
         if len(self._idle) > IDLE_WINDOWS:
             oldest = next(iter(self._idle))
             self._idle.pop(oldest).drop_window()
+            effects.touches_unloaded = True  # it may have lost entries in this cycle
 
     @property
     def has_more(self) -> bool:
@@ -586,7 +587,6 @@ class BrokerState:
         if queue is not None:
             self._awake.pop(queue.id, None)
             self._idle.pop(queue.id, None)
-            self.memory.limited.pop(queue.id, None)
             if self.staged.get(queue.record.name) is queue:
                 del self.staged[queue.record.name]
             if queue.durable:
@@ -753,6 +753,10 @@ class BrokerState:
             if queue is None:
                 raise InvalidDestinationException(f"there is no queue {destination.name!r}")
             found = [queue]
+        if command.queue is not None and [queue.id for queue in found] != [command.queue]:
+            raise InvalidDestinationException(
+                f"{found[0].label!r} was deleted and made again meanwhile; look at it once more"
+            )
         if destination.is_temporary:
             raise InvalidDestinationException(
                 f"temporary destination {destination.name!r} is deleted by the connection that made it"
@@ -1371,6 +1375,24 @@ class BrokerState:
 
     def _do_commit(self, held: Held, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""
+        made: list[QueueState] = []
+        try:
+            return self._commit_into(made, held, now_ms, effects)
+        finally:
+            self._unmake(made, effects)
+
+    def _unmake(self, made: Sequence[QueueState], effects: Effects) -> None:
+        """Forget queues that were made for what did not come."""
+        for queue in made:
+            if not queue.depth and not queue.held:
+                del self.queues[queue.id]
+                del self.by_destination[queue.destination]
+                self._awake.pop(queue.id, None)
+                if queue.durable:
+                    effects.durable.put("catalog", queue_key(queue.id), None)
+
+    def _commit_into(self, made: list[QueueState], held: Held, now_ms: int, effects: Effects) -> bool:
+        """As ``_do_commit``; notes the queues that are made for it."""
         command = held.command
         assert isinstance(command, c.Commit)
         commit_id = command.commit_id
@@ -1411,10 +1433,13 @@ class BrokerState:
         for destination, message in command.sends:
             if len(message.payload) > settings.max_message_bytes:
                 raise rolled_back(message_too_large(len(message.payload), settings.max_message_bytes))
+            next_queue = self._next_queue
             try:
                 targets = self._targets(destination, effects)
             except JMSException as error:
                 raise rolled_back(error) from error
+            if self._next_queue != next_queue:
+                made += targets
             queues = [
                 queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))
             ]
@@ -1434,7 +1459,8 @@ class BrokerState:
                 reason = self.room.reason
             if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
                 volatile_bytes += len(message.payload)
-                reason = None
+                if not (message.persistent and any(queue.durable for queue in queues)):
+                    reason = None  # nothing of it goes to the disk
                 if self.volatile_room is not None and volatile_bytes > self.volatile_room:
                     reason = self._volatile_full()
             if reason:
@@ -1563,8 +1589,15 @@ class BrokerState:
                     " it, or was restored from a copy; stage it again"
                 )
             found.append(queue)
-        for queue in found:
-            self._queue(Destination(queue.record.target or ""), effects)
+        made: list[QueueState] = []
+        try:
+            for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
+                if target in self.by_destination:
+                    continue
+                made.append(self._queue(target, effects))
+        except JMSException:
+            self._unmake(made, effects)
+            raise
         for queue in found:
             self.staging.end(queue.record.name)
             queue.record = queue.record._replace(publishing=self._next_publishing)

@@ -200,6 +200,7 @@ class Delete(NamedTuple):
     subscription: str | None = None
     client_id: str | None = None  #: of the subscription
     force: bool = False
+    queue: int | None = None  #: the number of the one queue or subscription that is meant; another one is not deleted
     reply: Reply | None = None
 
 

@@ -143,14 +143,20 @@ class LastNumbers:
         return len(self._names)
 
     def needs(self, name: str) -> bool:
-        """Whether the driver has to look this name up in the store, before it is asked for."""
-        return self._durable and name not in self._names
+        """Whether the driver has to look this name up in the store, before it is asked for in the same cycle."""
+        if name in self._names:
+            self._names.move_to_end(name)
+            return False
+        return self._durable
 
     def learn(self, name: str, record: LastRecord | None) -> None:
         """What the store has of a name."""
         self._names[name] = record
         self._names.move_to_end(name)
-        while len(self._names) > CACHED_NAMES:
+
+    def trim(self) -> None:
+        """A cycle is over: names that the store has need not be in memory.  Within one, what was looked up stays."""
+        while self._durable and len(self._names) > CACHED_NAMES:
             self._names.popitem(last=False)
 
     def last(self, name: str) -> int | None:
@@ -166,8 +172,6 @@ class LastNumbers:
         if self._durable:
             key = last_key(name)
             batch.put(self.table, key, encode_last(key, record))
-            while len(self._names) > CACHED_NAMES:
-                self._names.popitem(last=False)
             return
         oldest_ms = now_ms - self._memory_ms
         while self._names:

@@ -26,6 +26,7 @@ from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    LAST_POSITION,
     RUN_PREFIX,
     STORE_VERSION,
     TABLES,
@@ -72,6 +73,9 @@ from broker_adapter.errors import (
 from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
+
+#: What a store raises that its disk has failed.
+STORE_ERRORS = (lmdb.Error, OSError)
 
 #: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
 _MAP_RESERVE_BYTES = 1 << 30
@@ -467,16 +471,20 @@ class LmdbStore:
     def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of a lane behind ``after``."""
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
-            return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, _LAST), limit)
+            return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, LAST_POSITION), limit)
 
     def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
         entries: list[RawEntry] = []
         corrupt: list[bytes] = []
         complete = True
+        if last < first:
+            return Loaded([], [], True)
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
             for lane in _LANES:
-                found = _read(cursor, entry_key(queue, lane, first), entry_key(queue, lane, min(last, _LAST)), limit)
+                found = _read(
+                    cursor, entry_key(queue, lane, first), entry_key(queue, lane, min(last, LAST_POSITION)), limit
+                )
                 entries += found.entries
                 corrupt += found.corrupt
                 complete = complete and found.complete
@@ -486,7 +494,9 @@ class LmdbStore:
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
-            return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, DELAYED_LANE - 1, _LAST), limit)
+            return _read(
+                cursor, entry_key(queue, lane, after + 1), entry_key(queue, DELAYED_LANE - 1, LAST_POSITION), limit
+            )
 
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
@@ -586,9 +596,6 @@ class Snapshot:
     def count(self, table: str) -> int:
         """How many records a table has."""
         return int(self._txn.stat(self._tables[table])["entries"])
-
-
-_LAST = (1 << 64) - 1
 
 
 def _read(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:

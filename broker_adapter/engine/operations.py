@@ -72,7 +72,7 @@ from broker_adapter.engine.broker_state import (
     BrokerState,
 )
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.records import LAST_POSITION, RawEntry
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
@@ -213,6 +213,11 @@ class _Arguments:
             raise MessageFormatException(f"operation {self._operation!r}: argument {name!r} is not a list of strings")
         return list(values)
 
+    def position(self, name: str, default: Any = ...) -> int:
+        """A position: those below the first and behind the last that can be are these."""
+        position: int = self.get(name, int, default)
+        return max(-1, min(position, LAST_POSITION))
+
     def given(self) -> list[Sequence[Any]]:
         """The argument ``given``: (position, name) or (position, name, failures) each."""
         values: list[Sequence[Any]] = self.get("given", list)
@@ -221,6 +226,7 @@ class _Arguments:
                 not isinstance(each, list | tuple)
                 or len(each) not in (2, 3)
                 or type(each[0]) is not int
+                or not 0 <= each[0] <= LAST_POSITION
                 or (len(each) == 3 and type(each[2]) is not int)
             ):
                 raise MessageFormatException(f"{each!r:.100} is not a position, a name, and a number of failures")
@@ -302,8 +308,9 @@ def _purge(arguments: _Arguments) -> Steps:
         return queue.id, queue.next_position - 1
 
     number, last = yield through
-    dropped = yield from _settle(number, last)
-    return dropped + (yield from _settle(number, last, delayed=True))
+    # The delayed ones first: one that falls due gets a position behind all that there were.
+    dropped = yield from _settle(number, last, delayed=True)
+    return dropped + (yield from _settle(number, last))
 
 
 def _settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> Steps:
@@ -338,8 +345,9 @@ def _redrive(arguments: _Arguments) -> Steps:
 def _delete(arguments: _Arguments) -> Steps:
     is_topic = arguments.get("kind", str, "queue") == "topic"
     subscription = arguments.get("subscription", str, None)
+    number: int | None = None
     if arguments.get("incarnation", str, None) is not None:
-        yield arguments.this_queue
+        number = (yield arguments.this_queue).id
     kind = DestinationKind.TOPIC if is_topic else DestinationKind.QUEUE
     return (
         yield c.Delete(
@@ -347,6 +355,7 @@ def _delete(arguments: _Arguments) -> Steps:
             subscription if is_topic else None,
             arguments.get("client_id", str, None),
             arguments.get("force", bool, False),
+            number,
         )
     )
 
@@ -372,7 +381,7 @@ def _bounds(arguments: _Arguments) -> Steps:
 
 
 def _read_range(arguments: _Arguments) -> Steps:
-    first, last = arguments.get("first", int), arguments.get("last", int)
+    first, last = arguments.position("first"), arguments.position("last")
     max_bytes = min(arguments.get("max_bytes", int, MAX_RANGE_BYTES), MAX_RANGE_BYTES)
     skip_damaged = arguments.get("skip_damaged", bool, False)
 
@@ -422,7 +431,7 @@ def _settle_through(arguments: _Arguments) -> Steps:
                 f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"
                 " them, or give each reader a subscription of its own"
             )
-        first, last = arguments.get("first", int, 0), arguments.get("position", int)
+        first, last = arguments.position("first", 0), arguments.position("position")
         kept = _kept(reader, queue, arguments.get("run", str, None))
         if last >= kept:
             raise InvalidDestinationException(

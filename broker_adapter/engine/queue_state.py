@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -78,7 +79,7 @@ class Memory:
         window: entries of one queue that may be ready in memory.
         in_hand: entries that all consumers hold.
         max_in_hand: how many they may hold; above it a consumer gets nothing while it holds ``LEAST_UNSETTLED``.
-        limited: queues whose consumers got nothing because of that.
+        limited: consumers that got less because of that, with their queues; the one that has waited longest first.
     """
 
     __slots__ = ("_most_each", "_most_together", "in_hand", "limited", "max_in_hand", "window")
@@ -89,11 +90,21 @@ class Memory:
         self.window = window
         self.in_hand = 0
         self.max_in_hand = max_in_hand
-        self.limited: dict[int, QueueState] = {}
+        self.limited: dict[Consumer, QueueState] = {}
 
     def share(self, queues: int) -> None:
         """So many queues have consumers: they share what may be in memory."""
         self.window = min(self._most_each, max(LEAST_WINDOW, self._most_together // max(1, queues)))
+
+    def unlimited(self) -> Iterator[QueueState]:
+        """Offer the room that there is to consumers that wait for it; yields their queues.
+
+        Each of them may take one message at least, so no more are asked than there is room for.
+        """
+        for consumer in list(islice(self.limited, max(0, self.max_in_hand - self.in_hand))):
+            queue = self.limited.pop(consumer)
+            queue.offer(consumer)
+            yield queue
 
     def most_unsettled(self, most: int) -> int:
         """How many deliveries a consumer may hold now, of ``most`` that it may hold at all."""
@@ -182,6 +193,7 @@ class Consumer:
         "groups",
         "id",
         "next_number",
+        "owed",
         "presettled",
         "queue",
         "queued",
@@ -219,6 +231,7 @@ class Consumer:
         self.attached = True
         self.exclusive = exclusive
         self.search = None if selector is None else Search(selector)
+        self.owed = False  #: whether the queue is to look at what is kept for it
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
         self.groups: set[tuple[str | None, int]] = set()
@@ -486,7 +499,8 @@ class QueueState:
 
     def offer(self, consumer: Consumer) -> None:
         """Let a consumer have its turn, if it has credit: it may get something now."""
-        if consumer.reserved:
+        if consumer.reserved and not consumer.owed:
+            consumer.owed = True
             self._owed.append(consumer)
         if not consumer.queued and consumer.credit > 0:
             consumer.queued = True
@@ -495,6 +509,7 @@ class QueueState:
     def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer takes part no more: what was kept for it is for others."""
         del self.consumers[consumer]
+        self.memory.limited.pop(consumer, None)
         if consumer.exclusive:
             self.exclusive.remove(consumer)
         for lane_number, position in consumer.reserved:
@@ -566,7 +581,9 @@ class QueueState:
             self._serve(self.exclusive[0], turn)
         else:
             while self._owed:
-                self._hand_out_reserved(self._owed.popleft(), turn)
+                consumer = self._owed.popleft()
+                consumer.owed = False
+                self._hand_out_reserved(consumer, turn)
             takers, finders = self.takers, self.finders
             dry = False
             while True:
@@ -826,9 +843,7 @@ class QueueState:
         search = consumer.search
         assert search is not None
         looking = search.lane(lane_number)
-        looking.scanning = False
-        looking.through = max(looking.through, through)
-        looking.complete = complete
+        looking.scanned(through, complete)
         lane = self._lane(lane_number)
         for raw in found:
             if raw.position > lane.loaded_through and raw.position not in lane.early:
@@ -1062,7 +1077,7 @@ class _Turn:
             return consumer.credit
         queue = self._queue
         if self._most < queue.max_unsettled:
-            queue.memory.limited[queue.id] = queue
+            queue.memory.limited[consumer] = queue
         return self._most - len(consumer.unsettled)
 
     def messages_of(self, consumer: Consumer) -> list[Outgoing]:

@@ -75,6 +75,8 @@ TABLES = (
 )
 
 RUN_PREFIX = b"run/"
+#: Positions are 64-bit numbers.
+LAST_POSITION = (1 << 64) - 1
 
 message_key = struct.Struct(">Q").pack
 queue_key = struct.Struct(">I").pack

@@ -25,15 +25,17 @@ class LaneSearch:
         through: everything up to this position has been looked at.
         complete: so has everything behind it.
         scanning: a scan is on its way.
+        stale: the search began anew while it was: where it has looked does not count.
         found: a heap of the positions that were found.
     """
 
-    __slots__ = ("complete", "found", "scanning", "through")
+    __slots__ = ("complete", "found", "scanning", "stale", "through")
 
     def __init__(self) -> None:
         self.through = 0
         self.complete = False
         self.scanning = False
+        self.stale = False
         self.found: list[int] = []
 
     def has_passed(self, position: int) -> bool:
@@ -50,6 +52,21 @@ class LaneSearch:
                 return False
             self.through = position
         return True
+
+    def scanned(self, through: int, complete: bool) -> None:
+        """A scan has come to this position, and to the end of the lane if it is ``complete``."""
+        self.scanning = False
+        if self.stale:
+            self.stale = False
+            return
+        self.through = max(self.through, through)
+        self.complete = complete
+
+    def restart(self) -> None:
+        """Look at everything again."""
+        self.through = 0
+        self.complete = False
+        self.stale = self.scanning
 
     def put_off(self) -> None:
         """Something came in behind what is in memory: a scan will find it."""
@@ -84,5 +101,4 @@ class Search:
     def restart(self) -> None:
         """Look at everything again, because others let go of what they had set their hand on."""
         for lane in self._lanes.values():
-            lane.through = 0
-            lane.complete = False
+            lane.restart()

@@ -102,6 +102,7 @@ def test_other_names_do_not_displace_one() -> None:
     numbers.note("mine", 5, 100, batch)
     for other in range(CACHED_NAMES + 10):
         numbers.note(f"other {other}", 1, 100, StoreBatch())
+    numbers.trim()
     assert numbers.needs("mine")
     assert len(numbers) == CACHED_NAMES
     key = last_key("mine")

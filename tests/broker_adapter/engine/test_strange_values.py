@@ -25,7 +25,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import _OPERATIONS
 from broker_adapter.envelope import ENVELOPE_FORMAT, Identity
-from broker_adapter.errors import JMSException, MessageFormatException
+from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, drained, message
@@ -49,6 +49,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "forgive": (*_QUEUE, "given"),
     "resolve_commit": ("session", "number", "age_ms"),
 }
+_POSITIONS = st.integers(0, 20) | NUMBERS
 #: What is right, so that operations get beyond their first look.
 _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "destination": st.sampled_from(["q", "DLQ", "t", "target"]),
@@ -58,34 +59,31 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "incarnation": st.none(),
     "run": st.none(),
     "to": st.none() | st.just("q"),
-    "limit": st.none() | st.integers(0, 5),
+    "limit": st.none() | st.integers(0, 5) | NUMBERS,
     "force": st.booleans(),
-    "first": st.integers(0, 3),
-    "last": st.integers(0, 20),
-    "max_bytes": st.integers(1, 1000),
+    "first": st.integers(0, 3) | NUMBERS,
+    "last": st.integers(0, 20) | NUMBERS,
+    "max_bytes": st.integers(1, 1000) | NUMBERS,
     "skip_damaged": st.booleans(),
-    "position": st.integers(0, 3),
+    "position": st.integers(0, 3) | NUMBERS,
     "transaction": st.sampled_from(["one", "two", "g/1/a", "g/2/b", "x" * 600]),
     "queue": st.sampled_from(["q", "target"]),
     "messages": st.lists(PACKED, max_size=3),
     "group": st.sampled_from(["g", "x" * 600]),
-    "number": st.integers(0, 5) | st.sampled_from([(1 << 63) - 1, 1 << 63, (1 << 64) - 1]),
+    "number": st.integers(0, 5) | NUMBERS,
     "transactions": st.lists(st.sampled_from(["one", "two", "g/1/a", "g/2/b"]), max_size=3),
     "counts": st.none(),
     "prefixes": st.lists(st.sampled_from(["g/", "o"]), max_size=2),
     "keep": st.lists(st.sampled_from(["g/1"]), max_size=1),
-    "given": st.lists(
-        st.tuples(st.integers(0, 20), VALUES) | st.tuples(st.integers(0, 20), VALUES, NUMBERS), max_size=3
-    ),
+    "given": st.lists(st.tuples(_POSITIONS, VALUES) | st.tuples(_POSITIONS, VALUES, NUMBERS), max_size=3),
     "session": st.sampled_from(["s", "x" * 600]),
     "age_ms": NUMBERS,
 }
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """An operation with arguments most of which are right."""
-    operation = draw(st.sampled_from(sorted(_ARGUMENTS)))
+def arguments_of(draw: st.DrawFn, operation: str) -> dict[str, Any]:
+    """Arguments most of which are right."""
     arguments = {}
     for name in _ARGUMENTS[operation]:
         how = draw(st.integers(0, 19))
@@ -93,7 +91,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
             arguments[name] = draw(_LIKELY[name])
         elif how < 19:
             arguments[name] = draw(VALUES)
-    return operation, arguments
+    return arguments
 
 
 class Served:
@@ -107,6 +105,11 @@ class Served:
             c.Attach(self.client, queue("q"), self.selective, selector="colour = 'red' AND n > 5"), WAIT
         )
         self.broker.call(c.Credit(consumer, 1_000_000), WAIT)
+        self.fill()
+
+    def fill(self) -> None:
+        """A queue without consumers that has messages."""
+        self.broker.call(c.Enqueue(self.client, queue("target"), [message("x"), message("y")]), WAIT)
 
     def is_well(self) -> None:
         assert self.broker.failed is None, self.broker.failed
@@ -146,17 +149,34 @@ def test_every_operation_is_asked() -> None:
     assert set(_ARGUMENTS) == set(_OPERATIONS)
 
 
-@FEW
-@given(asked=requests())
-def test_any_request_is_answered_or_refused(served: Served, asked: tuple[str, dict[str, Any]]) -> None:
-    operation, arguments = asked
+@pytest.mark.parametrize("operation", sorted(_ARGUMENTS))
+@settings(FEW, max_examples=60)
+@given(data=st.data())
+def test_any_request_is_answered_or_refused(served: Served, operation: str, data: st.DataObject) -> None:
+    arguments = data.draw(arguments_of(operation))
     error: JMSException | None = None
+    served.fill()
     try:
         served.broker.request(operation, arguments, WAIT)
     except JMSException as raised:
         error = raised
     assert error is None or is_expected(error), f"{operation} {arguments}: {error}"
     served.is_well()
+
+
+@pytest.mark.parametrize("position", [-1, -(1 << 70), (1 << 64) - 1, 1 << 64, 1 << 70, True])
+def test_positions_beyond_all_that_there_are_end_nothing(served: Served, position: int) -> None:
+    for operation, arguments in (
+        ("settle_through", {"position": position}),
+        ("settle_through", {"position": 1, "first": position}),
+        ("read_range", {"first": position, "last": 5}),
+        ("read_range", {"first": 0, "last": position}),
+        ("settle_positions", {"given": [[position, "x"]]}),
+        ("forgive", {"given": [[position, "x", position]]}),
+    ):
+        with suppress(MessageFormatException, InvalidDestinationException):
+            served.broker.request(operation, {"destination": "target", **arguments}, WAIT)
+        served.is_well()
 
 
 @FEW
