@@ -24,6 +24,7 @@ import msgpack
 
 from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.pages import File, metas
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     LAST_POSITION,
@@ -618,42 +619,38 @@ def _from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _check_size(data: Path) -> None:
-    """Raise StoreCorruptException where the file is shorter than its own head says: reading it would be a bus error.
+    """Raise StoreCorruptException where the file lacks pages that hold something: reading them would be a bus error.
 
-    Layout of an LMDB meta page (pages 0 and 1): 16 bytes of page head, then magic u32, version u32, address u64, map
-    size u64, two database records of 48 bytes, last page number u64, transaction number u64.
+    LMDB does not write a page that was used and freed in the same transaction.  So the last pages of a sound file may
+    be missing, if they are all among the free ones; room is made for them then.
     """
     try:
         size = data.stat().st_size
-        with data.open("rb") as file:
-            head = file.read(8192 + 4096)
     except FileNotFoundError:
         return
     if size == 0:
         raise StoreCorruptException(
             f"{str(data)!r} is empty: restore it from a copy, or remove it to begin with an empty store"
         )
-    newest = (-1, 0)
-    for page in (0, _META_PAGE_BYTES):
-        meta = head[page + 16 : page + 16 + 136]
-        if len(meta) < 136 or int.from_bytes(meta[:4], sys.byteorder) != _LMDB_MAGIC:
+    with data.open("rb") as file:
+        handle = file.fileno()
+        found = metas(lambda offset, count: os.pread(handle, count, offset))
+        if len(found) < 2:
             raise StoreCorruptException(
                 f"{str(data)!r} is not an LMDB file, or is damaged; run: holdfast check {str(data.parent)!r},"
                 " or restore it from a copy"
             )
-        last_page = int.from_bytes(meta[120:128], sys.byteorder)
-        transaction = int.from_bytes(meta[128:136], sys.byteorder)
-        newest = max(newest, (transaction, last_page))
-    needed = (newest[1] + 1) * _META_PAGE_BYTES
-    if size < needed:
-        raise StoreCorruptException(
-            f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy,"
-            f" or take out what is left of it: holdfast check {str(data.parent)!r} --repair"
-        )
-
-
-_LMDB_MAGIC = 0xBEEFC0DE
-_META_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+        page_bytes = found[0].free.page_bytes
+        needed = (found[0].last_page + 1) * page_bytes
+        if size >= needed:
+            return
+        pages = File(lambda offset, count: os.pread(handle, count, offset), found[0])
+        if not pages.are_free(size // page_bytes):
+            raise StoreCorruptException(
+                f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy,"
+                f" or take out what is left of it: holdfast check {str(data.parent)!r} --repair"
+            )
+    os.truncate(data, needed)
 
 
 def own(path: Path) -> IO[str]:

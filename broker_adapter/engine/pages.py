@@ -101,14 +101,14 @@ def _meta(data: bytes, page: int) -> Meta | None:
     if len(data) < 16 + _META.size + 2 * _TREE.size + 16:
         return None
     number, _, flags, _, _ = _HEADER.unpack_from(data)
-    magic, version, _, _ = _META.unpack_from(data, 16)
+    magic, version, _, map_bytes = _META.unpack_from(data, 16)
     if magic != MAGIC or number != page or not flags & _META_PAGE or version & 0xFFFF != 1:
         return None
     place = 16 + _META.size
     free = Tree(*_TREE.unpack_from(data, place))
     main = Tree(*_TREE.unpack_from(data, place + _TREE.size))
     last_page, transaction = struct.unpack_from("=QQ", data, place + 2 * _TREE.size)
-    if not _LEAST_PAGE <= free.page_bytes <= _MOST_PAGE:
+    if not _LEAST_PAGE <= free.page_bytes <= _MOST_PAGE or (last_page + 1) * free.page_bytes > map_bytes:
         return None
     return Meta(page, free, main, last_page, transaction)
 
@@ -157,6 +157,15 @@ class File:
                 if page <= self._meta.last_page and not self._use(page):
                     self.damages.append(Damage(page, "(free pages)", "it is free, and is used as well"))
         return len(self.damages) == before
+
+    def are_free(self, first: int) -> bool:
+        """Whether all pages from this one to the last are free.  Only the list of free pages is read.
+
+        LMDB does not write such a page that it has used and freed in one transaction: the file may end before it.
+        """
+        if not self._mark_free():
+            return False
+        return all(self._used[page >> 3] >> (page & 7) & 1 for page in range(first, self._meta.last_page + 1))
 
     def records(self, table: str, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
         """The records of a table that can be read, in the order of their keys; ``damages`` says what is missing."""

@@ -16,7 +16,9 @@ import pytest
 from broker_adapter.engine.commands import NewMessage
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.maintenance import check_store
 from broker_adapter.engine.memory_store import MemoryStore
+from broker_adapter.engine.pages import metas
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_PERSISTENT,
@@ -256,6 +258,26 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     os.truncate(tmp_path / "data.mdb", int(size * share))
     with pytest.raises(StoreCorruptException, match="restore it from a copy"):
         reopened(tmp_path)
+
+
+def test_a_file_whose_last_pages_were_used_and_freed_in_one_commit_is_not_truncated(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 1, 1), body=b"kept"))
+    for first, last in ((2, 6), (7, 26)):  # as where messages go to a consumer in NO_ACK mode at once
+        batch = StoreBatch()
+        for number in range(first, last + 1):
+            batch.messages[number] = NewMessage(7, b"x" * 50_000)
+            batch.gone.append(number)
+        store.commit(batch)
+    store.close()
+    data = (tmp_path / "data.mdb").read_bytes()
+    newest = metas(lambda offset, size: data[offset : offset + size])[0]
+    assert len(data) < (newest.last_page + 1) * newest.free.page_bytes
+    for _ in range(2):
+        store = reopened(tmp_path)
+        assert list(store.read_messages([1])) == [(7, b"kept1")]
+        store.close()
+    assert not check_store(tmp_path, SETTINGS).damages
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 10_000, b"short"])
