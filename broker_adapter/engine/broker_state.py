@@ -645,6 +645,7 @@ class BrokerState:
             self._idle.pop(queue.id, None)
             self._consumed += 1
             self.memory.share(self._consumed)
+            self._note_used(queue, effects)
         queue.add_consumer(consumer)
         self._reply(command, consumer.id, effects)
 
@@ -876,6 +877,17 @@ class BrokerState:
         effects.replies += [(reply, browser.credit) for reply in browser.drains]
         browser.drains.clear()
         browser.credit = 0
+
+    @staticmethod
+    def _note_used(queue: QueueState, effects: Effects) -> None:
+        """A subscription has a consumer from now on: a restart must not take the time it was left before for the last.
+
+        After a restart that ends this use, its time without a consumer begins anew.
+        """
+        record = queue.record
+        if record.kind == "subscription" and queue.durable and record.created_ms:
+            queue.record = record._replace(created_ms=0)
+            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
 
     def _note_left(self, queue: QueueState, effects: Effects) -> None:
         """A queue is without a consumer from now on; a restart must know since when, if that is to end it."""

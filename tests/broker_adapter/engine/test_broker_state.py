@@ -11,7 +11,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue, topi
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.records import KIND_DELIVER, RawEntry, decode_annotations, stream_key, unpack_entry_key
+from broker_adapter.engine.records import KIND_DELIVER, RawEntry, decode_annotations, decode_catalog, stream_key, unpack_entry_key
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import (
     IllegalStateException,
@@ -464,6 +464,30 @@ def test_what_nobody_uses_is_deleted_where_the_options_say_so() -> None:
     assert rules.do(c.DeleteIdle()) == 1
     assert [each.record.name for each in rules.state.topics[topic("t")]] == ["used"]
     assert {str(each) for each in rules.state.by_destination} == {"full", "consumed", "DLQ"}
+
+
+def test_a_subscription_that_was_in_use_until_a_restart_was_not_left_long_ago() -> None:
+    day = 86_400
+    rules = Rules(delete_idle_subscriptions_seconds=day)
+    rules.now_ms = day * 1000
+    client = rules.connect("me")
+    catalog: dict[bytes, Any] = {}
+    for name in ("left", "used"):
+        subscription = Subscription(name, durable=True, shared=False)
+        number = rules.attach(client, topic("t"), subscription=subscription)
+        catalog |= rules.effects.durable.tables["catalog"]
+        rules.do(c.Detach(number))
+        catalog |= rules.effects.durable.tables["catalog"]
+    rules.attach(client, topic("t"), subscription=subscription)
+    catalog |= rules.effects.durable.tables["catalog"]
+    restarted = Rules(delete_idle_subscriptions_seconds=day)
+    restarted.now_ms = rules.now_ms + 2 * day * 1000
+    stored = [(int.from_bytes(key), decode_catalog(value), None, ()) for key, value in catalog.items()]
+    restarted.state.restore([each for each in stored if each[1].kind == "subscription"], [], 1)
+    assert restarted.do(c.DeleteIdle()) == 1
+    assert [each.record.name for each in restarted.state.topics[topic("t")]] == ["used"]
+    restarted.pass_time(day * 1000)
+    assert restarted.do(c.DeleteIdle()) == 1
 
 
 def test_by_default_nothing_is_deleted_by_itself() -> None:
