@@ -497,7 +497,7 @@ class Broker:
                 weight += fan_out * len(command.messages)
                 size += sum([len(message.payload) for message in command.messages])
             elif isinstance(command, c.Stage):
-                weight += len(command.messages)
+                weight += max(1, len(command.messages))
                 size += sum([len(message.payload) for message in command.messages])
             elif isinstance(command, c.Settle):
                 weight += len(command.numbers)
@@ -510,7 +510,8 @@ class Broker:
                     return size
                 weight += max(1, held)
             elif isinstance(command, c.Commit):
-                weight += len(command.sends) + len(command.settlements)
+                # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.
+                weight += max(1, len(command.sends) + len(command.settlements))
                 size += sum([len(message.payload) for _, message in command.sends])
             else:
                 weight += 1

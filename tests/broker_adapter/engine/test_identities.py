@@ -110,6 +110,16 @@ def test_other_names_do_not_displace_one() -> None:
     assert numbers.last("mine") == 5
 
 
+def test_a_name_that_is_about_to_be_asked_for_is_not_displaced_by_what_is_looked_up_for_others() -> None:
+    numbers = LastNumbers("commits", 1000, durable=True)
+    numbers.note("mine", 5, 100, StoreBatch())
+    for other in range(CACHED_NAMES - 1):
+        numbers.note(f"other {other}", 1, 100, StoreBatch())
+    assert not numbers.needs("mine")
+    numbers.learn("new", None)  # for another command of the same cycle
+    assert numbers.last("mine") == 5
+
+
 def test_without_a_disk_names_are_forgotten_by_age() -> None:
     numbers = LastNumbers("commits", 1000, durable=False)
     batch = StoreBatch()

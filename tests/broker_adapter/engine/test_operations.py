@@ -508,6 +508,19 @@ def test_commits_and_published_batches_are_not_forgotten_for_others(tmp_path: Pa
     broker.close()
 
 
+def test_a_commit_is_known_however_many_empty_ones_are_made_in_the_same_cycle(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker)
+    mine = c.Commit(client, c.CommitId("mine", 7), [(queue("q"), c.NewMessage(0, b"x"))], [])
+    broker.call(mine, WAIT)
+    others = [c.Commit(client, c.CommitId(f"session {n}", 1), [], []) for n in range(CACHED_NAMES)]
+    with broker._runner:  # so that they wait for one cycle
+        broker.submit_all([mine, *others])
+    assert broker.call(c.Due(()), WAIT) is None
+    assert depth(broker, "q") == 1
+    broker.close()
+
+
 def test_a_commit_is_in_doubt_only_where_it_was_made_too_long_ago(broker: Broker) -> None:
     day = 86_400_000
     assert ask(broker, "resolve_commit", session="never seen", number=1) is False
