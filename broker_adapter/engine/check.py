@@ -215,6 +215,9 @@ class Check:
         names: dict[object, int] = {}
         for key, value in self._tables.items("catalog"):
             self._seen()
+            if len(key) != 4:
+                yield _damaged_key("catalog", key, value)
+                continue
             (number,) = unpack_queue_key(key)
             try:
                 record = decode_catalog(value)
@@ -341,6 +344,9 @@ class Check:
             self._seen()
             self.summary.messages += 1
             self.summary.message_bytes += len(value)
+            if len(key) != 8:
+                yield _damaged_key("messages", key, value)
+                continue
             (number,) = unpack_message_key(key)
             self._highest = number
             while wanted is not None and wanted[0] < number:
@@ -588,7 +594,9 @@ class Check:
             )
         for key, value in tables.items("queues"):
             self._seen()
-            if unpack_queue_key(key)[0] not in self._queues:
+            if len(key) != 4:
+                yield _damaged_key("queues", key, value)
+            elif unpack_queue_key(key)[0] not in self._queues:
                 yield Finding(
                     "counters left over",
                     "queues",
@@ -609,7 +617,7 @@ class Check:
                 self.summary.producers += table == "producers"
                 try:
                     decode(key, value)
-                except (StoreCorruptException, ValueError, TypeError):
+                except (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException):
                     yield Finding(
                         "damaged record of numbers done",
                         table,
@@ -660,6 +668,16 @@ def _differences(counters: Counters | None, queue: _Queue) -> str:
     if said.next_position <= queue.last:
         wrong.append(f"that the next position is {said.next_position} where {queue.last} is used")
     return " and ".join(wrong)
+
+
+def _damaged_key(table: str, key: bytes, value: bytes) -> Finding:
+    return Finding(
+        "damaged key",
+        table,
+        key,
+        f"the key {key.hex()} has {len(key)} bytes; its record goes into quarantine",
+        _quarantine(table, key, value),
+    )
 
 
 def _quarantine(table: str, key: bytes, value: bytes) -> tuple[Change, Change]:

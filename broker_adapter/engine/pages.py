@@ -20,10 +20,12 @@ All numbers are in the machine's byte order.  The layout is that of LMDB 0.9 on 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import attrs
+
+from broker_adapter.engine.records import TABLES
 
 #: Reads so many bytes at an offset of the file; fewer where it ends.
 Read = Callable[[int, int], bytes]
@@ -34,8 +36,9 @@ _META: Final = struct.Struct("=IIQQ")
 _TREE: Final = struct.Struct("=IHHQQQQQ")
 _NODE: Final = struct.Struct("=HHHH")
 _NUMBER: Final = struct.Struct("=Q")
-_BRANCH, _LEAF, _OVERFLOW, _META_PAGE, _DIRTY = 1, 2, 4, 8, 0x10
+_BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
 _BIG, _SUBTREE = 1, 2
+_INTEGER_KEYS: Final = 8
 _NO_PAGE: Final = (1 << 64) - 1
 #: Deepest tree that is followed; LMDB's own limit is 32.
 _MAX_DEPTH: Final = 32
@@ -80,6 +83,17 @@ class Damage:
     text: str
 
 
+@attrs.define
+class _Counted:
+    """What a tree was found to have; its root says the same."""
+
+    depth: int = 0
+    branch_pages: int = 0
+    leaf_pages: int = 0
+    overflow_pages: int = 0
+    entries: int = 0
+
+
 class _PageError(Exception):
     """A page is damaged."""
 
@@ -102,7 +116,7 @@ def _meta(data: bytes, page: int) -> Meta | None:
         return None
     number, _, flags, _, _ = _HEADER.unpack_from(data)
     magic, version, _, map_bytes = _META.unpack_from(data, 16)
-    if magic != MAGIC or number != page or not flags & _META_PAGE or version & 0xFFFF != 1:
+    if magic != MAGIC or number != page or not flags & _META_PAGE or version != 1:
         return None
     place = 16 + _META.size
     free = Tree(*_TREE.unpack_from(data, place))
@@ -120,13 +134,21 @@ class File:
         read: of the file.
         meta: where to begin.
         progress: called with the pages looked at so far and how many there are.
+        names: of the tables that there may be.
 
     Attributes:
         damages: what was found so far.
     """
 
-    def __init__(self, read: Read, meta: Meta, progress: Callable[[int, int], None] = lambda _done, _of: None) -> None:
+    def __init__(
+        self,
+        read: Read,
+        meta: Meta,
+        progress: Callable[[int, int], None] = lambda _done, _of: None,
+        names: Container[str] = TABLES,
+    ) -> None:
         self._read = read
+        self._names = names
         self._meta = meta
         self._size = meta.free.page_bytes
         self._progress = progress
@@ -134,16 +156,24 @@ class File:
         self._done = 0
         self.damages: list[Damage] = []
         self._free_is_known = False
+        self._overflow_pages = 0  #: that were read so far
 
     def tables(self) -> dict[str, Tree]:
         """The named tables.  Marks the pages of the free tree and of the main one as used."""
         for page in (0, 1):
             self._use(page)
+        meta = self._meta
+        if (meta.main.page_bytes, meta.main.flags, meta.free.flags) != (0, 0, _INTEGER_KEYS):
+            self.damages.append(Damage(meta.page, "", "it is one of the two roots of the file, with impossible flags"))
         self._free_is_known = self._mark_free()
         found: dict[str, Tree] = {}
         for key, value, flags in self._nodes(self._meta.main, "(main)"):
-            if flags & _SUBTREE and len(value) == _TREE.size:
-                found[key.decode(errors="replace")] = Tree(*_TREE.unpack(value))
+            name = key.decode(errors="replace")
+            tree = Tree(*_TREE.unpack(value)) if len(value) == _TREE.size else None
+            if tree is not None and flags == _SUBTREE and name in self._names and not (tree.page_bytes or tree.flags):
+                found[name] = tree
+            else:  # its pages are found without it
+                self.damages.append(Damage(self._meta.main.root, "(main)", f"the root of a table {key!r} is damaged"))
         return found
 
     def _mark_free(self) -> bool:
@@ -169,15 +199,8 @@ class File:
 
     def records(self, table: str, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
         """The records of a table that can be read, in the order of their keys; ``damages`` says what is missing."""
-        before = len(self.damages)
-        count = 0
         for key, value, _ in self._nodes(tree, table):
-            count += 1
             yield key, value
-        if count != tree.entries and len(self.damages) == before:
-            self.damages.append(
-                Damage(tree.root, table, f"the table has {count} records, and its root says {tree.entries}")
-            )
 
     def orphans(self) -> Iterator[tuple[bytes, bytes]]:
         """The records of sound leaf pages that no tree leads to, after all tables were read.
@@ -191,7 +214,7 @@ class File:
                 continue
             try:
                 number, _, flags, lower, upper = self._header(page)
-                if number != page or flags & ~_DIRTY != _LEAF:
+                if number != page or flags != _LEAF:
                     continue
                 data = self._read(page * self._size, self._size)
                 yield from [(key, value) for key, value, _ in self._leaf(page, data, lower, upper, "")]
@@ -222,6 +245,20 @@ class File:
 
     def _nodes(self, tree: Tree, table: str) -> Iterator[tuple[bytes, bytes, int]]:
         """(key, value, flags) of all leaves that can be reached."""
+        before = len(self.damages)
+        counted = _Counted()
+        yield from self._walk(tree, table, counted)
+        said = tree.depth, tree.branch_pages, tree.leaf_pages, tree.overflow_pages, tree.entries
+        if len(self.damages) == before and attrs.astuple(counted) != said:
+            self.damages.append(
+                Damage(
+                    tree.root if tree.root != _NO_PAGE else 0,
+                    table,
+                    f"it has {counted.entries} records, and its root says {tree.entries}, or its pages are other ones",
+                )
+            )
+
+    def _walk(self, tree: Tree, table: str, counted: _Counted) -> Iterator[tuple[bytes, bytes, int]]:
         if tree.root == _NO_PAGE:
             return
         last: bytes | None = None
@@ -231,10 +268,16 @@ class File:
             page, depth = stack.pop()
             try:
                 data, flags, lower, upper = self._page(page, depth)
+                counted.depth = max(counted.depth, depth)
                 if flags & _BRANCH:
-                    stack += [(child, depth + 1) for child in reversed(self._children(data, lower, upper))]
+                    counted.branch_pages += 1
+                    stack += [(child, depth + 1) for child in reversed(self._children(page, data, lower, upper, table))]
                     continue
+                counted.leaf_pages += 1
+                overflow = self._overflow_pages
                 nodes = self._leaf(page, data, lower, upper, table)
+                counted.overflow_pages += self._overflow_pages - overflow
+                counted.entries += len(nodes)
                 keys = [key for key, _, _ in nodes]
                 if in_order and keys and (sorted(keys) != keys or (last is not None and keys[0] <= last)):
                     raise _PageError("its keys are not in order")
@@ -258,7 +301,7 @@ class File:
         number, _, flags, lower, upper = _HEADER.unpack_from(data)
         if number != page:
             raise _PageError("it is zeroed" if not data.strip(b"\0") else f"it says that it is page {number}")
-        if flags & ~_DIRTY not in (_BRANCH, _LEAF):
+        if flags not in (_BRANCH, _LEAF):
             raise _PageError(f"it is of kind 0x{flags:x}, neither branch nor leaf")
         if not 16 <= lower <= upper <= self._size or lower & 1:
             raise _PageError("its bounds are impossible")
@@ -271,11 +314,24 @@ class File:
             raise _PageError("a record of it is out of its bounds")
         return pointers
 
-    def _children(self, data: bytes, lower: int, upper: int) -> list[int]:
+    def _check_layout(self, page: int, upper: int, sizes: Mapping[int, int], table: str) -> None:
+        """The records of a page stand one behind another up to its end; LMDB counts on that where one is deleted."""
+        end = upper
+        for pointer, size in sorted(sizes.items()):
+            if pointer != end:
+                break
+            end += size + (size & 1)
+        if end != self._size:
+            self.damages.append(Damage(page, table, "its records overlap, or have gaps"))
+
+    def _children(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[int]:
         children = []
+        sizes: dict[int, int] = {}
         for pointer in self._pointers(data, lower, upper):
-            low, high, flags, _ = _NODE.unpack_from(data, pointer)
+            low, high, flags, key_bytes = _NODE.unpack_from(data, pointer)
             children.append(low | high << 16 | flags << 32)
+            sizes[pointer] = _NODE.size + key_bytes
+        self._check_layout(page, upper, sizes, table)
         if not children:
             raise _PageError("a branch without children")
         return children
@@ -284,13 +340,17 @@ class File:
         if not 16 <= lower <= upper <= self._size:
             raise _PageError("its bounds are impossible")
         nodes = []
+        sizes: dict[int, int] = {}
         for pointer in self._pointers(data, lower, upper):
             low, high, flags, key_bytes = _NODE.unpack_from(data, pointer)
             size = low | high << 16
             start = pointer + _NODE.size + key_bytes
+            sizes[pointer] = _NODE.size + key_bytes + (_NUMBER.size if flags & _BIG else size)
             if start > self._size:
                 raise _PageError("a key of it is out of its bounds")
             key = data[pointer + _NODE.size : start]
+            if flags & ~_BIG and not (table == "(main)" and flags == _SUBTREE):
+                self.damages.append(Damage(page, table, f"the record {key.hex()} has the flags 0x{flags:x}"))
             if not flags & _BIG:
                 value = data[start : start + size]
                 if len(value) != size:
@@ -298,15 +358,16 @@ class File:
             else:
                 first = data[start : start + 8]
                 try:
-                    value = self._overflow(first, size)
+                    value = self._overflow(first, size, table)
                 except _PageError as error:
                     number = _NUMBER.unpack(first)[0] if len(first) == 8 else page
                     self.damages.append(Damage(number, table, f"the value of {key.hex()}: {error}"))
                     continue
             nodes.append((key, value, flags))
+        self._check_layout(page, upper, sizes, table)
         return nodes
 
-    def _overflow(self, first: bytes, size: int) -> bytes:
+    def _overflow(self, first: bytes, size: int, table: str) -> bytes:
         if len(first) != 8:
             raise _PageError("its place is cut off")
         (page,) = _NUMBER.unpack(first)
@@ -319,7 +380,9 @@ class File:
         data = self._read(page * self._size, count * self._size)
         if len(data) < 16 + size:
             raise _PageError("the file ends before it")
+        self._overflow_pages += count
         number, _, flags, low, high = _HEADER.unpack_from(data)
-        if number != page or flags & ~_DIRTY != _OVERFLOW or low | high << 16 < count:
-            raise _PageError("its first page is none of an overflow")
+        if number != page or flags != _OVERFLOW or low | high << 16 != count:
+            # LMDB would free as many pages as it says.  Whether what it holds is right, its checksum tells.
+            self.damages.append(Damage(page, table, "it is the first page of a long value, and does not say so"))
         return data[16 : 16 + size]

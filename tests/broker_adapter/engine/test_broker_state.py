@@ -11,7 +11,14 @@ from broker_adapter.destination import Destination, DestinationKind, queue, topi
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.records import KIND_DELIVER, RawEntry, decode_annotations, decode_catalog, stream_key, unpack_entry_key
+from broker_adapter.engine.records import (
+    KIND_DELIVER,
+    RawEntry,
+    decode_annotations,
+    decode_catalog,
+    stream_key,
+    unpack_entry_key,
+)
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import (
     IllegalStateException,

@@ -33,7 +33,7 @@ from broker_adapter.envelope import Identity
 from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, send, settle
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, payloads, send, settle
 
 SETTINGS = EngineSettings(max_store_bytes=256 * 1024 * 1024, min_free_disk_bytes=0)
 FAR_MS = 4_102_444_800_000
@@ -491,6 +491,36 @@ def test_what_is_left_of_a_file_that_was_cut_off_is_taken_out(tmp_path: Path) ->
     check(tmp_path, repair=True)
     assert check(tmp_path).is_sound
     Broker(SETTINGS, str(tmp_path)).close()
+
+
+def test_a_long_value_whose_first_page_counts_others_is_found_and_kept(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    send(broker, connect(broker), "q", b"x" * 50_000)
+    broker.close()
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    first = next(at for at in range(0, len(data), 4096) if data[at + 10 : at + 14] == bytes((4, 0, 13, 0)))
+    data[first + 13] = 1  # LMDB would free 269 pages with this message
+    (tmp_path / "data.mdb").write_bytes(data)
+    assert check(tmp_path).damages
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert payloads(drained(broker, connect(broker), "q")) == [b"x" * 50_000]
+    broker.close()
+
+
+def test_a_table_whose_name_is_damaged_loses_nothing(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    send(broker, connect(broker), "q", b"a", b"b")
+    broker.close()
+    data = (tmp_path / "data.mdb").read_bytes()
+    (tmp_path / "data.mdb").write_bytes(data.replace(b"messages", b"messaget"))
+    assert check(tmp_path).damages
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert payloads(drained(broker, connect(broker), "q")) == [b"a", b"b"]
+    broker.close()
 
 
 # Compacting.
