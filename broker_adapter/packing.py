@@ -19,13 +19,34 @@ MAX_MEMBERS: Final = 2_000_000
 #: Data of so many bytes cannot exceed either limit, and need not be looked through.
 UNCHECKED_BYTES: Final = MAX_CONTAINERS
 
-_FIXED_STRINGS: Final = b"|".join(b"%s.{%d}" % (re.escape(bytes((0xA0 + size,))), size) for size in range(32))
+#: Sizes below it are short.
+_SHORT: Final = 32
+_FIXED_STRINGS: Final = b"|".join(b"%s.{%d}" % (re.escape(bytes((0xA0 + size,))), size) for size in range(_SHORT))
+
+
+def _short(head: bytes, further: int = 0) -> bytes:
+    """A pattern of short values of this type code, with what the bytes of their size begin with."""
+    sizes = b"|".join(b"%s.{%d}" % (re.escape(bytes((size,))), size + further) for size in range(_SHORT))
+    return re.escape(head) + b"(?:" + sizes + b")"
+
+
+#: Strings, binaries and extensions that are short, though their size has bytes of its own.
+_SHORT_SIZED: Final = b"|".join(
+    _short(bytes((code,)) + bytes(ahead), further)
+    for codes, further in (((0xD9, 0xDA, 0xDB), 0), ((0xC4, 0xC5, 0xC6), 0), ((0xC7, 0xC8, 0xC9), 1))
+    for code, ahead in zip(codes, (0, 1, 3), strict=True)
+)
 #: As many values as stand one after the other and are neither lists nor maps nor long.
 _SCALARS: Final = re.compile(
     rb"(?s)(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcb\xcf\xd3].{8}|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|"
     + _FIXED_STRINGS
+    + b"|"
+    + _SHORT_SIZED
     + rb"|\xd4..|\xd5.{3}|\xd6.{5}|\xd7.{9}|\xd8.{17})*+"
 )
+#: Bytes that the regular expression looks at in one go, and those of the longest value that it knows.
+_SLICE_BYTES: Final = 64 * 1024
+_LONGEST_SHORT: Final = 6 + _SHORT
 #: Type code of a list or map → (bytes of its count, members for each that is counted).
 _COUNTED: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 #: Type code of a long string, binary or extension → (bytes of its size, further bytes).
@@ -50,14 +71,17 @@ def check(data: bytes | memoryview) -> None:
     end = len(data)
     if end <= UNCHECKED_BYTES:
         return
-    position = containers = members = 0
+    position = containers = members = long = short_bytes = 0
     scalars = _SCALARS.match
     while position < end:
-        found = scalars(data, position)
+        found = scalars(data, position, min(end, position + _SLICE_BYTES))
         assert found is not None  # it matches nothing, too
-        position = found.end()
-        if position >= end:
-            return
+        if found.end() > position:
+            short_bytes += found.end() - position
+            if short_bytes > _LONGEST_SHORT * (members + 1):
+                return  # more values than there are places for: the rest is no part of what is decoded
+            position = found.end()
+            continue
         code = data[position]
         position += 1
         if 0x80 <= code < 0xA0:
@@ -69,6 +93,9 @@ def check(data: bytes | memoryview) -> None:
         elif code in _SIZED:
             size, further = _SIZED[code]
             position += size + further + int.from_bytes(data[position : position + size])
+            long += 1
+            if long > members:
+                return  # as above
             continue
         else:
             return  # cut short, or no type code at all

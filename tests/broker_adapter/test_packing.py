@@ -49,6 +49,38 @@ def test_a_count_that_the_data_cannot_hold_is_refused_before_anything_is_made_of
             unpacked(head + b"\x90" * 300_000)
 
 
+@pytest.mark.parametrize("more", [b"\xd9\x00", b"\xc4\x00", b"\xc7\x00\x01", b"\xd9\xff" + bytes(255), b"\xc0"])
+def test_what_stands_behind_the_end_is_not_looked_through(more: bytes) -> None:
+    class Looked(bytes):
+        looks = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Looked.looks += 1
+            return super().__getitem__(key)
+
+    data = Looked(b"\x92\x01" + more * 300_000)
+    assert check(data) is None
+    assert Looked.looks < 20
+    with pytest.raises(ValueError, match="extra data"):
+        unpacked(bytes(data))
+
+
+def test_short_values_are_told_by_the_regular_expression_however_their_size_is_written() -> None:
+    sizes = [(b"\xd9", 1), (b"\xda", 2), (b"\xdb", 4), (b"\xc4", 1), (b"\xc5", 2), (b"\xc6", 4)]
+    values = [head + size.to_bytes(length) + bytes(size) for head, length in sizes for size in (0, 1, 31, 32)]
+    values += [
+        head + size.to_bytes(length) + b"\x05" + bytes(size)
+        for head, length in zip((b"\xc7", b"\xc8", b"\xc9"), (1, 2, 4), strict=True)
+        for size in (0, 31, 32)
+    ]
+    lists = MAX_CONTAINERS - 1
+    for value in values:
+        data = b"\xdd" + (lists + 1).to_bytes(4) + value + b"\x90" * lists
+        check(data)
+        with pytest.raises(ValueError, match="lists and maps"):
+            check(b"\xdd" + (lists + 2).to_bytes(4) + value + b"\x90" * (lists + 1))
+
+
 def test_keys_that_are_no_strings_are_refused_where_they_must_be() -> None:
     packed = msgpack.packb({1: 2, "a": 3})
     assert unpacked(packed, strict_map_key=False) == {1: 2, "a": 3}
