@@ -84,6 +84,10 @@ LOAD_ROUNDS = 16
 #: share what one cycle may look at: whoever came at the same time is shown the backlog at the same time.
 SCANS = 4
 SCAN_BYTES = 1024 * 1024
+#: Time that each of these scans takes, and that all browsers take in one cycle, in seconds: a selector may take up to
+#: 20 milliseconds for each message.  Each gets at least one message further.
+SCAN_SECONDS = 0.01
+BROWSE_SECONDS = 0.02
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS = 1_000
 #: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
@@ -644,7 +648,9 @@ class Broker:
                 through = entries[-1].position
                 complete = False
                 break
-        self._state.scanned(scan, self._selectables(entries, effects), through, complete)
+        messages = self._selectables(entries, effects)
+        end = time.monotonic() + SCAN_SECONDS
+        self._state.scanned(scan, messages, through, complete, lambda: time.monotonic() > end)
 
     def _look(self, effects: Effects) -> bool:
         """Show those who search what came in or came back; returns whether there was something."""
@@ -723,8 +729,12 @@ class Broker:
                 self._state.totals.delivered += len(handouts)
                 _tell(consumer.sink, handouts)
         lookers, self._lookers = self._lookers + effects.browsers, []
-        for browser in lookers:
-            self._browse(browser, now_ms)
+        end = time.monotonic() + BROWSE_SECONDS
+        for index, browser in enumerate(lookers):
+            if index and time.monotonic() > end:
+                self._lookers[:0] = lookers[index:]  # it is their turn first in the next cycle
+                break
+            self._browse(browser, now_ms, end)
         for reply, result in effects.replies:
             _tell(reply, result)
         self._chores += [self._move_and_drop(queue) for queue in effects.published]
@@ -838,8 +848,8 @@ class Broker:
 
     # Browsing.
 
-    def _browse(self, browser: Browser, now_ms: int) -> None:
-        """Give a browser what it has credit for, and tell those who wait for the end."""
+    def _browse(self, browser: Browser, now_ms: int, end: float) -> None:
+        """Give a browser what it has credit for, and tell those who wait for the end; ``end``: when to pause."""
         complete = False
         if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._state.queues:
             limit = CHUNK_ENTRIES if browser.selector is not None else min(browser.credit, CHUNK_ENTRIES)
@@ -847,8 +857,9 @@ class Broker:
             complete = found.complete
             held = self._held_positions(browser.queue.id)
             messages: list[Outgoing] = []
+            looked_at = 0
             for entry in found.entries:
-                if browser.room_bytes <= 0 or len(messages) == browser.credit:
+                if browser.room_bytes <= 0 or len(messages) == browser.credit or (looked_at and time.monotonic() > end):
                     complete = False
                     break
                 browser.place = (entry.lane, entry.position)
@@ -856,8 +867,10 @@ class Broker:
                     continue
                 if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
                     continue
-                if browser.selector is not None and not self._is_wanted(browser.selector, entry):
-                    continue
+                if browser.selector is not None:
+                    looked_at += 1
+                    if not self._is_wanted(browser.selector, entry):
+                        continue
                 number = browser.next_number
                 browser.next_number += 1
                 browser.room_bytes -= entry.size

@@ -272,7 +272,12 @@ class BrokerState:
         return f"the counters of {queue.label!r} had {more} than its store has in lane {load.lane}"
 
     def scanned(
-        self, scan: Scan, messages: Iterable[tuple[RawEntry, Selectable]], through: int, complete: bool
+        self,
+        scan: Scan,
+        messages: Sequence[tuple[RawEntry, Selectable]],
+        through: int,
+        complete: bool,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         """Messages that a ``Scan`` asked for.  ``settle_down`` must follow.
 
@@ -281,12 +286,19 @@ class BrokerState:
             messages: those that can be read.
             through: the position up to which the answer goes.
             complete: whether there is nothing behind it.
+            is_late: asked after each message; once it returns True, the others are left for the next scan.
         """
         consumer = self.consumers.get(scan.consumer)
         if consumer is None or consumer.search is None:
             return
         selector = consumer.search.selector
-        found = [entry for entry, message in messages if selects(selector, message)]
+        found = []
+        for index, (entry, message) in enumerate(messages, 1):
+            if selects(selector, message):
+                found.append(entry)
+            if index < len(messages) and is_late():
+                through, complete = entry.position, False
+                break
         consumer.queue.scanned(consumer, scan.lane, through, found, complete)
         self._awake[consumer.queue.id] = consumer.queue
 

@@ -34,7 +34,7 @@ class Formats:
 class Selectable:
     """The values of one message by the names that a selector uses.  Decoded when the first one is asked for."""
 
-    __slots__ = ("_annotations", "_envelope", "_failures", "_format", "_formats", "_payload")
+    __slots__ = ("_annotations", "_envelope", "_error", "_failures", "_format", "_formats", "_payload")
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Selectable:
         self._failures = failures
         self._annotations = annotations
         self._envelope: Envelope | None = None
+        self._error: MessageFormatException | None = None
 
     def __call__(self, name: str) -> Any:
         """The value of a header or property; None where there is none.
@@ -68,7 +69,7 @@ class Selectable:
         """
         envelope = self._envelope
         if envelope is None:
-            envelope = self._envelope = self._formats.read(self._format, self._payload)
+            envelope = self._envelope = self._read()
         header = _HEADERS.get(name)
         if header is not None:
             value = header(envelope)
@@ -82,6 +83,16 @@ class Selectable:
             return self._annotations[name]
         properties = envelope.properties
         return None if properties is None else properties.get(name)
+
+    def _read(self) -> Envelope:
+        """The message.  It is decoded once, also where that fails: many may have a selector for it."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        try:
+            return self._formats.read(self._format, self._payload)
+        except MessageFormatException as error:
+            self._error = error
+            raise
 
 
 def selects(selector: Selector, message: Selectable) -> bool:

@@ -18,6 +18,7 @@ from broker_adapter.engine.broker import CYCLE_MESSAGES, Broker
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import entry_key
+from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
@@ -533,6 +534,68 @@ def test_a_browser_gets_a_slice_of_bytes_at_a_time(engines: Engines) -> None:
         assert broker.call(c.Credit(browser, 0), WAIT) is None
     assert len(inbox.handouts) == 10
     assert broker.call(c.Drain(browser), WAIT) == 990
+
+
+def lettered(count: int) -> list[bytes]:
+    """Packed messages; every third one has the property that :data:`SELECTED` selects."""
+    return [
+        pack(Envelope(queue("q"), BodyKind.TEXT, str(number), {"third": number % 3 == 0})) for number in range(count)
+    ]
+
+
+SELECTED = "third = TRUE"
+
+
+@pytest.mark.parametrize("browsers", [1, 3])
+def test_a_browser_whose_selector_takes_long_is_served_a_little_in_each_cycle(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, browsers: int
+) -> None:
+    monkeypatch.setattr("broker_adapter.engine.broker.BROWSE_SECONDS", -1.0)
+    steps: list[int] = []
+    browse = Broker._browse
+
+    def counted(self: Broker, browser: Any, *arguments: Any) -> None:
+        steps.append(id(browser))
+        browse(self, browser, *arguments)
+
+    monkeypatch.setattr(Broker, "_browse", counted)
+    broker = engines.start()
+    client = connect(broker)
+    bodies = lettered(30)
+    send(broker, client, "q", *bodies)
+    inboxes = []
+    for _ in range(browsers):
+        browser, inbox = attach(broker, client, "q", credit=1000, browse=True, selector=SELECTED)
+        inboxes.append(inbox)
+        assert depth(broker, "q") == 30  # others are served meanwhile
+    for inbox in inboxes:
+        inbox.wait_for(10)
+        assert payloads(inbox.handouts) == bodies[::3]
+    assert len(steps) > 20 * browsers
+    assert broker.call(c.Drain(browser), WAIT) == 990
+
+
+def test_a_search_whose_selector_takes_long_goes_on_in_the_next_cycle(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_adapter.engine.broker.SCAN_SECONDS", -1.0)
+    broker = engines.start()
+    client = connect(broker)
+    bodies = lettered(60)
+    send(broker, client, "q", *bodies)
+    scans = 0
+    scanned = BrokerState.scanned
+
+    def counted(self: BrokerState, *arguments: Any) -> None:
+        nonlocal scans
+        scans += 1
+        scanned(self, *arguments)
+
+    monkeypatch.setattr(BrokerState, "scanned", counted)
+    handouts = drained(broker, client, "q", selector=SELECTED)
+    assert payloads(handouts) == bodies[::3]
+    assert scans >= 60
+    assert depth(broker, "q") == 60
 
 
 def test_a_browser_sees_what_waits_in_order_and_takes_nothing(engines: Engines) -> None:

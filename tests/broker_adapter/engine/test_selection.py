@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker_adapter.destination import queue
 from broker_adapter.engine.selection import Formats, Selectable
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
+from broker_adapter.errors import MessageFormatException
 
 
 def selectable(envelope: Envelope) -> Selectable:
@@ -23,3 +26,20 @@ def test_a_correlation_id_of_text_stays_as_it_is() -> None:
     assert message("JMSCorrelationID") == "x"
     assert message("JMSPriority") == 4
     assert message("nothing") is None
+
+
+def test_a_message_that_cannot_be_decoded_is_tried_once() -> None:
+    tried = 0
+
+    def read(_payload: bytes) -> Envelope:
+        nonlocal tried
+        tried += 1
+        raise MessageFormatException("it is none")
+
+    formats = Formats()
+    formats.learn(7, read)
+    message = Selectable(formats, 7, b"x")
+    for name in ("a", "JMSType", "a"):
+        with pytest.raises(MessageFormatException, match="it is none"):
+            message(name)
+    assert tried == 1
