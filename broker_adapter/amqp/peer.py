@@ -357,6 +357,10 @@ _LARGE_MESSAGE_BYTES: Final = 128 * KIB
 _PART_BYTES: Final = 64 * KIB
 #: What a frame of a transfer has beside its payload, at most.
 _TRANSFER_BYTES: Final = 128
+#: What proton keeps of a message that was settled until it has written that, in bytes.
+_ANSWER_BYTES: Final = 1024
+#: Longest description of an error that is sent, in characters.
+_MAX_DESCRIPTION: Final = 4096
 #: So many sessions are looked at for output, whether they have some or not.
 _FEW_SESSIONS: Final = 8
 #: Parts of fewer bytes that come in are put together as they come: each costs more than its bytes.
@@ -417,6 +421,7 @@ class Peer:
         self._pushed = 0  #: how much of the input under way proton has got
         self._payload = b""  #: of the frame under way, which proton has got without it
         self.unfinished_bytes = 0  #: of messages of which only a part has come
+        self.unwritten_bytes = 0  #: what proton keeps, about, for the answers to messages that it has not written yet
         self._with_output: list[_Session] = []  #: sessions that may have bytes to send
         self._with_later: dict[int, _Link] = {}  #: links with messages that proton has not got as a whole
         self._begun = False  #: whether a begin came in that may not be answered yet
@@ -444,24 +449,31 @@ class Peer:
                 return
             data = bytes(self._held)
             self._held.clear()
-        self._pushed = 0
-        whole, objection = self._whole_frames(data)
-        self._push(data, self._pushed, whole)
-        if objection is not None:
-            self._fail(objection)
-        elif whole < len(data):
-            self._held += data[whole:]
-            if self._end_waits and self._opened:
-                self._answer_begins()
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Take what came, which starts with a frame."""
+        while True:
+            self._pushed = 0
+            whole, objection = self._whole_frames(data)
+            self._push(data, self._pushed, whole)
+            if objection is not None:
+                self._fail(objection)
+                return
+            if self._failure is not None or whole == len(data):
+                return
+            if not (self._end_waits and self._opened):
+                self._held += data[whole:]
+                return
+            # Let proton write our begins; then the rest can be taken, which starts with the end of a session.
+            self._answer_begins()
+            data = data[whole:]
 
     def _answer_begins(self) -> None:
-        """Let proton write our begins, then take the rest of what came, which starts with the end of a session."""
+        """Let proton write our begins, so that the end of a session can be taken."""
         self._take_events()
         self._engine.pn_transport_pending(self._c_transport)
         self._begun = self._end_waits = False
-        data = bytes(self._held)
-        self._held.clear()
-        self.receive(data)
 
     def _whole_frames(self, data: bytes) -> tuple[int, AmqpError | None]:
         """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything.
@@ -620,6 +632,7 @@ class Peer:
                 self._fail(AmqpError("amqp:resource-limit-exceeded", f"nothing can be written: {self._stuck}"))
                 continue
             if size <= 0:
+                self.unwritten_bytes = 0
                 if size < 0:
                     self._output_closed = True
                 break
@@ -859,6 +872,7 @@ class Peer:
                 state = State(REJECTED, error=error._replace(description=reason)) if self._server else RELEASED_STATE
             _write_disposition(lib.pn_delivery_local(delivery), state)
             engine.pn_delivery_update(delivery, state.code)
+            self.unwritten_bytes += _ANSWER_BYTES if state.error is None else _answer_bytes(state.error)
         # This drops what is there, and what is still to come of it.
         engine.pn_delivery_settle(delivery)
         if aborted:
@@ -1044,6 +1058,10 @@ class Peer:
         self._unanswered_sessions.clear()
         if self._end_waits:
             self._answer_begins()
+            data = bytes(self._held)
+            self._held.clear()
+            if self._failure is None and not self._tail_closed:
+                self._take(data)
 
     def close(self, error: AmqpError | None = None) -> None:
         """Close the connection, or answer the peer's close.  Legal twice."""
@@ -1444,10 +1462,12 @@ class Peer:
         update, settle = engine.pn_delivery_update, engine.pn_delivery_settle
         code = state.code
         plain = _PLAIN_STATES.get(code) == state
+        answer_bytes = _ANSWER_BYTES if plain or state.error is None else _answer_bytes(state.error)
         for number in numbers:
             delivery = take(number, None)
             if delivery is None:
                 continue
+            self.unwritten_bytes += answer_bytes
             if not plain:
                 _write_disposition(lib.pn_delivery_local(delivery), state)
             update(delivery, code)
@@ -1646,6 +1666,10 @@ def _append_part(parts: list[bytes | bytearray], part: bytes) -> None:
         parts.append(bytearray(part))
 
 
+def _answer_bytes(error: AmqpError) -> int:
+    return _ANSWER_BYTES + len((error.description or "")[:_MAX_DESCRIPTION])
+
+
 def _outgoing_bytes(session: _Session) -> int:
     size: int = lib.pn_session_outgoing_bytes(session.endpoint._impl)
     return size + session.later_bytes
@@ -1725,7 +1749,7 @@ def _write_condition(condition: Any, error: AmqpError) -> None:
     lib.pn_condition_set_name(condition, error.condition.encode())
     if error.description is not None:
         lib.pn_condition_set_description(
-            condition, error.description[:4096].replace("\0", " ").encode(errors="replace")
+            condition, error.description[:_MAX_DESCRIPTION].replace("\0", " ").encode(errors="replace")
         )
     if error.info:
         _write_data(

@@ -20,7 +20,7 @@ class Budget:
         transactions: of open transactions.
         unanswered: of messages and commits that the engine has not answered yet.
         requests: of requests that are being carried out, and of answers that the client has not taken.
-        output: of messages on their way to the client.
+        output: of messages on their way to the client, and of answers to its messages that it has not taken.
     """
 
     most_bytes: int

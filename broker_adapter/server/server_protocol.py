@@ -336,7 +336,7 @@ class ServerProtocol:
             return True  # for its last words, and its end
         if self._opening and self._client is None:
             return False
-        self._budget.output = self._waiting_bytes
+        self._budget.output = self._waiting_bytes + self._peer.unwritten_bytes
         return self._budget.allows_reading
 
     def receive_end(self) -> None:

@@ -49,6 +49,7 @@ from tests.broker_adapter.amqp.frames import (
     attach,
     begin,
     detach,
+    end,
     flow,
     frame,
     open_frame,
@@ -627,6 +628,39 @@ def test_sessions_and_links_that_end_make_room_for_others() -> None:
 
     assert every(pair.server_events, TransportFailed) == []
     assert len(every(pair.server_events, SessionRemoteOpen)) == 20
+
+
+@pytest.mark.parametrize("opened_late", [False, True])
+def test_sessions_that_begin_and_end_by_the_thousand_at_once(opened_late: bool) -> None:
+    peer = Peer(PeerLimits(), server=True)
+    peer.receive(HEADER + open_frame())
+    if not opened_late:
+        peer.open("server")
+    peer.receive((begin(0) + end(0)) * 2_000)
+    if opened_late:
+        peer.open("server")
+    events = peer.events()
+    assert every(events, TransportFailed) == []
+    assert len(every(events, SessionRemoteClose)) == 2_000
+    assert len(every(events, SessionRemoteOpen)) == 2_000
+
+
+def test_answers_that_are_not_written_count(pair: Pair) -> None:
+    client, server = pair.sender(credit=1000)
+    for _ in range(500):
+        pair.client.send(client, b"x")
+    pair.server.receive(pair.client.pending_output())
+    transfers = every(pair.server.events(), Transfers)
+    numbers = [each.number for event in transfers for each in event.deliveries]
+    assert pair.server.unwritten_bytes == 0
+    pair.server.settle(server, numbers[:400], ACCEPTED_STATE)
+    plain = pair.server.unwritten_bytes
+    assert plain >= 400 * 800
+    pair.server.settle(server, numbers[400:], State(REJECTED, error=AmqpError("a:b", "c" * 5_000)))
+    assert pair.server.unwritten_bytes - plain > 100 * 4_800
+    pair.pump()
+    assert pair.server.unwritten_bytes == 0
+    assert sum(len(each.numbers) for each in every(pair.client_events, Dispositions)) == 500
 
 
 def test_a_silent_peer_is_noticed_and_a_quiet_one_sends_keep_alives() -> None:

@@ -116,6 +116,10 @@ class RawClient:
         for piece in pieces:
             self._socket.sendall(piece)
 
+    def set_timeout(self, seconds: float) -> None:
+        """How long the server may take nothing before ``send`` gives up."""
+        self._socket.settimeout(seconds)
+
     def send_until_closed(self, pieces: Iterator[bytes]) -> int:
         """Send as long as the server takes it; returns how many bytes went out."""
         sent = 0

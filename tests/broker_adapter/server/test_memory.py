@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 import pytest
 
-from broker_adapter.amqp.values import Described, Symbol, UInt, ULong, encode
-from broker_adapter.destination import queue
+from broker_adapter.amqp.values import Described, Symbol, Symbols, UInt, ULong, encode
+from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from sdk import ConnectionFactory
 from tests.broker_adapter.amqp.frames import (
@@ -227,6 +227,27 @@ def test_answers_that_nobody_takes(server: ServerProcess, answers: tuple[bytes, 
         assert is_served(server)
     assert asked < 1_000
     assert growth.most < BESIDE
+
+
+@pytest.mark.parametrize(
+    "payload", [pack(Envelope(topic("t"), BodyKind.TEXT, "x")), b"\x9f"], ids=["accepted", "rejected"]
+)
+def test_answers_to_messages_that_nobody_takes(server: ServerProcess, payload: bytes) -> None:
+    target = Described(ULong(TARGET), ["t", None, None, None, None, None, Symbols(["topic"])])
+    link = frame(
+        0, ATTACH, "l", UInt(0), False, None, None, Described(ULong(SOURCE), ["s"]), target, None, None, UInt(0)
+    )
+    with Growth(server) as growth, RawClient(server.port, reads=False, receive_buffer=4096) as client:
+        client.send(begin(0), link)
+
+        def messages() -> Iterator[bytes]:
+            for _ in range(400):
+                yield b"".join(b"".join(client.deliver(0, 0, payload)) for _ in range(2_000))
+
+        client.set_timeout(3)
+        client.send_until_closed(messages())
+        assert is_served(server)
+    assert growth.most < BUDGET + BESIDE
 
 
 def test_requests_that_are_carried_out(server: ServerProcess) -> None:
