@@ -1,4 +1,7 @@
-"""Every engine that a test closes is checked first, and every store of a server that a test has killed."""
+"""Every engine that a test closes is checked first, and every store of a server that a test has killed.
+
+A time-out fails one test: :mod:`tests.time_limits`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,11 @@ import pytest
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
+from tests.time_limits import TimeLimits
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TimeLimits())
 
 
 @pytest.fixture(autouse=True)
