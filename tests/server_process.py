@@ -91,7 +91,7 @@ class ServerProcess:
         if process is None:
             return 0
         process.send_signal(number)
-        status = process.wait(20)
+        status = process.wait(120)
         assert process.stdout is not None
         process.stdout.close()
         return status

@@ -43,7 +43,7 @@ def _limited(item: pytest.Item) -> Iterator[None]:
         item.config.hook.pytest_timeout_cancel_timer(item=item)
 
 
-@attrs.define
+@attrs.define(eq=False)
 class TimeLimits:
     """A plugin of pytest that completes pytest-timeout.
 

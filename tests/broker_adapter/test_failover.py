@@ -49,7 +49,7 @@ from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
 from tests.faults.scenarios import wait_for
 
-WAIT = 5.0
+WAIT = 120.0
 QUEUE = queue("q")
 FAST = "reconnect_delay_seconds=0.01&stable_seconds=0"
 
@@ -184,7 +184,8 @@ def test_a_new_connection_keeps_its_deadline_over_many_attempts(client: MakeClie
     start = time.monotonic()
     with pytest.raises(ConnectionLostException):
         made.open(0.3)
-    assert 0.2 < time.monotonic() - start < 1
+    assert time.monotonic() - start > 0.2
+    assert len(made.credentials) > 1
 
 
 def test_a_client_id_in_use_ends_the_opening_at_once(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
@@ -459,10 +460,14 @@ def test_a_lost_link_of_a_browser_does_not_come_back(servers: Callable[..., Brok
 def test_a_commit_in_flight_is_in_doubt_where_the_broker_cannot_tell(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
+    discharged = threading.Event()
+
     class Forgetful(ScriptedBroker):
         def _coordinate(self, link: int, delivery: Any) -> None:
             if len(delivery.payload) < 12:
                 super()._coordinate(link, delivery)  # a declare; a discharge has no answer
+            else:
+                discharged.set()
 
     server = servers(lambda: Forgetful(holdfast=False))
     made = client(url_of(server))
@@ -478,7 +483,7 @@ def test_a_commit_in_flight_is_in_doubt_where_the_broker_cannot_tell(
 
     thread = threading.Thread(target=commit)
     thread.start()
-    time.sleep(0.2)
+    assert discharged.wait(WAIT)
     server.drop_connections()
     thread.join(WAIT)
     assert [type(each) for each in results] == [TransactionInDoubtException]
@@ -646,7 +651,7 @@ def test_sends_without_an_answer_are_told_when_their_producer_ends_while_the_net
     servers: Callable[..., BrokerServer], client: MakeClient, ends: str
 ) -> None:
     server = servers()
-    made = client(url_of(server, options=f"{FAST}&initial_reconnect_delay_seconds=30"))
+    made = client(url_of(server, options=f"{FAST}&initial_reconnect_delay_seconds=1000"))
     made.open()
     link = made.sender()
     broker = server.brokers[0]
@@ -656,15 +661,14 @@ def test_sends_without_an_answer_are_told_when_their_producer_ends_while_the_net
     assert wait_for(lambda: len(broker.held) == 1)
     server.drop_connections()
     made.wait_for(Interrupted)
-    start = time.monotonic()
     if ends == "detach":
         made.transport.detach(link, WAIT)
     elif ends == "end_session":
         made.transport.end_session(1, WAIT)
     else:
         made.transport.close(WAIT)
-    assert time.monotonic() - start < 0.5
     assert len(answers) == 1
+    assert made.kinds() == ["Interrupted"], "nothing waited for the next attempt"
     assert isinstance(answers[0], JMSException)
 
 

@@ -23,7 +23,7 @@ from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec
 from broker_adapter.url import EmbeddedURL, parse_url
 from sdk import ConnectionFactory
 
-WAIT = 10.0
+WAIT = 120.0
 
 
 def url(path: Path | None, options: str = "") -> EmbeddedURL:

@@ -22,7 +22,7 @@ from sdk import Connection, ConnectionFactory, ConnectionLostException, JMSSecur
 from tests.broker_adapter.server.test_listener import server_context
 from tests.contracts.transports import eventually
 
-WAIT = 30.0
+WAIT = 120.0
 PASSWORD = "correct-horse"
 FAST = "reconnect_delay_seconds=0.01&max_reconnect_delay_seconds=0.05"
 

@@ -35,7 +35,7 @@ from broker_adapter.transport import (
 )
 from broker_adapter.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
 
-WAIT = 10.0  #: seconds; longer than anything takes
+WAIT = 120.0  #: seconds; longer than anything takes
 KINDS = ("in process", "amqp in memory", "amqp over loopback", "standard amqp in memory", "failover over loopback")
 
 

@@ -27,7 +27,7 @@ from sdk import (
 )
 
 #: Longest wait for a message, in seconds; a restore takes milliseconds.
-WAIT = 5.0
+WAIT = 120.0
 
 
 @attrs.define
@@ -55,7 +55,9 @@ Scenario = Callable[[Session, str, int, Seen], None]
 
 def connect(url: str, seen: Seen) -> Connection:
     """A started connection that survives a cut while it is being made."""
-    options = "startup_max_reconnect_attempts=5&reconnect_delay_seconds=0.01&stable_seconds=0&close_timeout_seconds=2"
+    options = (
+        "startup_max_reconnect_attempts=1000&reconnect_delay_seconds=0.01&stable_seconds=0&close_timeout_seconds=2"
+    )
     connection = ConnectionFactory(f"{url}{'&' if '?' in url else '?'}{options}").create_connection()
     connection.exception_listener = seen.told.append
     connection.start()

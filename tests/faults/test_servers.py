@@ -15,7 +15,7 @@ from tests.faults.conftest import Client
 from tests.faults.scenarios import WAIT, wait_for
 from tests.server_process import ServerProcess
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.crash
 
 FAST = "reconnect_delay_seconds=0.01&stable_seconds=0&close_timeout_seconds=2"
 

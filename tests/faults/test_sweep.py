@@ -11,7 +11,7 @@ from tests.faults.proxy import Cut, Direction, Proxy
 from tests.faults.scenarios import check, play, wait_for
 from tests.server_process import ServerProcess
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.crash
 
 COUNT = 6
 MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]

@@ -10,7 +10,7 @@ from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException, Me
 from tests.faults.proxy import Proxy
 
 #: Longest that one life of the client may take, in seconds; all of its waits together are far below it.
-LIFETIME = 60.0
+LIFETIME = 300.0
 QUEUE = "fuzzed"
 _OPTIONS = (
     "?failover=nofailover&connect_timeout_seconds=2&request_timeout_seconds=1&send_timeout_seconds=1"

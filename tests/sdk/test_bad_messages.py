@@ -21,7 +21,7 @@ from broker_adapter.settings import ServerSettings
 from broker_adapter.url import EmbeddedURL, parse_url
 from sdk import Connection, ConnectionFactory, JMSException, MessageFormatException, ObjectMessage, TextMessage
 
-WAIT = 10.0
+WAIT = 120.0
 Q = Destination("q")
 
 

@@ -21,7 +21,7 @@ from sdk import (
 )
 from tests.server_process import ServerProcess
 
-WAIT = 10.0
+WAIT = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sdk import (
     MessageConsumer,
 )
 
-WAIT = 60.0
+WAIT = 120.0
 
 
 @pytest.fixture(params=["embedded", "amqp", "nofailover"])

@@ -34,7 +34,7 @@ from sdk import (
     TextMessage,
 )
 
-WAIT = 10.0
+WAIT = 120.0
 MODES = list(AcknowledgeMode)
 
 
@@ -179,12 +179,12 @@ def test_a_message_that_is_rolled_back_too_often_is_a_dead_letter(connection: Co
     send(connection, name, name)
     with connection.create_session(AcknowledgeMode.TRANSACTED) as session:
         consumer = session.create_consumer(session.create_queue(name))
-        deliveries = 0
-        while (message := consumer.receive(timeout=2)) is not None:
-            deliveries += 1
-            assert message.delivery_count == deliveries
+        for delivery in range(1, 11):
+            message = consumer.receive(timeout=WAIT)
+            assert message is not None
+            assert message.delivery_count == delivery
             session.rollback()
-        assert deliveries == 10
+        assert consumer.receive(timeout=0.2) is None
         dead = [each for each in session.create_browser(session.create_queue("DLQ")) if each.body == name]
         assert dead[0].properties["JMS_HOLDFAST_DEAD_LETTER_COUNT"] == 10
 
@@ -219,7 +219,7 @@ def test_receive_keeps_its_time(connection: Connection, name: str) -> None:
         consumer = session.create_consumer(session.create_queue(name))
         started = time.monotonic()
         assert consumer.receive(timeout=0.2) is None
-        assert 0.15 < time.monotonic() - started < WAIT / 2
+        assert time.monotonic() - started >= 0.2
         assert consumer.receive_nowait() is None
         send(connection, name, "x")
         message = consumer.receive()
@@ -303,7 +303,7 @@ def test_a_selector_chooses_what_is_received_and_browsed(connection: Connection,
         browser = session.create_browser(queue, selector="colour = 'red'")
         assert [str(message) for message in browser] == ["red", "red"]
         consumer = session.create_consumer(queue, selector="colour = 'blue'")
-        found = consumer.receive(timeout=5)
+        found = consumer.receive(timeout=120)
         assert found is not None
         assert str(found) == "blue"
         assert consumer.receive_nowait() is None
@@ -383,12 +383,13 @@ def test_priority_expiry_and_delay(connection: Connection, name: str) -> None:
         producer.send("low", priority=1)
         producer.send("high", priority=9)
         producer.send("gone", time_to_live=0.05)
-        producer.send("late", delivery_delay=0.4)
-        time.sleep(0.1)
+        sent = time.monotonic()
+        producer.send("late", priority=0, delivery_delay=0.4)
+        time.sleep(0.1)  # what expires has expired
         consumer = session.create_consumer(queue)
-        assert [_body(consumer.receive(timeout=WAIT)) for _ in range(2)] == ["high", "low"]
-        assert consumer.receive(timeout=0.05) is None
-        assert _body(consumer.receive(timeout=WAIT)) == "late"
+        assert [_body(consumer.receive(timeout=WAIT)) for _ in range(3)] == ["high", "low", "late"]
+        assert time.monotonic() - sent >= 0.35
+        assert consumer.receive_nowait() is None
 
 
 # Sending.
@@ -446,9 +447,10 @@ def test_a_shared_subscription_is_shared_over_connections(url: str, name: str) -
         for number in range(10):
             producer.send(str(number))
         found = [[], []]  # type: list[list[Any]]
-        for index, consumer in enumerate(consumers):
-            while (message := consumer.receive(timeout=0.2)) is not None:
-                found[index].append(message.body)
+        while len(found[0] + found[1]) < 10:
+            for index, consumer in enumerate(consumers):
+                while (message := consumer.receive(timeout=0.2)) is not None:
+                    found[index].append(message.body)
         assert sorted(found[0] + found[1]) == [str(number) for number in range(10)]
 
 

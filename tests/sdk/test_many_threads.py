@@ -31,7 +31,7 @@ from sdk import (
 )
 from tests.server_process import ServerProcess
 
-WAIT = 20.0
+WAIT = 120.0
 THREADS = 8
 MODES = [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.NO_ACK]
 
@@ -73,7 +73,7 @@ class Threads:
         self.again: list[str] = []  #: came although they had been committed
         self.failures: list[BaseException] = []
 
-    def run(self, seconds: float = WAIT * 2) -> None:
+    def run(self, seconds: float = WAIT * 4) -> None:
         """All threads, to their end."""
         threads = [
             threading.Thread(target=self._guarded, args=(number,), name=f"worker {number}", daemon=True)

@@ -24,7 +24,7 @@ from sdk import (
 )
 from tests.sdk.small_broker import SmallBroker
 
-_WAIT = 10.0
+_WAIT = 120.0
 
 
 @pytest.fixture

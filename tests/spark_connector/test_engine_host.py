@@ -18,7 +18,7 @@ from spark_connector.engine_host import Desk, DriverLog, EngineHost, reachable
 from spark_connector.options import SourceOptions
 from tests.contracts.transports import eventually
 
-WAIT = 30.0
+WAIT = 120.0
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from spark_connector.stream_reader import JmsStreamReader
 from spark_connector.writer import JmsStreamWriter, TaskWriter, Written
 from tests.spark_connector.queues import staged, texts
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3000)
 HISTORIES = settings(
     max_examples=40,
     stateful_step_count=30,

@@ -73,7 +73,7 @@ def test_a_killed_query_goes_on_from_its_checkpoint(spark: SparkSession, tmp_pat
                 time.sleep(0.02)
             time.sleep(wait)
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(60)
+            process.wait(120)
             done, left = texts(server.url, "out"), texts(server.url, "in")
             assert len(done) == len(set(done))
             assert set(done) | set(left) == set(expected), "something was settled that was not processed"

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgpack
 import pyarrow as pa
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -28,8 +27,6 @@ from spark_connector.rows import (
     decoded,
     envelopes_of,
 )
-
-pytestmark = pytest.mark.timeout(600)  # thousands of examples, on a machine that may be busy
 
 NAMES = [name for name, _, _, _ in COLUMNS]
 ARROW = to_arrow_schema(SCHEMA, timezone="UTC")

@@ -61,7 +61,7 @@ class BrokerServer:
 
     def run_async(self, make: Callable[[], Any]) -> Any:
         """The result of a coroutine in the server's thread."""
-        return asyncio.run_coroutine_threadsafe(make(), self._thread.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(make(), self._thread.loop).result(120)
 
     def run(self, act: Callable[[], T]) -> T:
         """Do something in the server's thread, send what it has to say, return its result."""

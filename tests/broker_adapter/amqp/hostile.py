@@ -49,7 +49,7 @@ _MESSAGE = b"\x00\x53\x77\xa1\x01x"
 #: A frame of the SASL layer, which proton would hand to an exchange that there is not.
 _SASL = frame(0, 0x41, Symbol("PLAIN"), b"x", kind=1)
 _SASL_HEADER = b"AMQP\x03\x01\x00\x00"
-_SECONDS = 20.0
+_SECONDS = 120.0
 _TOO_DEEP = raw_frame(0, b"\x00\x53\x11\xd0\x00\x00\x20\x04\x00\x00\x00\x01" + b"\x00" * 0x2000)
 
 #: What a client sends after its open, each piece by itself; and how our server is to take it.

@@ -21,7 +21,7 @@ from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Credentials
 from broker_adapter.url import AmqpURL, FailoverURL, parse_url
 
-WAIT = 30.0
+WAIT = 120.0
 ALICE = Credentials("alice", "secret")
 
 

@@ -33,7 +33,7 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import Inbox
 
-WAIT = 60.0
+WAIT = 120.0
 QUEUES = ("a", "b")
 SUBSCRIPTIONS = {"plain": None, "red": "colour = 'red'", "blue": "colour = 'blue'"}
 COLOURS = ("red", "blue", "green")

@@ -11,7 +11,7 @@ from broker_adapter.destination import Destination, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 
-WAIT = 10.0  #: seconds; longer than anything takes, so that a hanging test ends
+WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
 
 
 class Inbox:

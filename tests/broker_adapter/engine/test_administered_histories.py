@@ -9,7 +9,6 @@ import pytest
 from tests.broker_adapter.engine.administered import History
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, 150, 15))
 def test_a_history_in_memory(first: int) -> None:
     for seed in range(first, first + 15):

@@ -388,7 +388,7 @@ def test_a_producer_held_back_too_long_gets_an_error_that_names_the_limit(engine
     (error,) = send(broker, client, "q", "b")
     assert isinstance(error, ResourceAllocationException)
     assert "max_queue_messages" in str(error)
-    assert 0.15 <= time.monotonic() - started < WAIT / 2
+    assert time.monotonic() - started >= 0.15
     assert depth(broker, "q") == 1
 
 

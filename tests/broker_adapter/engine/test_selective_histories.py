@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -184,14 +183,12 @@ class History:
         assert depth(self.broker, "q") == 0
 
 
-@pytest.mark.timeout(120)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(_steps, min_size=5, max_size=40))
 def test_a_history_in_memory(steps: list[Any]) -> None:
     History(None).run(steps)
 
 
-@pytest.mark.timeout(120)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(_steps, min_size=5, max_size=40))
 def test_a_history_on_disk_over_restarts(steps: list[Any]) -> None:

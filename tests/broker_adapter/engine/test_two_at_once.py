@@ -18,7 +18,7 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, payloads, send, settle
 
-LONG = 60.0
+LONG = 120.0
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -14,7 +14,7 @@ from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY
 from broker_adapter.amqp.values import Reader, Symbol, Symbols, UInt, UShort
 from tests.broker_adapter.amqp import frames
 
-WAIT = 60.0
+WAIT = 120.0
 _SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 #: Bytes of payload in each frame of a long message.
 _PART = 1024 * 1024 - 512

@@ -218,7 +218,7 @@ def test_a_reader_that_goes_away_loses_nothing(server: ServerProcess) -> None:
         assert process.stdout.readline() == "0\n"
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) == 1
+        assert process.wait(120) == 1
     left = done("browse", "piped", "--url", server.url).splitlines()
     assert left == texts[-len(left) :]
     assert len(left) > 0
@@ -235,7 +235,7 @@ def test_a_tool_that_waits_is_told_when_the_server_dies(tmp_path: Path) -> None:
             assert process.stderr is not None
             assert process.stdout.readline() == "x\n"  # it waits for the next one
             server.kill()
-            assert process.wait(20) == 1
+            assert process.wait(120) == 1
             assert process.stderr.read().startswith("holdfast: ")
 
 
@@ -254,10 +254,10 @@ def test_a_server_stops_at_an_interrupt_too_and_tells_its_clients(tmp_path: Path
         with ConnectionFactory(url).create_connection() as connection:
             connection.exception_listener = listener
             process.send_signal(signal.SIGINT)
-            assert arrived.wait(20)
+            assert arrived.wait(120)
             assert "the server is stopping" in str(told[0])
         assert process.stdout.readline() == "holdfast stopping\n"
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 def test_a_server_stops_cleanly_and_keeps_what_it_has(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import ConnectionFactory, JMSSecurityException
 from tests.contracts.transports import eventually
 
-WAIT = 30.0
+WAIT = 120.0
 _OUTCOME = 0x44
 
 
@@ -149,11 +149,11 @@ def test_passwords_are_judged_in_the_order_in_which_they_came(serve: Serve) -> N
 def test_after_three_wrong_passwords_the_next_one_waits(serve: Serve, mechanism: str) -> None:
     server = serve(failed_login_delay_seconds=1.0)
     for _ in range(3):
+        began = time.monotonic()
         with pytest.raises(JMSSecurityException, match="refused"):
             server.login("alice", "guess", mechanism)
-    began = time.monotonic()
     server.login("alice", "secret", mechanism)
-    assert time.monotonic() - began >= 0.9
+    assert time.monotonic() - began >= 1.0
     for _ in range(3):  # a right one ends that
         with pytest.raises(JMSSecurityException):
             server.login("alice", "guess", mechanism)
@@ -161,7 +161,7 @@ def test_after_three_wrong_passwords_the_next_one_waits(serve: Serve, mechanism:
 
 def test_a_password_that_waits_too_long_is_dropped_and_others_are_not(serve: Serve) -> None:
     server = serve(
-        failed_login_delay_seconds=1000.0, max_failed_login_delay_seconds=1000.0, handshake_timeout_seconds=2.0
+        failed_login_delay_seconds=1000.0, max_failed_login_delay_seconds=1000.0, handshake_timeout_seconds=6.0
     )
     for _ in range(3):
         claiming = server.claim("alice", "guess")
@@ -175,7 +175,7 @@ def test_a_password_that_waits_too_long_is_dropped_and_others_are_not(serve: Ser
 
 
 def test_a_client_may_send_its_first_frames_of_amqp_ahead_of_the_outcome(serve: Serve) -> None:
-    server = serve(MAX_ITERATIONS)
+    server = serve(MAX_ITERATIONS, handshake_timeout_seconds=120.0)
     peer = Peer(PeerLimits())
     peer.open("eager")
     with server.claim("alice", "secret") as eager:
@@ -185,7 +185,7 @@ def test_a_client_may_send_its_first_frames_of_amqp_ahead_of_the_outcome(serve: 
 
 
 def test_who_leaves_before_its_password_was_looked_at_costs_no_hash(serve: Serve) -> None:
-    server = serve(MAX_ITERATIONS)
+    server = serve(MAX_ITERATIONS, handshake_timeout_seconds=120.0)
     for number in range(50):
         server.claim("alice", f"guess {number}").close()
     eventually(lambda: not server.listener.connections)

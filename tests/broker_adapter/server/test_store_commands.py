@@ -108,7 +108,7 @@ def test_a_message_in_quarantine_is_looked_at_and_put_back(tmp_path: Path) -> No
             connection.create_session(AcknowledgeMode.AUTO) as session,
         ):
             connection.start()
-            message = session.create_consumer(session.create_queue("rescued")).receive(timeout=5)
+            message = session.create_consumer(session.create_queue("rescued")).receive(timeout=120)
             assert message is not None
             assert message.body == "precioux"
 

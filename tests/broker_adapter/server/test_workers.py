@@ -11,7 +11,7 @@ import pytest
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 from broker_adapter.server.workers import Workers
 
-WAIT = 30.0
+WAIT = 120.0
 
 
 @pytest.fixture
