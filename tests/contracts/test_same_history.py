@@ -22,7 +22,8 @@ _names = itertools.count(1)
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
     """One of each kind."""
-    options = "max_deliveries=3&max_queue_messages=8&hold_timeout_seconds=0"
+    # A pause before a redelivery would be over sooner for one than for another.
+    options = "max_deliveries=3&max_queue_messages=8&hold_timeout_seconds=0&redelivery_delay_seconds=0"
     made = [Engine(kind, tmp_path_factory.mktemp("engine") / "data", options) for kind in KINDS]
     yield made
     for each in made:

@@ -80,7 +80,7 @@ selector 'kilograms >' is wrong in column 12, at its end: expected a value or a 
 
 def run(sample: str) -> str:
     command = [sys.executable, "-m", f"samples.{sample}"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

@@ -26,7 +26,7 @@ def holdfast(*arguments: str, text: str | None = None, **environment: str) -> su
         input=text,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, **environment},
     )
