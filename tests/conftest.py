@@ -1,6 +1,7 @@
 """Every engine that a test closes is checked first, and every store of a server that a test has killed.
 
-A time-out fails one test: :mod:`tests.time_limits`.
+A time-out fails one test: :mod:`tests.time_limits`.  Hypothesis measures no time: how long an example takes says more
+about the machine than about what is tested.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
+
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 
 def pytest_configure(config: pytest.Config) -> None:
