@@ -119,7 +119,9 @@ def test_unfinished_messages(server: ServerProcess) -> None:
 
 def declared(client: RawClient, count: int) -> list[bytes]:
     """Transactions on the coordinator with handle 100."""
+    flows = client.count(FLOW)
     client.send(attach(0, 100, "c", coordinator=True))
+    client.until(lambda: client.count(FLOW) > flows)
     for _ in range(count):
         client.send(*client.deliver(0, 100, _TRANSACTION_DECLARE))
 
