@@ -10,17 +10,21 @@ class Budget:
     """The bytes of one connection, by what has to happen before they are free again.
 
     What only the client can end (unfinished messages, open transactions) is never more than the budget: what would
-    exceed it is refused.  What ends by itself (messages that the engine has not answered yet, requests, output) is
-    added to that, and while the sum is above the budget nothing is read from the client.  So a connection that is not
-    read from always has something that ends by itself, and goes on after that.
+    exceed it is refused.  What ends by itself (messages that the engine has not answered yet, requests, output that the
+    socket does not take) is added to that, and while the sum is above the budget nothing is read from the client.  So a
+    connection that is not read from always has something that ends by itself, and goes on after that.
+
+    Answers and messages that wait for the client's credit or for its session window are not among that: what they wait
+    for has to be read.  While answers are above the budget, requests are refused; messages are not asked of the engine.
 
     Attributes:
         most_bytes: the budget.
         unfinished: bytes of messages of which only a part has come.
         transactions: of open transactions.
         unanswered: of messages and commits that the engine has not answered yet.
-        requests: of requests that are being carried out, and of answers that the client has not taken.
-        output: of messages on their way to the client, and of answers to its messages that it has not taken.
+        requests: of requests that are being carried out.
+        output: of messages and answers, also those to its own messages, that wait for the socket.
+        answers: of answers that were not sent yet, whatever they wait for.
     """
 
     most_bytes: int
@@ -29,11 +33,17 @@ class Budget:
     unanswered: int = 0
     requests: int = 0
     output: int = 0
+    answers: int = 0
 
     @property
     def excess(self) -> int:
         """Bytes of what only the client can end that are too many; 0 or less: none are."""
         return self.unfinished + self.transactions - self.most_bytes
+
+    @property
+    def allows_requests(self) -> bool:
+        """Whether the client has taken enough answers to have another request carried out."""
+        return self.answers <= self.most_bytes
 
     @property
     def allows_reading(self) -> bool:

@@ -336,7 +336,8 @@ class ServerProtocol:
             return True  # for its last words, and its end
         if self._opening and self._client is None:
             return False
-        self._budget.output = self._waiting_bytes + self._peer.unwritten_bytes
+        output = self._waiting_bytes + self._budget.answers + self._peer.unwritten_bytes
+        self._budget.output = output if self._paused else 0
         return self._budget.allows_reading
 
     def receive_end(self) -> None:
@@ -1251,6 +1252,13 @@ class ServerProtocol:
                 self._watcher = event.link
                 self._on_done(event.link, request.number, as_answer(self._servers()))
                 continue
+            if not self._budget.allows_requests:
+                reason = (
+                    f"the answers that the client has not taken are larger than {self._budget.most_bytes} bytes (option"
+                    " max_connection_bytes); take them before asking more"
+                )
+                self._on_done(event.link, request.number, ResourceAllocationException(reason))
+                continue
             self._budget.requests += len(payload)
             done = self._reply(self._on_carried_out, event.link, request.number, len(payload))
             self._run_request(request.operation, request.arguments, done)
@@ -1270,7 +1278,7 @@ class ServerProtocol:
         except MessageFormatException as error:
             answer = pack_answer(Answer(number, error_fields(error), None))
         self._answers.append((link, answer))
-        self._budget.requests += len(answer)
+        self._budget.answers += len(answer)
         self._send_answers()
 
     def announce(self) -> None:
@@ -1280,7 +1288,7 @@ class ServerProtocol:
             self._drop_answers(None)
             answer = pack_answer(Answer(NEWS, None, as_answer(self._servers())))
             self._answers.append((None, answer))
-            self._budget.requests += len(answer)
+            self._budget.answers += len(answer)
             self._send_answers()
 
     def _drop_answers(self, asker: int | None) -> None:
@@ -1288,7 +1296,7 @@ class ServerProtocol:
         dropped = [answer for link, answer in self._answers if link == asker]
         if dropped:
             self._answers = deque(each for each in self._answers if each[0] != asker)
-            self._budget.requests -= sum(map(len, dropped))
+            self._budget.answers -= sum(map(len, dropped))
 
     def _send_answers(self) -> None:
         """Send what there is credit and room for; who takes no answers gets no credit for more questions."""
@@ -1299,7 +1307,7 @@ class ServerProtocol:
             if self._peer.remaining_credit(link) <= 0:
                 break
             asker, answer = self._answers.popleft()
-            self._budget.requests -= len(answer)
+            self._budget.answers -= len(answer)
             self._peer.send(link, answer, settled=True)
             if asker is not None:
                 self._peer.credit(asker, 1)

@@ -1985,11 +1985,56 @@ def test_answers_that_nobody_takes_stop_the_requests_and_are_bounded(broker: Bro
         assert carried_out < 1_000
         client.peer.receive(client.server.pending_output())  # and takes nothing out of the session
     assert carried_out < 150  # the credit for questions, and what one frame and the output take
-    assert client.server.wants_input is (carried_out * 10_000 < 1 << 20)
+    assert client.server.wants_input, "or nobody would hear that the session takes more"
     client.rest()
     assert len(client.messages(answers)) == carried_out
     assert client.server.wants_input
-    assert client.server._budget.requests == 0
+    assert (client.server._budget.requests, client.server._budget.answers) == (0, 0)
+
+
+def test_answers_above_the_budget_that_wait_for_credit_stop_the_requests_and_not_the_reading(broker: Broker) -> None:
+    client = SlowClient(broker, max_connection_bytes=1 << 20).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 1, name="answers")
+    count = 20
+    for number in range(count):
+        client.peer.send(asking, pack_request(Request(number, "large", {})), settled=True)
+        client.rest()
+        if client.pending:
+            client.pending.pop()("x" * 100_000)
+            client.rest()
+    assert client.server.wants_input, "or nobody would hear of the credit"
+    client.peer.credit(answers, count)
+    found = [unpack_answer(each.payload) for each in client.receive(answers, count)]
+    assert [each.number for each in found] == list(range(count))
+    assert [each.error is None for each in found] == [True] * 12 + [False] * 8  # one was sent, then 11 were too many
+    client.peer.send(asking, pack_request(Request(count, "large", {})), settled=True)
+    client.rest()
+    client.pending.pop()("done")
+    assert unpack_answer(client.receive(answers, count + 1)[count].payload).result == "done"
+
+
+def test_a_session_that_takes_nothing_does_not_stop_the_reading_and_a_socket_that_takes_nothing_does(
+    broker: Broker,
+) -> None:
+    count = 40
+    put(broker, "q", *[encoded(f"{number:090000}") for number in range(count)])
+    client = Client(broker, max_connection_bytes=1 << 20).open()
+    session = client.peer.begin_session()
+    client.peer._sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
+    link = client.receiver(Terminus("q"), session=session, name="r")
+    client.peer.credit(link, count)
+    client.to_server()
+    for _ in range(20):
+        broker.call(c.Statistics(), WAIT)
+        client.peer.receive(client.server.pending_output())
+    assert client.server._waiting_bytes > 1 << 20
+    assert client.server.wants_input, "or nobody would hear that the session takes more"
+    client.server.pause()
+    assert not client.server.wants_input
+    client.server.resume()
+    assert client.server.wants_input
+    client.receive(link, count)
 
 
 def test_a_client_is_read_from_again_when_it_is_admitted(broker: Broker) -> None:
