@@ -12,8 +12,6 @@ import pytest
 
 from tests.interop.brokers.brokers import Process
 
-pytestmark = pytest.mark.timeout(60)
-
 #: A broker with a child; both hold the named pipe open for as long as they live.
 _BROKER = "exec 9>{pipe}; sleep 600 & echo ready; wait"
 
