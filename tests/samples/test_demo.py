@@ -10,7 +10,6 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.timeout(1800)
 def test_the_demo_finds_every_figure_equal() -> None:
     command = [sys.executable, "-m", "samples.demo"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)

@@ -15,7 +15,6 @@ def test_a_history_in_memory(first: int) -> None:
         History(seed, None).run()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(1_000_000, 1_000_100, 10))
 def test_a_history_on_disk_over_restarts(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 10):
