@@ -1450,10 +1450,10 @@ class BrokerState:
                 )
             settled.add((consumer_number, number))
         sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
-        wanted: dict[int, int] = {}
+        wanted: dict[int, tuple[int, int]] = {}  #: by queue: the how manieth message comes next, and bytes so far
         entries = 0
         volatile_bytes = 0
-        limit = settings.max_queue_messages
+        limit, limit_bytes = settings.max_queue_messages, settings.max_queue_bytes
         for destination, message in command.sends:
             if len(message.payload) > settings.max_message_bytes:
                 raise rolled_back(message_too_large(len(message.payload), settings.max_message_bytes))
@@ -1490,9 +1490,12 @@ class BrokerState:
             if reason:
                 return not self._hold(held, None, reason, effects)
             for queue in queues:
-                wanted[queue.id] = wanted.get(queue.id, 0) + 1
-                if limit is not None and queue.depth + wanted[queue.id] > limit:
-                    return not self._hold(held, queue, queue_full(queue, limit, None), effects)
+                count, size = wanted.get(queue.id, (1, 0))
+                if (limit is not None and queue.depth + count > limit) or (
+                    limit_bytes is not None and queue.bytes + size >= limit_bytes
+                ):
+                    return not self._hold(held, queue, queue_full(queue, limit, limit_bytes), effects)
+                wanted[queue.id] = count + 1, size + len(message.payload)
         # From here on nothing can fail.
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes

@@ -51,6 +51,8 @@ _SHOWN: Final = 50
 #: Records written at once into a new file.
 _CHUNK: Final = 10_000
 _DATA: Final = "data.mdb"
+#: Where a repair writes the new file.
+_REBUILDING: Final = "rebuilding"
 
 #: Called with what is under way, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
@@ -147,24 +149,32 @@ def check_store(
     report = Report()
     with own(directory):
         with open(directory / _DATA, "rb") as data:
-            found = metas(lambda offset, size: os.pread(data.fileno(), size, offset))
-            if not found:
-                raise StoreCorruptException(
-                    f"{str(directory / _DATA)!r} is not an LMDB file, or both of its roots are damaged; restore it"
-                    " from a copy"
-                )
+            found = _metas_of(directory, data.fileno())
             _check_pages(data.fileno(), found, report, progress)
             if report.damages:
                 if not repair:
                     return report
-                _rebuild(directory, data.fileno(), found[0], settings, report, progress)
+                try:
+                    _rebuild(directory, data.fileno(), found[0], settings, report, progress)
+                except (OSError, lmdb.Error) as error:
+                    shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
+                    raise _not_done(directory, "repaired", error) from error
         store = LmdbStore(directory, settings, is_owned=True)
         try:
             _check_records(store, report, repair, progress)
+        except (OSError, lmdb.Error) as error:
+            raise _not_done(directory, "repaired" if repair else "checked", error) from error
         finally:
             store.close()
     report.repaired = repair and not report.is_sound
     return report
+
+
+def _not_done(directory: Path, what: str, error: Exception) -> StoreException:
+    return StoreException(
+        f"the store in {str(directory)!r} could not be {what}: {error}; the file that was there is as it was. Is there"
+        " room on the disk?"
+    )
 
 
 def existing_store(path: str | os.PathLike[str]) -> Path:
@@ -173,6 +183,15 @@ def existing_store(path: str | os.PathLike[str]) -> Path:
     if not (directory / _DATA).exists():
         raise StoreException(f"there is no store in {str(directory)!r}: it has no file {_DATA}")
     return directory
+
+
+def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
+    found = metas(lambda offset, size: os.pread(handle, size, offset))
+    if not found:
+        raise StoreCorruptException(
+            f"{str(directory / _DATA)!r} is not an LMDB file, or both of its roots are damaged; restore it from a copy"
+        )
+    return found
 
 
 def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> None:
@@ -201,7 +220,7 @@ def _rebuild(
     directory: Path, handle: int, meta: Meta, settings: EngineSettings, report: Report, progress: Progress
 ) -> None:
     """Write what can be read into a new file, and put it in the place of the damaged one, which is kept."""
-    target = directory / "rebuilding"
+    target = directory / _REBUILDING
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o700)
     env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False)
@@ -322,6 +341,15 @@ def compact_store(
     """
     directory = existing_store(path)
     with own(directory):
+        # LMDB copies damaged pages without a word, and then nobody can tell what was on them.
+        pages = Report()
+        with open(directory / _DATA, "rb") as data:
+            _check_pages(data.fileno(), _metas_of(directory, data.fileno()), pages, progress)
+        if pages.damages:
+            raise StoreCorruptException(
+                f"{len(pages.damages)} pages of the store in {str(directory)!r} are damaged; run first: holdfast check"
+                f" {directory} --repair"
+            )
         store = LmdbStore(directory, settings, is_owned=True)
         target = directory / "compacting"
         before = (directory / _DATA).stat().st_size
@@ -332,9 +360,7 @@ def compact_store(
             store.copy(target)
         except (OSError, lmdb.Error) as error:
             shutil.rmtree(target, ignore_errors=True)
-            raise StoreException(
-                f"the store in {str(directory)!r} could not be compacted: {error}; it is as it was"
-            ) from error
+            raise _not_done(directory, "compacted", error) from error
         finally:
             store.close()
         with open(target / _DATA, "rb") as data:

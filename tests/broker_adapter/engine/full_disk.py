@@ -13,10 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.errors import OperationTimedOutException
+from broker_adapter.engine.maintenance import Report, check_store, compact_store
+from broker_adapter.errors import OperationTimedOutException, StoreException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import Inbox, attach, connect, depth, drained, message, settle
@@ -178,6 +181,38 @@ def a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on(directory
     broker.close()
 
 
+def a_repair_and_a_compaction_that_have_no_room_leave_the_file_as_it_was(directory: Path) -> None:
+    path = directory / "data"
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(path))
+    client = connect(broker)
+    for _ in range(15):
+        assert send(broker, client, *([b"x" * 1000] * 1000)) is None
+    broker.close()
+    filler = fill(directory, leave=4 * MIB)
+    for attempt in (lambda: compact_store(path, EngineSettings()), lambda: repaired(path)):
+        before = (path / "data.mdb").read_bytes()
+        with pytest.raises(StoreException, match="room on the disk"):
+            attempt()
+        assert (path / "data.mdb").read_bytes() == before
+        assert {each.name for each in path.iterdir()} <= {"data.mdb", "lock.mdb", "owner"}
+        damage(path)
+    filler.unlink()
+    assert repaired(path).salvaged == 0
+    assert check_store(path, EngineSettings()).is_sound
+
+
+def damage(path: Path) -> None:
+    """Zero a page in the middle of the file."""
+    with open(path / "data.mdb", "r+b") as file:
+        data = file.read()
+        file.seek(data.index(b"x" * 900, len(data) // 2) // 4096 * 4096)
+        file.write(bytes(4096))
+
+
+def repaired(path: Path) -> Report:
+    return check_store(path, EngineSettings(), repair=True)
+
+
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
     for each in (
@@ -186,6 +221,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there,
         a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on,
         a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on,
+        a_repair_and_a_compaction_that_have_no_room_leave_the_file_as_it_was,
     )
 }
 

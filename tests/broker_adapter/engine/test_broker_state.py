@@ -327,6 +327,13 @@ def test_bytes_of_a_queue_have_a_limit_too() -> None:
     assert rules.send(client, Q, b"x") == "held"
 
 
+def test_bytes_of_a_queue_limit_transactions_as_well() -> None:
+    rules = Rules(max_queue_bytes=1000)
+    client = rules.connect()
+    results = [rules.do(commit(client, number, [(Q, b"x" * 500)], [])) for number in range(1, 5)]
+    assert results == [None, None, "held", "held"]
+
+
 def test_a_broker_that_takes_nothing_holds_everything_persistent() -> None:
     rules = Rules()
     client, other = rules.connect(), rules.connect()

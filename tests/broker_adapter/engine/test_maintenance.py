@@ -546,3 +546,12 @@ def test_a_store_in_use_is_not_compacted(tmp_path: Path) -> None:
     with pytest.raises(StoreLockedException, match="in use"):
         compact_store(tmp_path, SETTINGS)
     broker.close()
+
+
+def test_a_store_with_damaged_pages_is_not_compacted(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    overwrite(tmp_path, page_of(tmp_path, "messages", 2)[0])
+    before = (tmp_path / "data.mdb").read_bytes()
+    with pytest.raises(StoreCorruptException, match="run first: holdfast check"):
+        compact_store(tmp_path, SETTINGS)
+    assert (tmp_path / "data.mdb").read_bytes() == before
