@@ -27,6 +27,7 @@ import os
 import socket
 import ssl
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -568,8 +569,12 @@ class ClientConnection(asyncio.Protocol):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self, sock, ssl=tls, ssl_handshake_timeout=None if tls is None else max(0.001, left)
             )
-        except OSError as error:  # errors of TLS included
-            self._listener.warn("login", "connection of %s ended: %s", self.name, str(error) or type(error).__name__)
+        except (OSError, asyncio.CancelledError) as error:  # errors of TLS included; cancelled where it is dropped
+            if not isinstance(error, asyncio.CancelledError):
+                reason = str(error) or type(error).__name__
+                self._listener.warn("login", "connection of %s ended: %s", self.name, reason)
+            # asyncio's frames refer to the error and it to them: a third of a megabyte would wait for the collector.
+            traceback.clear_frames(error.__traceback__)
         finally:
             self._starting = None
             if self._transport is None:

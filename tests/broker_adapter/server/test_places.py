@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import re
 import resource
@@ -10,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,32 @@ def is_closed(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+def test_handshakes_that_end_early_leave_nothing_for_the_garbage_collector(
+    serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    server = serve(server_context(tmp_path), max_login_connections=5, handshake_timeout_seconds=1000)
+    gc.collect()
+    gc.disable()
+    try:
+        leaving = [server.silent() for _ in range(20)]
+        for number, each in enumerate(leaving):
+            if number % 2:
+                each.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a hello
+            each.close()
+        eventually(lambda: server.places == 0)
+        for _ in range(20):
+            sockets.enter_context(server.silent())
+        eventually(lambda: server.places == 20)
+        thread = server.listener._thread
+        assert thread is not None
+        for connection in list(server.listener._admission.pending()):
+            thread.loop.call_soon_threadsafe(connection.drop)
+        eventually(lambda: server.places == 0)
+        eventually(lambda: not [each for each in gc.get_objects() if isinstance(each, SSLProtocol)])
+    finally:
+        gc.enable()
 
 
 def test_silent_connections_before_the_tls_handshake_are_counted(
