@@ -256,12 +256,13 @@ class EngineSettings:
     )
     delete_idle_queues_seconds: float | None = _option(
         None,
-        "time after which an empty queue without consumers that nothing was sent to is deleted; none: never",
+        "time, since the last start or use, after which an empty queue without consumers is deleted; none: never",
         least=1,
     )
     delete_idle_subscriptions_seconds: float | None = _option(
         None,
-        "time after which a durable subscription without a consumer is deleted, with its messages; none: never",
+        "time, since the last start or use, after which a durable subscription that nobody consumes or reads by ranges"
+        " (as Spark does) is deleted, with its messages; none: never",
         least=1,
     )
     max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)

@@ -982,6 +982,10 @@ class Reader:
         self.unique = broker.unique
         self.run = broker._noted_run
 
+    def note_use(self, queue: QueueState) -> None:
+        """Somebody reads a queue, without a consumer: it is not idle."""
+        self.state.note_use(queue, _now_ms())
+
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
         return self._broker._read(queue, "read_entries", first, last, limit)

@@ -220,7 +220,6 @@ class BrokerState:
             elif record.kind == "subscription":
                 self.subscriptions[record.client_id, record.name, True] = queue
                 self.topics.setdefault(destination, []).append(queue)
-                queue.left_ms = record.created_ms
             else:
                 self.by_destination[queue.destination] = queue
         for key, sequences in streams:
@@ -450,8 +449,13 @@ class BrokerState:
         if destination.is_topic:
             self._topic(destination)
         else:
-            self._queue(destination, effects)
+            self.note_use(self._queue(destination, effects), now_ms)
         self._reply(command, None, effects)
+
+    @staticmethod
+    def note_use(queue: QueueState, now_ms: int) -> None:
+        """Somebody uses a queue or subscription now, also without a consumer: it is not idle."""
+        queue.used_ms = queue.left_ms = now_ms
 
     def _make_own_queues(self, effects: Effects) -> None:
         """The queues for what is set aside always exist, and count towards no limit."""
@@ -657,7 +661,6 @@ class BrokerState:
             self._idle.pop(queue.id, None)
             self._consumed += 1
             self.memory.share(self._consumed)
-            self._note_used(queue, effects)
         queue.add_consumer(consumer)
         self._reply(command, consumer.id, effects)
 
@@ -825,7 +828,8 @@ class BrokerState:
         if queue.id >= FIRST_VOLATILE_QUEUE or queue.consumers:
             return False
         kind = queue.record.kind
-        queue.used_ms = queue.used_ms or now_ms  # the time before a restart is not known
+        # The time before a restart does not count: whoever used it needs time to come back.
+        queue.used_ms = queue.used_ms or now_ms
         queue.left_ms = queue.left_ms or now_ms
         if kind == "queue":
             seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
@@ -889,28 +893,7 @@ class BrokerState:
         effects.replies += [(reply, browser.credit) for reply in browser.drains]
         browser.drains.clear()
         browser.credit = 0
-
-    @staticmethod
-    def _note_used(queue: QueueState, effects: Effects) -> None:
-        """A subscription has a consumer from now on: a restart must not take the time it was left before for the last.
-
-        After a restart that ends this use, its time without a consumer begins anew.
-        """
-        record = queue.record
-        if record.kind == "subscription" and queue.durable and record.created_ms:
-            queue.record = record._replace(created_ms=0)
-            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
-
-    def _note_left(self, queue: QueueState, effects: Effects) -> None:
-        """A queue is without a consumer from now on; a restart must know since when, if that is to end it."""
-        queue.left_ms = self._now_ms
-        seconds = self.settings.delete_idle_subscriptions_seconds
-        record = queue.record
-        if seconds is None or record.kind != "subscription" or not queue.durable:
-            return
-        if queue.left_ms - record.created_ms > seconds * 100:  # it need not be more exact than a tenth
-            queue.record = record._replace(created_ms=queue.left_ms)
-            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+        self.note_use(browser.queue, self._now_ms)
 
     def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
         if consumer.attached:
@@ -922,7 +905,7 @@ class BrokerState:
             if not queue.consumers:
                 self._consumed -= 1
                 self.memory.share(self._consumed)
-                self._note_left(queue, effects)
+                self.note_use(queue, self._now_ms)
 
     def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
         """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
@@ -930,6 +913,8 @@ class BrokerState:
         client.consumers.pop(consumer.id, None)
         queue = consumer.queue
         queue.leaving.pop(consumer, None)
+        if not queue.consumers:
+            self.note_use(queue, self._now_ms)
         record = queue.record
         if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
             return

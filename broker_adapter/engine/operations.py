@@ -105,6 +105,9 @@ class EngineReader(Protocol):
     unique: str
     run: str
 
+    def note_use(self, queue: QueueState) -> None:
+        """Somebody reads a queue, without a consumer: it is not idle."""
+
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """By position, without delayed ones."""
 
@@ -366,6 +369,7 @@ def _bounds(arguments: _Arguments) -> Steps:
 
     def bounds(reader: EngineReader) -> dict[str, Any]:
         queue = arguments.queue(reader.state)
+        reader.note_use(queue)
         first = reader.first_position(queue.id)
         incarnation = _incarnation(reader, queue)
         return {
@@ -387,6 +391,7 @@ def _read_range(arguments: _Arguments) -> Steps:
 
     def read(reader: EngineReader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
+        reader.note_use(queue)
         run = arguments.get("run", str, None)
         kept = _kept(reader, queue, run)
         if run and last >= kept:
@@ -426,6 +431,7 @@ def _read_range(arguments: _Arguments) -> Steps:
 def _settle_through(arguments: _Arguments) -> Steps:
     def through(reader: EngineReader) -> tuple[int, int, int, str]:
         queue = arguments.this_queue(reader)
+        reader.note_use(queue)
         if queue.consumers:
             raise IllegalStateException(
                 f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"

@@ -399,7 +399,7 @@ class QueueState:
         self.held: deque[Any] = deque()
         self.counters_due = False
         self.used_ms = 0  #: when something happened to it last
-        self.left_ms = 0  #: when it had a consumer last
+        self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last
 
     def __repr__(self) -> str:
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"

@@ -480,28 +480,53 @@ def test_what_nobody_uses_is_deleted_where_the_options_say_so() -> None:
     assert {str(each) for each in rules.state.by_destination} == {"full", "consumed", "DLQ"}
 
 
-def test_a_subscription_that_was_in_use_until_a_restart_was_not_left_long_ago() -> None:
-    day = 86_400
-    rules = Rules(delete_idle_subscriptions_seconds=day)
-    rules.now_ms = day * 1000
+def test_a_restart_leaves_whoever_used_a_subscription_its_time_to_come_back() -> None:
+    """Also where the consumer left once before, and the crash came while it was there again."""
+    rules = Rules(delete_idle_subscriptions_seconds=60)
     client = rules.connect("me")
-    catalog: dict[bytes, Any] = {}
-    for name in ("left", "used"):
-        subscription = Subscription(name, durable=True, shared=False)
-        number = rules.attach(client, topic("t"), subscription=subscription)
-        catalog |= rules.effects.durable.tables["catalog"]
-        rules.do(c.Detach(number))
-        catalog |= rules.effects.durable.tables["catalog"]
-    rules.attach(client, topic("t"), subscription=subscription)
-    catalog |= rules.effects.durable.tables["catalog"]
-    restarted = Rules(delete_idle_subscriptions_seconds=day)
-    restarted.now_ms = rules.now_ms + 2 * day * 1000
-    stored = [(int.from_bytes(key), decode_catalog(value), None, ()) for key, value in catalog.items()]
-    restarted.state.restore([each for each in stored if each[1].kind == "subscription"], [], 1)
-    assert restarted.do(c.DeleteIdle()) == 1
-    assert [each.record.name for each in restarted.state.topics[topic("t")]] == ["used"]
-    restarted.pass_time(day * 1000)
-    assert restarted.do(c.DeleteIdle()) == 1
+    catalog: dict[bytes, bytes | None] = {}
+    consumer = rules.attach(client, topic("t"), subscription=DURABLE)
+    catalog.update(rules.effects.durable.tables.get("catalog", {}))
+    rules.do(c.Detach(consumer))
+    catalog.update(rules.effects.durable.tables.get("catalog", {}))
+    rules.attach(client, topic("t"), subscription=DURABLE)
+    records = [(int.from_bytes(key), decode_catalog(value), None, []) for key, value in catalog.items() if value]
+    rules.pass_time(3_600_000)
+    started = Rules(delete_idle_subscriptions_seconds=60)
+    started.now_ms = rules.now_ms
+    started.state.restore(records, [], 1)
+    assert started.do(c.DeleteIdle()) == 0
+    started.pass_time(59_999)
+    assert started.do(c.DeleteIdle()) == 0
+    started.pass_time(1)
+    assert started.do(c.DeleteIdle()) == 1
+
+
+def test_a_subscription_is_idle_from_when_the_last_delivery_of_its_consumer_has_ended() -> None:
+    rules = Rules(delete_idle_subscriptions_seconds=60)
+    client = rules.connect("me")
+    consumer = rules.attach(client, topic("t"), 1, subscription=DURABLE)
+    rules.send(client, topic("t"), b"x")
+    rules.do(c.Detach(consumer))
+    rules.pass_time(60_000)
+    assert rules.do(c.DeleteIdle()) == 0
+    rules.do(c.Settle(consumer, [1], Outcome.RELEASED))
+    assert rules.do(c.DeleteIdle()) == 0
+    rules.pass_time(60_000)
+    assert rules.do(c.DeleteIdle()) == 1
+
+
+def test_a_queue_that_is_declared_or_browsed_is_in_use() -> None:
+    rules = Rules(delete_idle_queues_seconds=60)
+    client = rules.connect()
+    rules.do(c.Declare(Q))
+    browser = rules.attach(client, Q, browse=True)
+    for use in (c.Detach(browser), c.Declare(Q)):
+        rules.pass_time(60_000)
+        rules.do(use)
+        assert rules.do(c.DeleteIdle()) == 0
+    rules.pass_time(60_000)
+    assert rules.do(c.DeleteIdle()) == 1
 
 
 def test_by_default_nothing_is_deleted_by_itself() -> None:

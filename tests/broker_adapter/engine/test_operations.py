@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from ack_modes import Outcome
@@ -544,6 +545,37 @@ def test_names_that_were_not_used_for_long_are_swept_from_the_store(
     broker.call(c.Statistics(), WAIT)
     assert ask(broker, "resolve_commit", session="old", number=5, age_ms=61_000) is None
     broker.close()
+
+
+# What reads without a consumer uses the queue.
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_what_is_read_by_ranges_is_not_idle(broker: Broker, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = broker._state
+    state.settings = attrs.evolve(
+        state.settings, delete_idle_queues_seconds=60.0, delete_idle_subscriptions_seconds=60.0
+    )
+    now = time.time_ns() // 1_000_000
+    monkeypatch.setattr("broker_adapter.engine.broker._now_ms", lambda: now)
+    client = connect(broker)
+    destination = topic("q") if kind == "topic" else queue("q")
+    shared = Subscription("s", durable=True, shared=True) if kind == "topic" else None
+    consumer, _ = attach(broker, client, destination, subscription=shared)
+    broker.call(c.Detach(consumer), WAIT)
+    names = {"destination": "q", "kind": kind, "subscription": "s" if shared else None}
+    incarnation = ask(broker, "bounds", **names)["incarnation"]
+    for operation, more in (
+        ("bounds", {}),
+        ("read_range", {"first": 1, "last": 5, "incarnation": incarnation}),
+        ("settle_through", {"position": 0, "incarnation": incarnation}),
+    ):
+        for _ in range(2):
+            now += 40_000
+            ask(broker, operation, **names, **more)
+            assert broker.call(c.DeleteIdle(), WAIT) == 0, operation
+    now += 60_000
+    assert broker.call(c.DeleteIdle(), WAIT) == 1
 
 
 # What cannot be trusted, and what must not be stored.
