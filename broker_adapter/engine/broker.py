@@ -138,7 +138,7 @@ class Broker:
         self._noted_run = self.run  #: empty where it could not be noted in the store
         self._earlier_runs: list[str] = []
         self._start_positions: dict[int, int] = {}
-        self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32))
+        self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32), unique=self.unique)
         self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
         self._wake = threading.Lock()
@@ -183,7 +183,7 @@ class Broker:
 
     def _restore(self, disk: LmdbStore) -> None:
         queues = disk.queues()
-        for queue in self._state.restore(queues, disk.streams(), disk.next_message()):
+        for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
             self._chores.append(self._trim_and_drop(queue))
         published = sorted(
             (found.record.publishing, found.queue)
@@ -979,7 +979,6 @@ class Reader:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.state = broker._state
-        self.unique = broker.unique
         self.run = broker._noted_run
 
     def note_use(self, queue: QueueState) -> None:

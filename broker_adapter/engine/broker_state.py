@@ -21,6 +21,8 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
+import msgpack
+
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
@@ -29,6 +31,7 @@ from broker_adapter.engine.holding import Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
+    FIRST_STAGED_QUEUE,
     FIRST_VOLATILE_QUEUE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
@@ -137,12 +140,15 @@ class BrokerState:
         secret: what the names of temporary destinations are made from, up to 64 bytes.  A new one for each run, so that
             no name comes again while a client of an earlier run may want its own back; and so that nobody guesses
             them.
+        unique: a word that no other engine has.
     """
 
-    def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes) -> None:
+    def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes, unique: str = "") -> None:
         self.settings = settings
         self.durable = durable
         self._secret = secret
+        self._unique = unique
+        self._run_word = blake2b(b"run", key=secret, digest_size=6).hexdigest()
         self.formats = Formats()
         self.queues: dict[int, QueueState] = {}
         self.by_destination: dict[Destination, QueueState] = {}
@@ -167,6 +173,8 @@ class BrokerState:
         self._holding = Holding()
         self._next_message = 1
         self._next_queue = 1
+        # Not from the same one in each run: what is in quarantine goes by the number.
+        self._next_staged_queue = FIRST_STAGED_QUEUE + int.from_bytes(secret[:4]) % FIRST_STAGED_QUEUE
         self._next_volatile_queue = FIRST_VOLATILE_QUEUE
         self._next_client = 1
         self._next_consumer = 1
@@ -200,12 +208,15 @@ class BrokerState:
         queues: Iterable[tuple[int, CatalogRecord, Counters | None, Sequence[int]]],
         streams: Iterable[tuple[bytes, SequencesRecord]],
         next_message: int,
+        next_queue: int = 1,
     ) -> list[int]:
         """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
         ended = []
         self._next_message = next_message
+        self._next_queue = next_queue
         for number, record, counters, lanes in queues:
-            self._next_queue = max(self._next_queue, number + 1)
+            if number < FIRST_STAGED_QUEUE:
+                self._next_queue = max(self._next_queue, number + 1)
             destination = Destination(record.name)
             if record.kind == "subscription":
                 destination = Destination(record.topic or "", DestinationKind.TOPIC)
@@ -536,11 +547,39 @@ class BrokerState:
         return queue
 
     def _new_queue(self, destination: Destination, record: CatalogRecord, effects: Effects) -> QueueState:
-        number = self._next_queue
-        self._next_queue += 1
+        number = self._new_number(record, effects)
         if self.durable:
             effects.durable.put("catalog", queue_key(number), encode_catalog(record))
         return self._make_queue(number, destination, record, None)
+
+    def _new_number(self, record: CatalogRecord, effects: Effects) -> int:
+        """A number for a queue: one that no queue had before, also none that is deleted; a staged transaction's may be
+        one that an earlier one had."""
+        if record.kind == "staged":
+            number = self._next_staged_queue
+            while number in self.queues or number >= FIRST_VOLATILE_QUEUE:
+                number = number + 1 if number < FIRST_VOLATILE_QUEUE else FIRST_STAGED_QUEUE
+            self._next_staged_queue = number + 1
+            return number
+        number = self._next_queue
+        if number >= FIRST_STAGED_QUEUE:
+            raise ResourceAllocationException(
+                f"{number - 1} queues and durable subscriptions were made since the store is new, and it has no number"
+                " for another one: move what it has to a new store"
+            )
+        self._next_queue = number + 1
+        if self.durable:
+            effects.durable.put("meta", b"next_queue", msgpack.packb(number + 1))
+        return number
+
+    def incarnation(self, queue: QueueState) -> str:
+        """Tells a queue from any other that had, has or will have its name."""
+        word = f"-{self._run_word}" if self._is_volatile(queue) else ""  # their numbers begin anew with each run
+        return f"{self._unique}-{queue.id}{word}"
+
+    def settled_group(self, queue: QueueState) -> str:
+        """The group whose last published number is the last position of a queue that was settled by a range."""
+        return f"settled/{self.incarnation(queue)}"
 
     def _make_queue(
         self,
@@ -593,6 +632,9 @@ class BrokerState:
         queue.leaving.clear()
         for entry in queue.resting.take_all():
             queue.give_back(entry, effects)
+        settled = self.settled_group(queue)
+        if queue.record.kind != "staged" and (queue.durable or self.published.last(settled) is not None):
+            self.published.forget(settled, effects.durable)
         queue.record = queue.record._replace(kind="ended")
         if queue.durable:
             effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))

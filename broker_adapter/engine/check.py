@@ -26,7 +26,7 @@ import msgpack
 
 from broker_adapter.engine.records import (
     DELAYED_LANE,
-    FIRST_VOLATILE_QUEUE,
+    FIRST_STAGED_QUEUE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     FLAG_SHARED,
@@ -64,6 +64,8 @@ from broker_adapter.errors import StoreCorruptException
 
 #: Positions that are skipped where nobody knows which ones were used.
 SKIPPED_POSITIONS: Final = 1 << 32
+#: Numbers of queues that are skipped likewise.
+SKIPPED_QUEUES: Final = 1 << 16
 #: Lanes that an entry may have.
 _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
@@ -327,11 +329,15 @@ class Check:
     def _home(self, unknown: int) -> _Moved:
         """The queue that entries of an unknown queue get: its own, where its number is one that queues can have."""
         number = unknown
-        if number >= FIRST_VOLATILE_QUEUE or number in self._queues:
-            number = max(self._queues, default=0) + 1
+        if number >= FIRST_STAGED_QUEUE or number in self._queues:
+            number = self._highest_queue() + 1
         record = CatalogRecord("queue", f"recovered-{unknown}")
         self._queues[number] = _Queue(number, record)
         return _Moved(number, record)
+
+    def _highest_queue(self) -> int:
+        """The highest number of a queue that is no staged transaction."""
+        return max((number for number in self._queues if number < FIRST_STAGED_QUEUE), default=0)
 
     # Messages, and who refers to them.
 
@@ -642,6 +648,17 @@ class Check:
                     f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
                     _quarantine("meta", key, value),
                 )
+        noted = _number(self._tables.get("meta", b"next_queue"))
+        highest = self._highest_queue()
+        if noted <= highest:
+            yield Finding(
+                "wrong number of the next queue",
+                "meta",
+                b"next_queue",
+                f"the next queue would be number {noted}, and there is a queue {highest}; it is put right, and as those"
+                " above may have been used as well, some are skipped",
+                (("meta", b"next_queue", msgpack.packb(highest + 1 + SKIPPED_QUEUES)),),
+            )
         if not self._highest:
             return
         next_message = self._tables.get("meta", b"next_message")

@@ -180,6 +180,12 @@ class LastNumbers:
                 break
             self._names.popitem(last=False)
 
+    def forget(self, name: str, batch: StoreBatch) -> None:
+        """Nobody will ask for this name any more."""
+        self._names.pop(name, None)
+        if self._durable:
+            batch.put(self.table, last_key(name), None)
+
     def is_over(self, used_ms: int, now_ms: int) -> bool:
         """Whether a name that was last used then is to be forgotten."""
         return used_ms < now_ms - self._memory_ms

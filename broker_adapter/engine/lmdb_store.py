@@ -145,6 +145,7 @@ class LmdbStore:
             if version is None:
                 txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
                 txn.put(b"unique", secrets.token_hex(8).encode(), db=meta)
+                txn.put(b"next_queue", msgpack.packb(1), db=meta)
             elif msgpack.unpackb(version) > STORE_VERSION:
                 found = msgpack.unpackb(version)
                 self._env.close()
@@ -165,6 +166,9 @@ class LmdbStore:
         txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
         txn.put(b"has_old", b"\1", db=meta)
         if version < 3:
+            with txn.cursor(db=self._db["catalog"]) as cursor:
+                highest = unpack_queue_key(cursor.key())[0] if cursor.last() else 0
+            txn.put(b"next_queue", msgpack.packb(highest + 1), db=meta)
             producers = self._db["producers"]
             for key, value in list(txn.cursor(db=producers)):
                 name = decode_stream_key(key)
@@ -287,6 +291,12 @@ class LmdbStore:
                 if cursor.last():
                     (last,) = unpack_message_key(cursor.key())
         return max(last + 1, msgpack.unpackb(noted) if noted else 1)
+
+    def next_queue(self) -> int:
+        """The number for the next new queue, unless a queue has it: none comes again, also after a queue is deleted."""
+        with self._env.begin() as txn:
+            noted = txn.get(b"next_queue", db=self._db["meta"])
+        return int(msgpack.unpackb(noted)) if noted else 1
 
     def begin_run(self, record: RunRecord) -> bool:
         """Note a start of the engine, and forget the oldest one beyond :data:`KEPT_RUNS`.

@@ -274,6 +274,7 @@ def _is_queue(key: bytes) -> bool:
     return len(key) == 4 and unpack_queue_key(key)[0] < FIRST_VOLATILE_QUEUE
 
 
+_META_NAMES: Final = (b"version", b"unique", b"next_message", b"next_queue", b"has_old")
 _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]], ...]] = (
     (("schedule",), lambda key, value: not value and decode_schedule_key(key)),
     (("entries",), lambda key, value: decode_entry(key, value)),
@@ -285,7 +286,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     # Nothing tells these two apart; a number too many in one of them is never asked for.
     (("commits", "published"), lambda key, value: decode_last(key, value)),
     (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
-    (("meta",), lambda key, value: key in (b"version", b"unique", b"next_message", b"has_old")),
+    (("meta",), lambda key, value: key in _META_NAMES),
     (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
 )
 

@@ -102,7 +102,6 @@ class EngineReader(Protocol):
     """What is committed, read between two cycles of the engine."""
 
     state: BrokerState
-    unique: str
     run: str
 
     def note_use(self, queue: QueueState) -> None:
@@ -262,16 +261,13 @@ class _Arguments:
         """The queue that they name, of the incarnation that they name."""
         queue = self.queue(reader.state)
         wanted = self.get("incarnation", str, None)
-        if wanted is not None and wanted != _incarnation(reader, queue):
+        incarnation = reader.state.incarnation(queue)
+        if wanted is not None and wanted != incarnation:
             raise InvalidDestinationException(
-                f"queue {queue.label!r} was deleted and made again (it is {_incarnation(reader, queue)!r} now, and was"
-                f" {wanted!r}): positions of the old one mean nothing; start anew"
+                f"queue {queue.label!r} was deleted and made again (it is {incarnation!r} now, and was {wanted!r}):"
+                " positions of the old one mean nothing; start anew"
             )
         return queue
-
-
-def _incarnation(reader: EngineReader, queue: QueueState) -> str:
-    return f"{reader.unique}-{queue.id}"
 
 
 def _kept(reader: EngineReader, queue: QueueState, run: str | None) -> int:
@@ -279,11 +275,6 @@ def _kept(reader: EngineReader, queue: QueueState, run: str | None) -> int:
     if not run or run == reader.run:
         return queue.next_position
     return min(reader.restart_position(queue.id, run), queue.next_position)
-
-
-def _settled(incarnation: str) -> str:
-    """The group whose last number is the last position of a queue that was settled by a range."""
-    return f"settled/{incarnation}"
 
 
 def _left(deadline: float | None) -> float | None:
@@ -371,14 +362,13 @@ def _bounds(arguments: _Arguments) -> Steps:
         queue = arguments.queue(reader.state)
         reader.note_use(queue)
         first = reader.first_position(queue.id)
-        incarnation = _incarnation(reader, queue)
         return {
-            "incarnation": incarnation,
+            "incarnation": reader.state.incarnation(queue),
             "first": queue.next_position if first is None else first,
             "next": queue.next_position,
             "run": reader.run,
             "kept": _kept(reader, queue, arguments.get("run", str, None)),
-            "settled": reader.last_published(_settled(incarnation)) or 0,
+            "settled": reader.last_published(reader.state.settled_group(queue)) or 0,
         }
 
     return (yield bounds)
@@ -443,7 +433,7 @@ def _settle_through(arguments: _Arguments) -> Steps:
             raise InvalidDestinationException(
                 f"cannot settle queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
             )
-        return queue.id, first, last, _settled(_incarnation(reader, queue))
+        return queue.id, first, last, reader.state.settled_group(queue)
 
     number, first, last, group = yield through
     dropped = yield from _settle(number, last, first=first)

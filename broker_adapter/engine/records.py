@@ -17,7 +17,8 @@ commits     session, or its hash where that is     last number u64, last used u6
             long
 published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
-meta        name                                   msgpack; ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
+meta        name                                   msgpack; ``next_message``, ``next_queue``: the next numbers;
+                                                   ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
 ==========  =====================================  ==========================================================
 
 All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
@@ -53,6 +54,8 @@ FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key
 FLAG_HANDED = 8  #: may have been delivered, ahead of others that the lane's cursor has not passed
 _LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
 
+#: Queue numbers from here on are those of staged transactions.  Nobody knows these by number, so only they come again.
+FIRST_STAGED_QUEUE = 1 << 30
 #: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
 FIRST_VOLATILE_QUEUE = 1 << 31
 

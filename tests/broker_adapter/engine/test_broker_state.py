@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 
 from ack_modes import Outcome
@@ -12,6 +13,8 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.records import (
+    FIRST_STAGED_QUEUE,
+    FIRST_VOLATILE_QUEUE,
     KIND_DELIVER,
     RawEntry,
     decode_annotations,
@@ -534,6 +537,54 @@ def test_by_default_nothing_is_deleted_by_itself() -> None:
     rules.do(c.Declare(Q))
     rules.pass_time(1 << 50)
     assert rules.do(c.DeleteIdle()) == 0
+
+
+def test_the_number_of_a_staged_transaction_comes_again_and_no_queues_number_does() -> None:
+    rules = Rules()
+    state = rules.state
+    state._next_staged_queue = FIRST_VOLATILE_QUEUE - 1
+    for name in ("g/1/a", "g/1/b", "g/1/c"):
+        rules.do(c.Stage(name, Q, 0, [c.NewMessage(0, b"x")]))
+    assert [each.id for each in state.staged.values()] == [
+        FIRST_VOLATILE_QUEUE - 1,
+        FIRST_STAGED_QUEUE,
+        FIRST_STAGED_QUEUE + 1,
+    ]
+    state._next_staged_queue = FIRST_VOLATILE_QUEUE - 1
+    rules.do(c.Stage("g/1/d", Q, 0, [c.NewMessage(0, b"x")]))
+    assert state.staged["g/1/d"].id == FIRST_STAGED_QUEUE + 2
+    rules.do(c.Declare(Q))
+    assert msgpack.unpackb(rules.effects.durable.tables["meta"][b"next_queue"]) == state.by_destination[Q].id + 1
+    state._next_queue = FIRST_STAGED_QUEUE - 1
+    rules.do(c.Declare(queue("last")))
+    with pytest.raises(ResourceAllocationException, match="has no number for another one"):
+        rules.do(c.Declare(queue("one too many")))
+
+
+def test_a_temporary_queue_of_another_run_is_another_incarnation() -> None:
+    names = set()
+    for secret in (b"one", b"two"):
+        state = BrokerState(EngineSettings(), durable=True, secret=secret, unique="u")
+        replies: list[Any] = []
+        state.decide([c.Connect(None, reply=replies.append)], 0)
+        state.decide([c.DeclareTemporary(1, DestinationKind.TEMPORARY_QUEUE)], 0)
+        (temporary,) = [each for each in state.queues.values() if each.destination.is_temporary]
+        assert temporary.id == FIRST_VOLATILE_QUEUE
+        names.add(state.incarnation(temporary))
+    assert len(names) == 2
+
+
+def test_what_was_settled_of_a_temporary_queue_is_forgotten_with_it_and_costs_no_commit_where_nothing_was() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for number in (0, 5):
+        temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))
+        group = rules.state.settled_group(rules.state.by_destination[temporary])
+        if number:
+            rules.do(c.Publish(group, number, ()))
+        rules.do(c.DeleteTemporary(client, temporary))
+        assert bool(rules.effects.durable) is bool(number)
+        assert rules.state.published.last(group) is None
 
 
 def test_a_fault_in_one_command_is_that_commands_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,14 @@ def _a_low_next_message(txn: Txn, tables: Tables) -> None:
     txn.put(b"next_message", b"\x05", db=tables["meta"])
 
 
+def _a_low_next_queue(txn: Txn, tables: Tables) -> None:
+    txn.put(b"next_queue", b"\x05", db=tables["meta"])
+
+
+def _no_next_queue(txn: Txn, tables: Tables) -> None:
+    assert txn.delete(b"next_queue", db=tables["meta"])
+
+
 def _a_damaged_start(txn: Txn, tables: Tables) -> None:
     with txn.cursor(db=tables["meta"]) as cursor:
         assert cursor.set_range(b"run/")
@@ -244,6 +252,8 @@ DAMAGES: dict[str, tuple[Callable[[Txn, Tables], None], str, dict[str, int]]] = 
     "commits damaged": (_damaged("commits"), "damaged record of numbers done", {}),
     "published damaged": (_damaged("published"), "damaged record of numbers done", {}),
     "number of the next message": (_a_low_next_message, "wrong number of the next message", {}),
+    "number of the next queue": (_a_low_next_queue, "wrong number of the next queue", {}),
+    "number of the next queue gone": (_no_next_queue, "wrong number of the next queue", {}),
 }
 
 

@@ -11,6 +11,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import check_store
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -74,6 +75,15 @@ def test_what_version_2_had_done_is_not_done_again(tmp_path: Path) -> None:
     assert broker.request("publish", {"group": "group", "number": 4, "transactions": ["t2"]}, WAIT) is True
     assert bodies(drained(broker, client, "target")) == ["staged 1", "staged 2"]
     broker.close()
+
+
+def test_numbers_of_queues_of_version_2_do_not_come_again(tmp_path: Path) -> None:
+    broker = opened(tmp_path, 2)
+    highest = max(broker._state.queues)
+    assert broker.call(c.Declare(queue("new")), WAIT) is None
+    assert broker._state.by_destination[queue("new")].id == highest + 1
+    broker.close()
+    assert check_store(tmp_path, SETTINGS).is_sound
 
 
 def test_messages_of_version_2_are_settled_like_new_ones(tmp_path: Path) -> None:

@@ -547,6 +547,35 @@ def test_names_that_were_not_used_for_long_are_swept_from_the_store(
     broker.close()
 
 
+# Queues that are deleted and made again.
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_a_queue_made_again_after_a_restart_is_another_one_of_which_nothing_is_settled(
+    tmp_path: Path, restarts: int
+) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    send(broker, connect(broker), "q", *range(10))
+    before = ask(broker, "bounds", destination="q")
+    old = {"destination": "q", "incarnation": before["incarnation"]}
+    assert ask(broker, "settle_through", **old, position=10) == 10
+    ask(broker, "delete", destination="q")
+    assert ask(broker, "published", group=f"settled/{before['incarnation']}") is None
+    for _ in range(restarts):
+        broker.close()
+        broker = Broker(EngineSettings(), str(tmp_path))
+    assert ask(broker, "published", group=f"settled/{before['incarnation']}") is None
+    send(broker, connect(broker), "q", *range(5))
+    after = ask(broker, "bounds", destination="q")
+    assert after["incarnation"] != before["incarnation"]
+    assert after["settled"] == 0
+    with pytest.raises(InvalidDestinationException, match="deleted and made again"):
+        ask(broker, "settle_through", **old, position=5)
+    assert depth(broker, "q") == 5
+    broker.close()
+    assert check_store(tmp_path, EngineSettings()).is_sound
+
+
 # What reads without a consumer uses the queue.
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,6 +204,7 @@ def test_a_start_that_finds_no_room_to_be_noted_is_a_start(engines: Engines) -> 
     for number in range(1000, 4000):
         many.put("catalog", queue_key(number), encode_catalog(CatalogRecord("queue", str(number))))
         many.put("queues", queue_key(number), encode_counters(Counters(10**9, 0, ())))
+    many.put("meta", b"next_queue", msgpack.packb(4000))
     store.commit(many)
     size, key = 1024 * 1024, 0
     while size >= 64:
