@@ -31,7 +31,7 @@ from typing import Any
 from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState, fault
-from broker_adapter.engine.check import Check, Finding, Tables
+from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore
@@ -48,8 +48,11 @@ from broker_adapter.engine.records import (
     RawEntry,
     RunRecord,
     decode_annotations,
+    encode_entry,
     entry_key,
     message_key,
+    position_of,
+    unpack_entry_key,
 )
 from broker_adapter.engine.runs import following, new_run
 from broker_adapter.engine.selection import Read, Selectable, selects
@@ -577,10 +580,13 @@ class Broker:
         if last < first:
             return [], None
         if delayed:
-            found = self._read(queue, "load", DELAYED_LANE, max(first, 1) - 1, limit)
+            found = self._read_sound(queue, "load", DELAYED_LANE, max(first, 1) - 1, limit)
         else:
-            found = self._read(queue, "read_entries", max(first, 0), last, limit)
-        self._quarantine(found)
+            found = self._read_sound(queue, "read_entries", max(first, 0), last, limit)
+        state = self._state.queues.get(queue)
+        if found.corrupt and state is not None and state.record.kind != "ended":
+            # Nobody knows the size of what was damaged.  It takes time; but entries are damaged once in a lifetime.
+            self._state.recounted(state, self.store.count(queue), len(found.corrupt))
         entries = [
             entry
             for entry in found.entries
@@ -589,9 +595,34 @@ class Broker:
         at_end = found.complete or (found.entries and found.entries[-1].position >= last)
         return entries, None if at_end else found.entries[-1].position + 1
 
-    def _quarantine(self, found: Loaded) -> None:
+    def _read_sound(self, queue: int, how: str, *arguments: int) -> Loaded:
+        """Read both stores as one; entries that cannot be trusted go into quarantine."""
+        found = self._read_mended(queue, how, *arguments)
         if found.corrupt and self._disk is not None:
             self._disk.quarantine("entries", found.corrupt)
+        return found
+
+    def _read_mended(self, queue: int, how: str, *arguments: int) -> Loaded:
+        """Read both stores as one; damaged entries that are in memory are written anew."""
+        found = self._read(queue, how, *arguments)
+        if found.corrupt and self._write_anew(found.corrupt):
+            return self._read(queue, how, *arguments)
+        return found
+
+    def _write_anew(self, corrupt: Sequence[bytes]) -> bool:
+        """Write those of some damaged entries anew that are in memory; returns whether there was one."""
+        changes: list[Change] = []
+        for key in corrupt:
+            number, lane, position = unpack_entry_key(key)
+            queue = self._state.queues.get(number)
+            entry = None if queue is None else queue.in_memory(lane, position)
+            if entry is not None and entry.flags & FLAG_PERSISTENT:
+                fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
+                changes.append(("entries", key, encode_entry(key, entry.number, entry.delivery_count, *fields)))
+                _log.error("! entry %s fails its checksum; it is in memory, and is written anew", key.hex())
+        if changes:
+            self.store.apply(changes)
+        return bool(changes)
 
     def _load(self, effects: Effects, now_ms: int) -> None:
         """Bring entries into memory that the state has asked for.
@@ -614,8 +645,7 @@ class Broker:
                 break
             searched = False
             for load in wanted:
-                found = self._read(load.queue, "load", load.lane, load.after, load.limit)
-                self._quarantine(found)
+                found = self._read_sound(load.queue, "load", load.lane, load.after, load.limit)
                 entries = found.entries
                 if effects.touches_unloaded:
                     entries = [entry for entry in entries if not pending.deletes(entry)]
@@ -632,8 +662,9 @@ class Broker:
 
     def _scan(self, scan: Scan, effects: Effects) -> None:
         """Show a consumer with a selector the next part of the backlog."""
-        found = self._read(scan.queue, "load", scan.lane, scan.after, -(-scan.limit // SCANS))
-        self._quarantine(found)
+        found = self._read_sound(scan.queue, "load", scan.lane, scan.after, -(-scan.limit // SCANS))
+        if found.corrupt:
+            self._state.lost(scan.queue, scan.lane, len(found.corrupt))
         pending = _Pending(effects)
         entries = [entry for entry in found.entries if not pending.deletes(entry)]
         if found.complete:
@@ -987,16 +1018,18 @@ class Reader:
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
-        return self._broker._read(queue, "read_entries", first, last, limit)
+        return self._broker._read_mended(queue, "read_entries", first, last, limit)
 
     def delayed(self, queue: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries that are not due yet."""
         return self._broker._read(queue, "load", DELAYED_LANE, after, limit)
 
     def first_position(self, queue: int) -> int | None:
-        """The lowest position that is there, without delayed ones."""
-        found = [self._broker._read(queue, "load", lane, 0, 1).entries for lane in range(10)]
-        return min((entries[0].position for entries in found if entries), default=None)
+        """The lowest position that is there, without delayed ones; also that of an entry that cannot be trusted."""
+        found = [self._broker._read(queue, "load", lane, 0, 1) for lane in range(10)]
+        positions = [entry.position for part in found for entry in part.entries]
+        positions += [position_of(key) for part in found for key in part.corrupt]
+        return min(positions, default=None)
 
     def last_published(self, group: str) -> int | None:
         """The last number of a group that was published; None where none was, or it was forgotten."""

@@ -281,6 +281,22 @@ class BrokerState:
         more = f"{wrong} messages more" if wrong > 0 else f"{-wrong} messages less"
         return f"the counters of {queue.label!r} had {more} than its store has in lane {load.lane}"
 
+    def lost(self, queue: int, lane: int, entries: int) -> None:
+        """Entries behind the window of a lane could not be trusted, and are in quarantine now."""
+        self.totals.quarantined += entries
+        if found := self.queues.get(queue):
+            found.lost(lane, entries)
+            self._awake[queue] = found
+
+    def recounted(self, queue: QueueState, counters: Counters, entries: int) -> None:
+        """Entries of a queue could not be trusted and are in quarantine now; its others were counted.
+
+        ``decide`` must follow, and nothing that was decided before may be on its way to the store.
+        """
+        self.totals.quarantined += entries
+        queue.recounted(counters)
+        self._awake[queue.id] = queue
+
     def scanned(
         self,
         scan: Scan,

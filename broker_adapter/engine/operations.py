@@ -72,7 +72,7 @@ from broker_adapter.engine.broker_state import (
     BrokerState,
 )
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import LAST_POSITION, RawEntry
+from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
@@ -404,18 +404,21 @@ def _read_range(arguments: _Arguments) -> Steps:
         for entry, (body, annotations) in zip(entries, bodies, strict=True)
         if body is not None
     ]
+    done = found.complete and len(entries) == len(found.entries)
+    through = last if done else entries[-1].position
     damaged = [entry.position for entry, (body, _) in zip(entries, bodies, strict=True) if body is None]
+    damaged += [position for position in map(position_of, found.corrupt) if position <= through]
+    damaged.sort()
     if damaged:
         if not skip_damaged:
             raise StoreCorruptException(
-                f"the message at position {damaged[0]} of queue {name!r} cannot be trusted: its checksum is wrong;"
+                f"the message at position {damaged[0]} of queue {name!r} cannot be trusted: a checksum is wrong;"
                 " leave it out (skip_damaged; failOnDataLoss=false in Spark), or stop the server and run: holdfast"
                 " check DIR --repair; in both cases it is kept in quarantine"
             )
         # Those that are still there: another reader may have been faster.
         yield c.SetAside(c.Range(number, damaged[0], damaged[-1], _RANGE_ENTRIES, frozenset(damaged)))
-    done = found.complete and len(entries) == len(found.entries)
-    return {"messages": messages, "next": last + 1 if done else entries[-1].position + 1, "damaged": damaged}
+    return {"messages": messages, "next": through + 1, "damaged": damaged}
 
 
 def _settle_through(arguments: _Arguments) -> Steps:

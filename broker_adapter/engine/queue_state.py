@@ -903,6 +903,32 @@ class QueueState:
             self._uncount_bytes()
         return wrong
 
+    def lost(self, lane: int, entries: int) -> None:
+        """So many entries behind the window of a lane could not be trusted, and are in quarantine now."""
+        self._uncount(self._lane(lane), entries)
+
+    def recounted(self, counters: Counters) -> None:
+        """Take over what the durable store has, between two cycles: entries of it were damaged.
+
+        None of these is in memory.
+        """
+        stored = {lane.lane: lane.stored for lane in counters.lanes}
+        for lane in (*self.lanes, self.delayed):
+            if wrong := lane.stored - stored.get(lane.number, 0):
+                self._uncount(lane, wrong)
+        size = self.stored_bytes - counters.stored_bytes
+        self.stored_bytes -= size
+        self.bytes -= size
+        self._behind_bytes -= size
+        self.counters_due = True
+
+    def in_memory(self, lane: int, position: int) -> Entry | None:
+        """The entry at a position, where it waits in memory or a consumer holds it."""
+        entry = self.ready.get(position) or self.resting.get(position)
+        if entry is None:
+            entry = next((each for each in self._in_hands() if each.position == position), None)
+        return entry if entry is not None and entry.lane.number == lane else None
+
     def _uncount(self, lane: Lane, entries: int) -> None:
         """So many entries that were counted as behind ``loaded_through`` are not there (below 0: too few were).
 

@@ -121,6 +121,11 @@ class RawEntry(NamedTuple):
     group: int = 0  #: number of its message group; 0: none
 
 
+def position_of(key: bytes) -> int:
+    """The position in the key of an entry, also of one whose value is damaged."""
+    return int.from_bytes(key[5:])
+
+
 def delayed_flags(flags: int, lane: int) -> int:
     """Flags that remember the lane which a delayed entry will have."""
     return (flags & 0xFF) | lane << _LANE_SHIFT

@@ -276,6 +276,25 @@ def test_a_damaged_record_is_found_and_repaired(tmp_path: Path, name: str) -> No
     assert found == {**{key: ALL[key] for key in found}, **changed}
 
 
+@pytest.mark.damages
+def test_an_engine_starts_with_damaged_counters_and_counts_the_entries(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    def act(txn: Txn, tables: Tables) -> None:
+        with txn.cursor(db=tables["queues"]) as cursor:
+            records = list(cursor)
+        for key, value in records:
+            txn.put(key, flipped(value), db=tables["queues"])
+
+    damage(tmp_path, act)
+    broker = Broker(SETTINGS, str(tmp_path))
+    counted = {name: depth(broker, name) for name in ("orders", "large", "mortal", "DLQ", "later")}
+    assert counted == {name: ALL[name] for name in counted}
+    broker.close()
+    check(tmp_path, repair=True)
+    assert everything(tmp_path) == ALL
+
+
 def test_entries_without_a_catalogue_get_queues_that_are_named_after_them(tmp_path: Path) -> None:
     filled(tmp_path)
     damage(tmp_path, _no_catalogue)

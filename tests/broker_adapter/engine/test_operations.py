@@ -15,7 +15,9 @@ from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
+from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, quarantined
+from broker_adapter.engine.records import position_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -640,6 +642,129 @@ def test_a_damaged_message_in_a_range_is_an_error_until_it_is_left_out_and_kept_
     assert broker.call(c.Statistics(), WAIT).quarantined == 1
     broker.close()
     assert check_store(tmp_path, EngineSettings()).is_sound
+
+
+def damage_entries(path: Path, *positions: int) -> None:
+    """Change entries on the disk, by position, while no engine has them in memory."""
+    store = LmdbStore(path, EngineSettings())
+    with store.snapshot() as tables:
+        entries = {position_of(key): (key, value) for key, value in tables.items("entries")}
+    for key, value in map(entries.__getitem__, positions):
+        store.apply([("entries", key, value[:3] + bytes([value[3] ^ 1]) + value[4:])])
+    store.close()
+
+
+def wrong(broker: Broker) -> list[str]:
+    """What a check finds, but for bodies: nothing tells whose these are, once an entry is damaged."""
+    return [each.text for each in broker.check() if each.problem != "message without an entry"]
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_a_damaged_entry_in_a_range_is_an_error_until_it_is_left_out_and_kept_aside(tmp_path: Path, at: int) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    send(broker, connect(broker), "q", *range(1, 6))
+    broker.close()
+    damage_entries(tmp_path, at)
+    broker = Broker(EngineSettings(), str(tmp_path))
+    bounds = ask(broker, "bounds", destination="q")
+    assert (bounds["first"], bounds["next"]) == (1, 6)
+    read = {"destination": "q", "first": bounds["first"], "last": bounds["next"] - 1}
+    for _ in range(2):
+        with pytest.raises(StoreCorruptException, match=f"position {at} of queue 'q' cannot be trusted"):
+            ask(broker, "read_range", **read)
+    answer = ask(broker, "read_range", **read, skip_damaged=True)
+    assert bodies(answer) == [b"%d" % number for number in range(1, 6) if number != at]
+    assert (answer["damaged"], answer["next"]) == ([at], 6)
+    assert wrong(broker) == []
+    assert depth(broker, "q") == 4
+    assert broker.call(c.Statistics(), WAIT).quarantined == 1
+    assert ask(broker, "read_range", **read)["damaged"] == []
+    assert {each.table for each in quarantined(broker.store)} == {"entries"}
+    assert ask(broker, "settle_through", destination="q", position=5) == 4
+    broker.close()
+    assert check_store(tmp_path, EngineSettings(), repair=True).summary.problems == {"message without an entry": 1}
+
+
+@pytest.mark.damages
+def test_a_damaged_entry_is_told_in_the_part_of_the_range_that_it_belongs_to(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    send(broker, connect(broker), "q", *(bytes([number]) * 1000 for number in range(1, 7)))
+    broker.close()
+    damage_entries(tmp_path, 2, 5)
+    broker = Broker(EngineSettings(), str(tmp_path))
+    read = {"destination": "q", "last": 6, "max_bytes": 2500}
+    with pytest.raises(StoreCorruptException, match="position 2 "):
+        ask(broker, "read_range", **read, first=1)
+    found = []
+    position = 1
+    while position <= 6:
+        answer = ask(broker, "read_range", **read, first=position, skip_damaged=True)
+        found.append(([message[0] for message in answer["messages"]], answer["damaged"]))
+        position = answer["next"]
+    assert found == [([1, 3], [2]), ([4, 6], [5])]
+    assert wrong(broker) == []
+    broker.close()
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("operation", ["purge", "redrive", "settle_through", "delete"])
+def test_damaged_entries_are_counted_no_more_once_an_operation_has_found_them(tmp_path: Path, operation: str) -> None:
+    """Also delayed ones; only ``purge`` and ``delete`` come to these."""
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker)
+    send(broker, client, "q", *range(1, 6))
+    send(broker, client, "q", "six", "seven", deliver_at_ms=4_000_000_000_000)
+    broker.close()
+    delayed = operation in ("purge", "delete")
+    damage_entries(tmp_path, 2, 3, *((7,) if delayed else ()))
+    broker = Broker(EngineSettings(), str(tmp_path))
+    more = {"settle_through": {"position": 4}, "redrive": {"to": "other"}}.get(operation, {})
+    ask(broker, operation, destination="q", **more)
+    while broker._chores:
+        broker.call(c.Due(()), WAIT)
+    assert depth(broker, "q") == {"purge": 0, "delete": 0, "redrive": 2, "settle_through": 3}[operation]
+    assert depth(broker, "other") == (3 if operation == "redrive" else 0)
+    assert [text for text in wrong(broker) if "schedule" not in text] == []
+    assert len(list(quarantined(broker.store))) == (3 if delayed else 2)
+    broker.close()
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("in_hand", [False, True])
+def test_an_entry_that_is_damaged_on_the_disk_only_is_written_anew(tmp_path: Path, in_hand: bool) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker)
+    send(broker, client, "q", *range(1, 4))
+    consumer, inbox = attach(broker, client, "q", credit=3 if in_hand else 0)
+    inbox.wait_for(3 if in_hand else 0)
+    store = broker.store
+    with store.snapshot() as tables:
+        key, value = next((key, value) for key, value in tables.items("entries") if position_of(key) == 2)
+    store.apply([("entries", key, value[:-1] + bytes([value[-1] ^ 1]))])
+    assert len(wrong(broker)) >= 1
+    answer = ask(broker, "read_range", destination="q", first=1, last=3)
+    assert bodies(answer) == [b"1", b"2", b"3"]
+    assert [each.text for each in broker.check()] == []
+    assert list(quarantined(store)) == []
+    broker.call(c.Detach(consumer, give_back=True), WAIT)
+    assert ask(broker, "settle_through", destination="q", position=3) == 3
+    broker.close()
+
+
+@pytest.mark.damages
+def test_a_damaged_entry_that_a_selector_comes_to_is_counted_no_more(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    send(broker, connect(broker), "q", *range(1, 6))
+    broker.close()
+    damage_entries(tmp_path, 2)
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker)
+    consumer, _ = attach(broker, client, "q", credit=5, selector="a = 1")
+    broker.call(c.Drain(consumer), WAIT)
+    assert depth(broker, "q") == 4
+    assert broker.call(c.Statistics(), WAIT).quarantined == 1
+    broker.close()
 
 
 def test_what_is_on_the_disk_is_not_put_into_a_temporary_queue(tmp_path: Path) -> None:
