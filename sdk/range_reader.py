@@ -183,7 +183,7 @@ class RangeReader:
             run: of the broker in which they were seen; None: any.
 
         Raises:
-            IllegalStateException: consumers are attached to the queue.
+            IllegalStateException: consumers are attached to the queue, or sessions hold messages of such as are closed.
             InvalidDestinationException: the queue, or this incarnation of it, is gone; or it has not given this
                 position yet, or given it to another message since the broker's store was replaced by an older copy.
         """

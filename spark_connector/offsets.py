@@ -85,14 +85,15 @@ class Loss(NamedTuple):
     restart: bool  #: whether its positions mean nothing any more
 
 
-def lost(first: int, offset: Offset, bounds: Bounds) -> Loss | None:
+def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
     """What is lost between an offset and the queue.
 
     Args:
-        first: the position from which on messages are wanted.
-        offset: up to which they were read, or are going to be.
+        start: up to which messages were read.
+        offset: up to which they are going to be read; or ``start`` again.
         bounds: what the queue has, asked for with the offset's run.
     """
+    first, _ = span(start, offset)
     if bounds.incarnation != offset.incarnation:
         return Loss(
             f"the queue was deleted and made again since the checkpoint was written (it was {offset.incarnation!r}, and"
@@ -105,7 +106,8 @@ def lost(first: int, offset: Offset, bounds: Bounds) -> Loss | None:
             f" of which the store has those below {bounds.kept} only, and may have given the others once more",
             True,
         )
-    if first <= bounds.settled and offset.next > offset.base:
+    # A query that begins has read nothing.  What it finds below the settled mark has come back from a consumer.
+    if first <= bounds.settled and start.next > start.base:
         return Loss(
             f"the checkpoint is older than the queue: the positions from {first} to {bounds.settled} were read and"
             " settled by a query that was ahead of it",

@@ -101,7 +101,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._current_bounds(begin.run)
         if bounds is None:
             return start
-        loss = lost(begin.next, begin, bounds)
+        loss = lost(begin, begin, bounds)
         if loss is not None:
             self._tell(loss, begin)
             if loss.restart:
@@ -119,12 +119,13 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
         goal = offset_from(end)
-        first, stop = span(offset_from(start), goal)
+        begin = offset_from(start)
+        first, stop = span(begin, goal)
         if first >= stop:
             return []
         bounds = self._current_bounds(goal.run)
         if bounds is not None:
-            loss = lost(first, goal, bounds)
+            loss = lost(begin, goal, bounds)
             if loss is not None:
                 self._tell(loss, goal)
                 if loss.restart:

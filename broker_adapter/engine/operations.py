@@ -22,7 +22,8 @@ and ``skip_damaged`` (default: false)
     ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
     trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.
 ``settle_through`` of a queue, with ``position`` (inclusive), ``first``, ``incarnation`` and ``run`` (or None)
-    The number of messages dropped, of those from ``first`` on.
+    The number of messages dropped, of those from ``first`` on.  It is refused while consumers are attached, or sessions
+    hold messages of consumers that are closed.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
 transaction) and ``messages`` (packed envelopes)
     True, or False where the number of its group (as its name says) was published before: nothing of it is staged then.
@@ -430,6 +431,11 @@ def _settle_through(arguments: _Arguments) -> Steps:
                 f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"
                 " them, or give each reader a subscription of its own"
             )
+        if queue.leaving:
+            raise IllegalStateException(
+                f"cannot settle a range of {queue.label!r}: sessions hold {queue.in_hand} messages of it, of consumers"
+                " that are closed; acknowledge or commit them, or close the sessions"
+            )
         first, last = arguments.position("first", 0), arguments.position("position")
         kept = _kept(reader, queue, arguments.get("run", str, None))
         if last >= kept:
@@ -440,6 +446,7 @@ def _settle_through(arguments: _Arguments) -> Steps:
 
     number, first, last, group = yield through
     dropped = yield from _settle(number, last, first=first)
+    yield through  # a consumer that came meanwhile may hold some, which would come back below the mark
     if last > 0:
         yield c.Publish(group, last, ())
     return dropped

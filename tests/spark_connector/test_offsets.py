@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,18 +77,33 @@ def test_to_begin_again_is_a_batch_without_rows_and_the_next_one_has_what_is_the
 
 def test_what_is_lost_is_told_apart() -> None:
     offset = Offset(1, "a", 10, "r")
-    assert lost(10, offset, bounds(10, 10)) is None
-    assert lost(10, offset, bounds(20, 30, settled=9)) is None  # consumed, or expired
-    made_again = lost(10, offset, bounds(1, 99, incarnation="b"))
+    assert lost(offset, offset, bounds(10, 10)) is None
+    assert lost(offset, offset, bounds(20, 30, settled=9)) is None  # consumed, or expired
+    made_again = lost(offset, offset, bounds(1, 99, incarnation="b"))
     assert made_again is not None
     assert ("deleted and made again" in made_again.reason, made_again.restart) == (True, True)
-    for replaced in (lost(10, offset, bounds(1, 5, kept=5)), lost(10, offset, bounds(1, 50, kept=9))):
+    for replaced in (
+        lost(offset, offset, bounds(1, 5, kept=5)),
+        lost(offset, offset, bounds(1, 50, kept=9)),
+    ):
         assert replaced is not None
         assert ("older copy" in replaced.reason, replaced.restart) == (True, True)
-    older = lost(10, offset, bounds(20, 30, settled=19))
+    older = lost(offset, offset, bounds(20, 30, settled=19))
     assert older is not None
     assert ("from 10 to 19" in older.reason, older.restart) == (True, False)
-    assert lost(10, Offset(10, "a", 10, "r"), bounds(10, 30, settled=19)) is None  # nothing was read yet
+    planned = lost(offset, Offset(1, "a", 25, "r"), bounds(20, 30, settled=19))
+    assert planned == older
+
+
+def test_a_query_that_begins_is_not_older_than_the_queue_where_messages_came_back_below_the_settled_mark() -> None:
+    there = bounds(2, 9, settled=5)
+    start = beginning(there)
+    assert lost(start, start, there) is None
+    end = latest(start, there, 9, None)
+    assert span(start, end) == (2, 9)
+    assert lost(start, end, there) is None
+    assert lost(end, end, attrs.evolve(there, settled=8)) is None
+    assert lost(end, end, attrs.evolve(there, settled=9, next=12)) is not None
 
 
 @given(
@@ -100,7 +116,7 @@ def test_nothing_is_settled_that_was_not_read(positions: list[int], kept: int, m
     first, read, head = positions
     offset = Offset(1, "a", read, "old")
     there = bounds(first, head, kept=min(kept, head))
-    loss = lost(offset.next, offset, there)
+    loss = lost(offset, offset, there)
     batches = set(range(offset.base, offset.next))
     if loss is None:
         assert offset.next <= there.kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,39 @@ def test_a_range_is_not_settled_under_a_consumer(broker: Broker) -> None:
         ask(broker, "settle_through", destination="q", position=1)
     broker.call(c.Detach(consumer), WAIT)
     assert ask(broker, "settle_through", destination="q", position=1) == 1
+
+
+def test_a_range_is_not_settled_while_a_session_holds_messages_of_a_closed_consumer(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", *range(1, 6))
+    consumer, inbox = attach(broker, client, "q", credit=2)
+    inbox.wait_for(2)
+    broker.call(c.Detach(consumer), WAIT)
+    with pytest.raises(IllegalStateException, match="sessions hold 2 messages of it"):
+        ask(broker, "settle_through", destination="q", position=5)
+    bounds = ask(broker, "bounds", destination="q")
+    assert (bounds["first"], bounds["next"], bounds["settled"]) == (1, 6, 0)
+    broker.call(c.Disconnect(client), WAIT)
+    assert ask(broker, "settle_through", destination="q", position=5) == 5
+    assert ask(broker, "bounds", destination="q")["settled"] == 5
+
+
+def test_what_a_consumer_took_while_a_range_was_settled_is_not_below_the_settled_mark(broker: Broker) -> None:
+    client = connect(broker)
+    send(broker, client, "q", *range(1, 6))
+    steps = itertools.count()
+
+    def before_each_step() -> bool:
+        if next(steps) == 1:
+            attach(broker, client, "q", credit=2)[1].wait_for(2)
+        return False
+
+    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+        broker.request("settle_through", {"destination": "q", "position": 5}, WAIT, before_each_step)
+    broker.call(c.Disconnect(client), WAIT)
+    bounds = ask(broker, "bounds", destination="q")
+    assert (bounds["first"], bounds["settled"]) == (1, 0)
+    assert ask(broker, "settle_through", destination="q", position=5) == 2
 
 
 def test_a_subscription_is_read_and_settled_like_a_queue(broker: Broker) -> None:
