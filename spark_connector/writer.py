@@ -28,7 +28,15 @@ from broker_adapter import Destination, DestinationKind, Envelope
 from sdk import AcknowledgeMode, Connection, JMSException, MessageFormatException, ResourceAllocationException
 from sdk.message import message_of
 from sdk.range_reader import StagedTransaction, discard, publish, published
-from spark_connector.batches import Attempt, all_of_batch, all_of_run, earlier_attempts, group_of, transaction_of
+from spark_connector.batches import (
+    Attempt,
+    all_of_batch,
+    all_of_run,
+    earlier_attempts,
+    earlier_group_of,
+    group_of,
+    transaction_of,
+)
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.engine_host import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
@@ -198,6 +206,8 @@ class _Publishing:
         group = written[0].group
         # Asked before: afterwards nobody could tell an earlier publication from one whose answer was lost.
         last = with_retries(self._options, lambda connection: published(connection, group))
+        if last is None:
+            last = self._published_earlier(group)
         if staged:
             names = [message.transaction for message in staged if message.transaction is not None]
             counts = [message.count for message in staged]
@@ -211,6 +221,13 @@ class _Publishing:
                 " or another query uses a copy of it: where its batches are to be written once more, set the option"
                 " producerId to a new word"
             )
+
+    def _published_earlier(self, group: str) -> int | None:
+        """The last batch that a version with other groups has published, which is noted for this group, once.
+
+        Asked at the first batch of a group only: the broker knows it from then on.
+        """
+        return None
 
     def _abandon(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
         groups = {message.group for message in messages if isinstance(message, Written)}
@@ -281,6 +298,17 @@ class JmsStreamWriter(_Publishing, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a batch are done: let its messages be seen, once."""
         self._publish(messages, batchId)
+
+    def _published_earlier(self, group: str) -> int | None:
+        if self._options.producer_id is not None:
+            return None  # the user wants its batches to be written once more
+        earlier = earlier_group_of(group)
+        last = with_retries(self._options, lambda connection: published(connection, earlier))
+        if last is not None:
+            number = last
+            # With no transactions a number is closed: what is staged for it is dropped, and not published any more.
+            with_retries(self._options, lambda connection: publish(connection, group, number, []))
+        return last
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The batch failed: drop what was staged.  Never raises."""

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from broker_adapter.destination import MAX_NAME_BYTES, checked_name
 from broker_adapter.engine.staging import BatchName, batch_of
-from spark_connector.batches import Attempt, all_of_batch, all_of_run, earlier_attempts, group_of, transaction_of
+from spark_connector.batches import (
+    Attempt,
+    all_of_batch,
+    all_of_run,
+    earlier_attempts,
+    earlier_group_of,
+    group_of,
+    transaction_of,
+)
 
 NAMES = st.text(min_size=1, max_size=20)
 RUNS = st.sampled_from(["job", "7b4d", "7b4d1"])
@@ -23,6 +31,11 @@ def test_another_query_queue_or_producer_is_another_group(two: list[tuple[str, s
 
 def test_no_producer_is_not_the_same_as_an_empty_one() -> None:
     assert len({group_of("q", "out", None), group_of("q", "out", ""), group_of("q", "out\0", None)}) == 3
+
+
+@given(st.uuids().map(str), st.text(), st.none() | st.text())
+def test_the_group_of_an_earlier_version_is_the_query(query: str, queue: str, producer_id: str | None) -> None:
+    assert earlier_group_of(group_of(query, queue, producer_id)) == query
 
 
 @given(st.text(min_size=1, max_size=MAX_NAME_BYTES // 4), st.text(), st.integers(0, 10**18 - 1), ATTEMPTS)

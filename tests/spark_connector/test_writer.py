@@ -17,7 +17,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import ConnectionLostException, IllegalStateException, InvalidDestinationException
-from sdk.range_reader import discard
+from sdk.range_reader import discard, published
 from sdk.range_reader import publish as publish_staged
 from spark_connector.batches import Attempt
 from spark_connector.connections import connection_for, drop_connection
@@ -126,6 +126,46 @@ def test_another_queue_or_producer_id_writes_the_same_batch_again(
         publish(target, 0, writer(target).write(iter([rows("a")])))
     assert (texts(options.url, "out"), texts(options.url, "other")) == (["a", "a"], ["a"])
     assert caplog.text == ""
+
+
+def test_a_batch_that_an_earlier_version_published_is_not_published_again(
+    options: SinkOptions, caplog: pytest.LogCaptureFixture, broker: Broker
+) -> None:
+    """Earlier versions published under the id of the query alone; their last batch may not be in Spark's log."""
+    publish_staged(connection_for(options), "query", 7, [])
+    publish(options, 7, writer(options, batch=7).write(iter([rows("again")])))
+    assert (texts(options.url, "out"), staged(broker)) == ([], [])
+    assert "batch 7 of the query was published to queue 'out' before, so its 1 messages were dropped" in caplog.text
+    caplog.clear()
+    publish(options, 6, writer(options, batch=6).write(iter([rows("older")])))  # as of a checkpoint that was put back
+    assert "batch 6 of the query was published" in caplog.text
+    caplog.clear()
+    publish(options, 8, writer(options, batch=8).write(iter([rows("new")])))
+    assert texts(options.url, "out") == ["new"]
+    assert caplog.text == ""
+
+
+def test_batches_go_on_where_an_earlier_version_has_ended(
+    options: SinkOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_staged(connection_for(options), "query", 7, [])
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "spark_connector.writer.published",
+        lambda connection, group: (asked.append(group), published(connection, group))[1],
+    )
+    for batch in (8, 9):
+        publish(options, batch, writer(options, batch=batch).write(iter([rows(str(batch))])))
+    assert texts(options.url, "out") == ["8", "9"]
+    assert caplog.text == ""
+    assert asked.count("query") == 1
+
+
+def test_a_batch_of_an_earlier_version_is_written_once_more_under_a_new_producer_id(options: SinkOptions) -> None:
+    publish_staged(connection_for(options), "query", 7, [])
+    again = attrs.evolve(options, producer_id="again")
+    publish(again, 7, writer(again, batch=7).write(iter([rows("a")])))
+    assert texts(options.url, "out") == ["a"]
 
 
 def test_a_publication_whose_answer_was_lost_is_not_taken_for_an_earlier_one(
