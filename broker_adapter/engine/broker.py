@@ -11,7 +11,7 @@ Theory of operation
     which also wakes for what falls due.
 
     Work that must not stop the engine (trimming a deleted queue, moving a published transaction) is a *chore*: a
-    generator of commands, one of which is carried out a cycle.
+    generator of commands, one of which is carried out a cycle (:mod:`chores`).
 
     On an error of the store the engine stops rather than guesses: everything after it raises the same error.
 """
@@ -32,6 +32,7 @@ from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState, fault
 from broker_adapter.engine.check import Change, Check, Finding, Tables
+from broker_adapter.engine.chores import Chores
 from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore
@@ -154,7 +155,7 @@ class Broker:
         self._scans: list[Scan] = []
         self._looks: list[tuple[QueueState, Entry]] = []
         self._lookers: list[Browser] = []
-        self._chores: deque[Iterator[c.Command]] = deque()
+        self._chores = Chores()
         self._cache: dict[int, c.NewMessage] = {}
         self._cache_bytes = 0
         self._cached: deque[int] = deque()  #: the numbers in the cache and of some that are gone, the oldest first
@@ -187,13 +188,14 @@ class Broker:
     def _restore(self, disk: LmdbStore) -> None:
         queues = disk.queues()
         for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
-            self._chores.append(self._trim_and_drop(queue))
+            self._chores.trim(self._trim_and_drop(queue))
         published = sorted(
             (found.record.publishing, found.queue)
             for found in queues
             if found.record.kind == "staged" and found.record.publishing
         )
-        self._chores += [self._move_and_drop(queue) for _, queue in published]
+        for _, staged in published:
+            self._chores.move(self._move_and_drop(staged))
         self._start_positions = {
             queue.id: queue.next_position
             for queue in self._state.queues.values()
@@ -466,12 +468,9 @@ class Broker:
             commands.append(c.DeleteIdle())
         if self._disk is not None and self._sweep_ms <= now_ms:
             commands += self._sweep(self._disk, now_ms)
-        while self._chores:
-            command = next(self._chores[0], None)
-            if command is not None:
-                commands.append(command)
-                break
-            self._chores.popleft()
+        part = self._chores.next()
+        if part is not None:
+            commands.append(part)
 
     def _sweep(self, disk: LmdbStore, now_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""
@@ -768,8 +767,10 @@ class Broker:
             self._browse(browser, now_ms, end)
         for reply, result in effects.replies:
             _tell(reply, result)
-        self._chores += [self._move_and_drop(queue) for queue in effects.published]
-        self._chores += [self._trim_and_drop(queue) for queue in effects.ended]
+        for queue in effects.published:
+            self._chores.move(self._move_and_drop(queue))
+        for queue in effects.ended:
+            self._chores.trim(self._trim_and_drop(queue))
 
     def _handouts(
         self, messages: Sequence[Outgoing], consumer: int | None, pending: Effects | None = None
@@ -1047,9 +1048,9 @@ class Reader:
         return [(body, self._broker._annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
 
     @property
-    def has_chores(self) -> bool:
-        """Whether something is still being moved or trimmed."""
-        return bool(self._broker._chores)
+    def moves(self) -> tuple[int, int]:
+        """How many publications there were, and how many of them are in their queues."""
+        return self._broker._chores.moves_added, self._broker._chores.moves_done
 
 
 class _Parts:
