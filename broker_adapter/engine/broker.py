@@ -60,6 +60,7 @@ from broker_adapter.engine.selection import Read, Selectable, selects
 from broker_adapter.engine.staging import batch_of
 from broker_adapter.engine.store import Loaded, Store
 from broker_adapter.errors import (
+    ConnectionLostException,
     IllegalStateException,
     JMSException,
     OperationTimedOutException,
@@ -258,13 +259,22 @@ class Broker:
         arguments: Mapping[str, Any],
         timeout: float | None,
         is_cancelled: Callable[[], bool] | None = None,
+        later: Callable[[Any], None] | None = None,
     ) -> Any:
         """Carry out an operation beyond messaging; see :func:`broker_adapter.engine.operations.perform`.
 
-        One that takes effect once is not cancelled: it is asked for again under its id, and goes on meanwhile.
+        One that takes effect once is not cancelled: it is asked for again under its id, and goes on meanwhile.  Where
+        such a one is under way already and ``later`` is given, this returns ``UNDER_WAY``, and ``later`` is called with
+        the answer or the error.
         """
         if operation == "check":
-            return as_answer(check_records(self.store))  # beside the engine: it reads the store as of one commit
+
+            def look(*_: object) -> None:
+                if is_cancelled is not None and is_cancelled():
+                    raise ConnectionLostException("the check was cancelled: the connection that asked for it ended")
+
+            # Beside the engine: it reads the store as of one commit.
+            return as_answer(check_records(self.store, look))
         request_id = arguments.get("request_id")
         if operation not in ONCE or not isinstance(request_id, str):
             return perform(self, operation, arguments, timeout, is_cancelled)
@@ -273,7 +283,9 @@ class Broker:
                 f"the engine was started again while the request {operation!r} was under way: look what it has done,"
                 " and ask again"
             )
-        return self._requests.once(request_id[:100], lambda: perform(self, operation, arguments, timeout), timeout)
+        return self._requests.once(
+            request_id[:100], lambda: perform(self, operation, arguments, timeout), timeout, is_cancelled, later
+        )
 
     @property
     def store(self) -> LmdbStore:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker_adapter.errors import JMSException, OperationTimedOutException, copied
+from broker_adapter.errors import (
+    ConnectionLostException,
+    JMSException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    copied,
+)
+
+_log = logging.getLogger(__name__)
 
 #: Answers that are remembered, and for how long.
 MOST_ANSWERS: Final = 1000
 ANSWER_SECONDS: Final = 600.0
+#: Repetitions of one request that wait for its answer without a thread; one more is refused.
+MOST_WAITING: Final = 100
+#: How often a thread that waits looks whether it still has to.
+_LOOK_SECONDS: Final = 0.5
+#: The result of a repetition whose answer comes later.
+UNDER_WAY: Final = object()
+
+IsCancelled = Callable[[], bool]
 
 
 class _Request:
@@ -22,6 +39,32 @@ class _Request:
         self.over = threading.Event()
         self.result: Any = None
         self.ended = 0.0  #: by the clock that never goes back
+        self.waiting: list[tuple[IsCancelled | None, Callable[[Any], None]]] = []
+
+    def check_place(self) -> None:
+        """Make sure that one more may wait; raises ResourceAllocationException."""
+        if len(self.waiting) >= MOST_WAITING:
+            self.waiting = [each for each in self.waiting if each[0] is None or not each[0]()]
+        if len(self.waiting) >= MOST_WAITING:
+            raise ResourceAllocationException(
+                f"{MOST_WAITING} repetitions of this request wait for its answer already; ask again when it is done"
+            )
+
+    def wait(self, timeout: float | None, is_cancelled: IsCancelled | None) -> None:
+        """Wait for the answer in this thread."""
+        if is_cancelled is None:
+            is_over = self.over.wait(timeout)
+        else:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while not (is_over := self.over.is_set()):
+                if is_cancelled():
+                    raise ConnectionLostException("the connection that asked for it ended; the request goes on")
+                left = _LOOK_SECONDS if deadline is None else min(_LOOK_SECONDS, deadline - time.monotonic())
+                if left <= 0:
+                    break
+                self.over.wait(left)
+        if not is_over:
+            raise OperationTimedOutException("the request is still under way; ask again")
 
 
 class RecentRequests:
@@ -34,16 +77,31 @@ class RecentRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def once(self, request_id: str, act: Callable[[], Any], timeout: float | None) -> Any:
+    def once(
+        self,
+        request_id: str,
+        act: Callable[[], Any],
+        timeout: float | None,
+        is_cancelled: IsCancelled | None = None,
+        later: Callable[[Any], None] | None = None,
+    ) -> Any:
         """The result of a request, which is carried out if it is new.
 
         Args:
             request_id: names the request; the same where it is repeated.
             act: carries it out.
             timeout: longest wait in seconds for one that is under way; None: no limit.
+            is_cancelled: looked at now and then while waiting for one that is under way, which goes on in any case.
+            later: called with the answer, or the error, of one that is under way, in the thread that carries it out;
+                None: this call waits.
+
+        Returns:
+            The result; ``UNDER_WAY`` where ``later`` will be called.
 
         Raises:
+            ConnectionLostException: cancelled while it was under way.
             OperationTimedOutException: it is still under way; it may be asked for again.
+            ResourceAllocationException: too many wait for it already.
             JMSException: what the request has raised, each time.
         """
         with self._lock:
@@ -52,6 +110,10 @@ class RecentRequests:
             if request is None:
                 self._forget_old()
                 request = self._requests[request_id] = _Request()
+            elif later is not None and not request.over.is_set():
+                request.check_place()
+                request.waiting.append((is_cancelled, later))
+                return UNDER_WAY
         if is_new:
             try:
                 request.result = act()
@@ -67,11 +129,17 @@ class RecentRequests:
                 request.result = JMSException(f"the request failed: {error!r}")
                 raise
             finally:
-                request.ended = time.monotonic()
-                request.over.set()
+                with self._lock:
+                    request.ended = time.monotonic()
+                    request.over.set()
+                    waiting, request.waiting = request.waiting, []
+                for _, answer in waiting:
+                    try:
+                        answer(request.result)
+                    except Exception:
+                        _log.exception("! who waited for the answer to a request raised; it must not")
             return request.result
-        if not request.over.wait(timeout):
-            raise OperationTimedOutException("the request is still under way; ask again")
+        request.wait(timeout, is_cancelled)
         if isinstance(request.result, JMSException):
             raise copied(request.result)
         return request.result

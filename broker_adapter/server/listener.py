@@ -40,6 +40,7 @@ from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Work
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.recent_requests import UNDER_WAY
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -75,12 +76,15 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_SECONDS = 1.0
 #: Time between two looks at the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
-#: Operations beyond messaging have three groups of worker threads, so that a long one delays no short one, and neither
-#: delays those that failover needs.  A connection has one operation of each group under way.
+#: Operations beyond messaging have groups of worker threads, so that a long one delays no short one, nor those that
+#: streaming queries cannot go on without, and none of these delays what failover needs.  A connection has one operation
+#: of each group under way.  A repetition of one that is under way waits for its answer without a thread.
 _RESTORING = frozenset(("resolve_commit", "settle_positions", "forgive"))
 _RESTORING_THREADS = 2
-_SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard"))
+_SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard", "published"))
 _SHORT_THREADS = 2
+_STREAMING = frozenset(("publish", "settle_through"))
+_STREAMING_THREADS = 2
 _LONG_THREADS = 4
 #: Operations of each group that a connection may have waiting; one more is refused.
 _MAX_WAITING = 200
@@ -134,7 +138,10 @@ class Listener:
         self._log_limiters: dict[str, LogLimiter] = {}
         self._restoring = _workers("restoring", _RESTORING_THREADS)
         self._short = _workers("short", _SHORT_THREADS)
+        self._streaming = _workers("streaming", _STREAMING_THREADS)
         self._long = _workers("long", _LONG_THREADS)
+        groups = ((_RESTORING, self._restoring), (_SHORT, self._short), (_STREAMING, self._streaming))
+        self._workers_of = {operation: workers for operations, workers in groups for operation in operations}
         threads = max(1, min(_MAX_HASH_THREADS, (os.cpu_count() or 1) // 2))
         self._hashing = Workers(
             "holdfast-hash", threads, most_running=1, most_waiting=1, group_of=lambda pair: pair.origin
@@ -277,7 +284,7 @@ class Listener:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._close_all(timeout), thread.loop).result(timeout + 1)
         thread.stop()
-        for workers in (self._restoring, self._short, self._long, self._hashing):
+        for workers in (*self._request_workers, self._hashing):
             workers.stop()
 
     async def _close_all(self, seconds: float) -> None:
@@ -354,7 +361,7 @@ class Listener:
         connection.is_closed = True
         if self._admission.closed(connection):
             self._advance()
-        for workers in (self._restoring, self._short, self._long):
+        for workers in self._request_workers:
             workers.drop(connection)
         self.connections.discard(connection)
         if connection.token is not None and self._named.get(connection.token) is connection:
@@ -379,6 +386,7 @@ class Listener:
         """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread.
 
         Operations that have not begun when the connection ends are dropped; one under way ends after its current step.
+        Those that take effect once go on, for whoever asks for them again under their id.
         """
         if operation == ANNOUNCE:
             try:
@@ -392,22 +400,32 @@ class Listener:
                 done(len(self.servers))
             return
 
+        def is_cancelled() -> bool:
+            return connection.is_closed
+
+        def answer(result: Any) -> None:
+            if not connection.is_closed:
+                done(result)
+
         def work() -> None:
             try:
-                result = self._broker.request(operation, arguments, _REQUEST_SECONDS, lambda: connection.is_closed)
+                result = self._broker.request(operation, arguments, _REQUEST_SECONDS, is_cancelled, answer)
             except JMSException as error:
                 result = error
             except Exception as error:
                 _log.exception("! request %s failed unexpectedly", operation)
                 result = JMSException(f"the request failed unexpectedly: {error!r}")
-            if not connection.is_closed:
-                done(result)
+            if result is not UNDER_WAY:
+                answer(result)
 
-        workers = self._restoring if operation in _RESTORING else self._short if operation in _SHORT else self._long
         try:
-            workers.submit(connection, work)
+            self._workers_of.get(operation, self._long).submit(connection, work)
         except JMSException as error:
             done(error)
+
+    @property
+    def _request_workers(self) -> tuple[Workers, ...]:
+        return self._restoring, self._short, self._streaming, self._long
 
     def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         """A protocol for a new connection, whose verified certificate names this user."""

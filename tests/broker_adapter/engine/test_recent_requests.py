@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.recent_requests import MOST_ANSWERS, RecentRequests
-from broker_adapter.errors import IllegalStateException, JMSException, OperationTimedOutException
+from broker_adapter.engine.recent_requests import MOST_ANSWERS, MOST_WAITING, UNDER_WAY, RecentRequests
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    JMSException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+)
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, depth, send
 
@@ -98,4 +104,80 @@ def test_a_purge_that_is_asked_for_again_leaves_what_came_after_it(tmp_path: Pat
         broker.request("purge", purge, WAIT)
     assert depth(broker, "q") == 1
     assert broker.request("purge", {**purge, "request_run": broker.run}, WAIT) == 1
+    broker.close()
+
+
+class Slow:
+    """A request under way in a thread of its own, until it is let go on."""
+
+    def __init__(self, requests: RecentRequests, request_id: str) -> None:
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=requests.once, args=(request_id, self._act, WAIT))
+        self._thread.start()
+        assert self._begun.wait(WAIT)
+
+    def _act(self) -> str:
+        self._begun.set()
+        assert self._go_on.wait(WAIT)
+        return "done"
+
+    def finish(self) -> None:
+        self._go_on.set()
+        self._thread.join(WAIT)
+
+
+def test_a_repetition_that_is_answered_later_holds_no_thread() -> None:
+    requests = RecentRequests()
+    slow = Slow(requests, "a")
+    answers: list[Any] = []
+    for _ in range(3):
+        assert requests.once("a", lambda: "twice", WAIT, None, answers.append) is UNDER_WAY
+    assert answers == []
+    slow.finish()
+    assert answers == ["done"] * 3
+    assert requests.once("a", lambda: "twice", WAIT, None, answers.append) == "done"
+
+
+def test_those_who_are_answered_later_have_errors_as_answers() -> None:
+    requests = RecentRequests()
+    answers: list[Any] = []
+
+    def fail() -> Any:
+        assert requests.once("a", lambda: "twice", WAIT, None, answers.append) is UNDER_WAY
+        raise IllegalStateException("no")
+
+    with pytest.raises(IllegalStateException):
+        requests.once("a", fail, WAIT)
+    assert [str(each) for each in answers] == ["no"]
+
+
+def test_who_is_cancelled_waits_no_longer_and_the_request_goes_on() -> None:
+    requests = RecentRequests()
+    slow = Slow(requests, "a")
+    with pytest.raises(ConnectionLostException):
+        requests.once("a", lambda: "twice", None, lambda: True)
+    slow.finish()
+    assert requests.once("a", lambda: "twice", WAIT, lambda: True) == "done"
+
+
+def test_so_many_repetitions_wait_and_those_of_clients_that_left_do_not_count() -> None:
+    requests = RecentRequests()
+    slow = Slow(requests, "a")
+    left = [False]
+    answers: list[Any] = []
+    for _ in range(MOST_WAITING):
+        requests.once("a", lambda: "twice", WAIT, lambda: left[0], answers.append)
+    with pytest.raises(ResourceAllocationException, match="ask again"):
+        requests.once("a", lambda: "twice", WAIT, None, answers.append)
+    left[0] = True
+    assert requests.once("a", lambda: "twice", WAIT, None, answers.append) is UNDER_WAY
+    slow.finish()
+    assert answers == ["done"]
+
+
+def test_a_check_ends_with_the_connection_that_asked_for_it(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    with pytest.raises(ConnectionLostException, match="cancelled"):
+        broker.request("check", {}, WAIT, lambda: True)
+    assert broker.request("check", {}, WAIT, lambda: False)["sound"]
     broker.close()

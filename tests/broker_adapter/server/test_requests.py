@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -107,6 +108,52 @@ def test_long_requests_hold_up_neither_short_ones_nor_those_of_a_restored_connec
             assert server.ask(client, operation, destination="q0", given=[[10**9, "ID:none"]]).result(WAIT) == 0
     server.broker.gate.set()
     assert [each.result(WAIT) for each in asked] == [1] * len(names)
+
+
+def test_long_requests_hold_up_nothing_that_streaming_queries_need(server: Server) -> None:
+    server.broker.gated = frozenset(["purge"])
+    names = [f"q{number}" for number in range(listener._LONG_THREADS)]
+    asked = [server.ask(server.client(name), "purge", destination=name) for name in names]
+    server.broker.wait_for(listener._LONG_THREADS)
+    query = server.client("read")
+    bounds = server.ask(query, "bounds", destination="read").result(WAIT)
+    settle = {"destination": "read", "position": bounds["next"] - 1, "incarnation": bounds["incarnation"]}
+    assert server.ask(query, "settle_through", **settle).result(WAIT) == 1
+    assert server.ask(query, "published", group="g").result(WAIT) is None
+    assert server.ask(query, "publish", group="g", number=1, transactions=[]).result(WAIT) is True
+    assert server.ask(query, "published", group="g").result(WAIT) == 1
+    server.broker.gate.set()
+    assert [each.result(WAIT) for each in asked] == [1] * len(names)
+
+
+def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Server) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def act() -> int:
+        begun.set()
+        assert go_on.wait(WAIT)
+        return 7
+
+    first = threading.Thread(target=server.broker._requests.once, args=("one", act, WAIT))
+    first.start()
+    assert begun.wait(WAIT)
+    sockets = [socket.socketpair() for _ in range(listener._LONG_THREADS + 1)]
+    connections = [ClientConnection(server.listener, mine, ("127.0.0.1", 1)) for mine, _ in sockets]
+    purge = {"destination": "q", "request_id": "one", "request_run": server.broker.run}
+    answers: list[Any] = []
+    for number, connection in enumerate(connections):
+        server.listener.request(connection, "purge", purge, partial(lambda *each: answers.append(each), number))
+    waiting = server.broker._requests._requests["one"].waiting
+    eventually(lambda: len(waiting) == len(connections))
+    other = server.client("other")
+    assert server.ask(other, "purge", destination="other").result(WAIT) == 1
+    assert answers == []
+    connections[0].is_closed = True
+    go_on.set()
+    first.join(WAIT)
+    assert answers == [(number, 7) for number in range(1, len(connections))]
+    for each in (each for pair in sockets for each in pair):
+        each.close()
 
 
 @pytest.mark.parametrize("operation", ["settle_positions", "read_range", "purge"])
