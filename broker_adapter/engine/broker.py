@@ -28,6 +28,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from heapq import merge
 from typing import Any
 
+import attrs
+
 from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState, fault
@@ -301,7 +303,7 @@ class Broker:
         has to go on looks at the disk only.
 
         Returns:
-            What is wrong, harmless things included.
+            What is wrong, harmless things included, without the changes that would repair it.
 
         Raises:
             IllegalStateException: the caller is a callback of the engine.
@@ -311,7 +313,7 @@ class Broker:
             with ExitStack() as stack:
                 if self._disk is not None:
                     stores.append(stack.enter_context(self._disk.snapshot()))
-                found = [each for tables in stores for each in Check(tables).findings()]
+                found = [attrs.evolve(each, changes=()) for tables in stores for each in Check(tables).findings()]
                 return found + list(check_state.findings(self._state, stores))
 
     def check_may_wait(self) -> None:

@@ -25,6 +25,7 @@ import msgpack
 from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.pages import File, metas
+from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     LAST_POSITION,
@@ -86,8 +87,9 @@ _MAP_RESERVE_BYTES = 1 << 30
 _PLENTY_BYTES = 64 * 1024 * 1024
 #: What the file has beyond its last page on a disk that is filling up.
 BALLAST_BYTES = 16 * 1024 * 1024
-#: Changes of a repair in one transaction.
+#: Changes of a repair in one transaction, and their bytes.
 _REPAIRED_AT_ONCE = 10_000
+_REPAIRED_BYTES = 16 * 1024 * 1024
 #: Starts of the engine that are remembered.
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
@@ -568,13 +570,8 @@ class LmdbStore:
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Write the changes of a repair, in transactions of bounded size."""
-        batch: list[Change] = []
-        for change in changes:
-            batch.append(change)
-            if len(batch) == _REPAIRED_AT_ONCE:
-                self._apply(batch)
-                batch.clear()
-        self._apply(batch)
+        for part in in_parts(changes, lambda change: len(change[2] or b""), _REPAIRED_AT_ONCE, _REPAIRED_BYTES):
+            self._apply(part)
 
     def _apply(self, changes: Sequence[Change]) -> None:
         with self._env.begin(write=True) as txn:

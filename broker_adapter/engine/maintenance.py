@@ -13,7 +13,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +23,7 @@ import msgpack
 from broker_adapter.engine.check import Check, Finding, Summary
 from broker_adapter.engine.lmdb_store import LmdbStore, own
 from broker_adapter.engine.pages import Damage, File, Meta, metas
+from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     TABLES,
@@ -48,8 +48,9 @@ from broker_adapter.settings import EngineSettings
 MAX_FINDINGS: Final = 1000
 #: Damages and findings that are told as plain data.
 _SHOWN: Final = 50
-#: Records written at once into a new file.
+#: Records written at once into a new file, and their bytes.
 _CHUNK: Final = 10_000
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
 _DATA: Final = "data.mdb"
 #: Where a repair writes the new file.
 _REBUILDING: Final = "rebuilding"
@@ -73,7 +74,7 @@ class Report:
         salvaged: records that were taken from pages that no branch leads to.
         missing: table → records that its root counts and that could not be read.
         summary: of the records, with the number of problems by kind.
-        findings: the first ones of them.
+        findings: the first ones of them, without their changes.
         repaired: whether they were repaired.
     """
 
@@ -249,7 +250,7 @@ def _rebuild(
 def _write(env: Any, records: Iterator[tuple[Any, tuple[bytes, bytes]]]) -> int:
     """Put records that are not there yet; returns how many."""
     count = 0
-    while chunk := list(islice(records, _CHUNK)):
+    for chunk in in_parts(records, lambda each: len(each[1][1]), _CHUNK, _CHUNK_BYTES):
         with env.begin(write=True) as txn:
             count += sum([txn.put(key, value, db=db, overwrite=False) for db, (key, value) in chunk])
     return count
@@ -316,7 +317,8 @@ def _check_records(store: LmdbStore, report: Report, repair: bool, progress: Pro
 def _noted(findings: Iterator[Finding], report: Report) -> Iterator[Any]:
     for finding in findings:
         if len(report.findings) < MAX_FINDINGS:
-            report.findings.append(finding)
+            # Without its changes, which have whole bodies in them.
+            report.findings.append(attrs.evolve(finding, changes=()))
         yield from finding.changes
 
 

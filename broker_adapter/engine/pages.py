@@ -20,7 +20,7 @@ All numbers are in the machine's byte order.  The layout is that of LMDB 0.9 on 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import attrs
@@ -81,6 +81,15 @@ class Damage:
     page: int
     table: str
     text: str
+
+
+class _Node(NamedTuple):
+    """A record of a leaf page."""
+
+    key: bytes
+    value: bytes  #: where it is large: the number of its first page
+    size: int  #: of the value
+    flags: int
 
 
 @attrs.define
@@ -217,9 +226,11 @@ class File:
                 if number != page or flags != _LEAF:
                     continue
                 data = self._read(page * self._size, self._size)
-                yield from [(key, value) for key, value, _ in self._leaf(page, data, lower, upper, "")]
+                nodes = self._leaf(page, data, lower, upper, "")
             except _PageError:
                 continue
+            for key, value, _ in self._with_values(page, nodes, ""):
+                yield key, value
 
     @property
     def pages(self) -> int:
@@ -274,11 +285,9 @@ class File:
                     stack += [(child, depth + 1) for child in reversed(self._children(page, data, lower, upper, table))]
                     continue
                 counted.leaf_pages += 1
-                overflow = self._overflow_pages
                 nodes = self._leaf(page, data, lower, upper, table)
-                counted.overflow_pages += self._overflow_pages - overflow
                 counted.entries += len(nodes)
-                keys = [key for key, _, _ in nodes]
+                keys = [node.key for node in nodes]
                 if in_order and keys and (sorted(keys) != keys or (last is not None and keys[0] <= last)):
                     raise _PageError("its keys are not in order")
             except _PageError as error:
@@ -286,7 +295,9 @@ class File:
                 continue
             if keys:
                 last = keys[-1]
-            yield from nodes
+            overflow = self._overflow_pages
+            yield from self._with_values(page, nodes, table)
+            counted.overflow_pages += self._overflow_pages - overflow
 
     def _page(self, page: int, depth: int) -> tuple[bytes, int, int, int]:
         if page > self._meta.last_page or page < 2:
@@ -336,7 +347,7 @@ class File:
             raise _PageError("a branch without children")
         return children
 
-    def _leaf(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[tuple[bytes, bytes, int]]:
+    def _leaf(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[_Node]:
         if not 16 <= lower <= upper <= self._size:
             raise _PageError("its bounds are impossible")
         nodes = []
@@ -351,21 +362,26 @@ class File:
             key = data[pointer + _NODE.size : start]
             if flags & ~_BIG and not (table == "(main)" and flags == _SUBTREE):
                 self.damages.append(Damage(page, table, f"the record {key.hex()} has the flags 0x{flags:x}"))
-            if not flags & _BIG:
-                value = data[start : start + size]
-                if len(value) != size:
-                    raise _PageError("a value of it is out of its bounds")
-            else:
-                first = data[start : start + 8]
-                try:
-                    value = self._overflow(first, size, table)
-                except _PageError as error:
-                    number = _NUMBER.unpack(first)[0] if len(first) == 8 else page
-                    self.damages.append(Damage(number, table, f"the value of {key.hex()}: {error}"))
-                    continue
-            nodes.append((key, value, flags))
+            value = data[start : start + (_NUMBER.size if flags & _BIG else size)]
+            if not flags & _BIG and len(value) != size:
+                raise _PageError("a value of it is out of its bounds")
+            nodes.append(_Node(key, value, size, flags))
         self._check_layout(page, upper, sizes, table)
         return nodes
+
+    def _with_values(self, page: int, nodes: Sequence[_Node], table: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """(key, value, flags) of a leaf; values on pages of their own are read one at a time, as they may be large."""
+        for key, value, size, flags in nodes:
+            if not flags & _BIG:
+                yield key, value, flags
+                continue
+            try:
+                large = self._overflow(value, size, table)
+            except _PageError as error:
+                number = _NUMBER.unpack(value)[0] if len(value) == _NUMBER.size else page
+                self.damages.append(Damage(number, table, f"the value of {key.hex()}: {error}"))
+                continue
+            yield key, large, flags
 
     def _overflow(self, first: bytes, size: int, table: str) -> bytes:
         if len(first) != 8:
