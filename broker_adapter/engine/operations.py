@@ -72,6 +72,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import (
     BrokerState,
 )
+from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
 from broker_adapter.engine.selection import Formats
@@ -489,18 +490,23 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
     total = 0
     for run in _runs(sorted(given)):
 
-        def matching(reader: EngineReader, run: Sequence[int] = run) -> tuple[int, list[int]]:
+        def there(reader: EngineReader, run: Sequence[int] = run) -> tuple[int, list[RawEntry]]:
             queue = arguments.queue(reader.state)
             found = reader.entries(queue.id, run[0], run[-1], _SETTLE_ENTRIES).entries
-            entries = [each for each in found if each.position in given]
-            bodies = reader.messages(entries)
-            return queue.id, [
-                entry.position
-                for entry, (message, _) in zip(entries, bodies, strict=True)
-                if message is not None and _name(reader.state.formats, *message) == given[entry.position]
-            ]
+            return queue.id, [each for each in found if each.position in given]
 
-        number, found = yield matching
+        number, entries = yield there
+        found: list[int] = []
+        for part in in_parts(entries, lambda entry: entry.size, _SETTLE_ENTRIES, MAX_RANGE_BYTES):
+
+            def matching(reader: EngineReader, part: Sequence[RawEntry] = part) -> list[int]:
+                return [
+                    entry.position
+                    for entry, (message, _) in zip(part, reader.messages(part), strict=True)
+                    if message is not None and _name(reader.state.formats, *message) == given[entry.position]
+                ]
+
+            found += yield matching
         if found:
             total += yield from act(number, found)
     return total

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, quarantined
-from broker_adapter.engine.records import position_of
+from broker_adapter.engine.operations import MAX_RANGE_BYTES, EngineReader, perform
+from broker_adapter.engine.records import RawEntry, position_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -384,6 +386,51 @@ def test_what_was_acknowledged_is_settled_by_position_and_name(broker: Broker) -
         "3",
         "4",
     ]
+
+
+class Weighing:
+    """An engine that notes how many bytes of bodies are read at once."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.most = 0
+
+    def call(self, command: c.Command, timeout: float | None) -> Any:
+        return self._broker.call(command, timeout)
+
+    @contextmanager
+    def reading(self) -> Iterator[EngineReader]:
+        with self._broker.reading() as reader:
+            read = reader.messages
+
+            def messages(entries: Sequence[RawEntry]) -> Any:
+                found = read(entries)
+                self.most = max(self.most, sum(len(body[1]) for body, _ in found if body is not None))
+                return found
+
+            reader.messages = messages  # type: ignore[method-assign]
+            yield reader
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+def test_of_positions_that_are_given_a_bounded_part_of_the_bodies_is_read_at_once(
+    broker: Broker, operation: str
+) -> None:
+    client = connect(broker)
+    count = 5 * MAX_RANGE_BYTES // 1_000_000
+    for number in range(1, count + 1):
+        name = Identity("producer", 1, number)
+        body = envelope("x" * 1_000_000, identity=name)
+        broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, body, identity=name)]), WAIT)
+    engine = Weighing(broker)
+    wanted = [(*each, 0) for each in given(*((number, number) for number in range(1, count + 1)))]
+    if operation == "settle_positions":
+        assert perform(engine, operation, {"destination": "q", "given": wanted}, WAIT) == count
+        assert depth(broker, "q") == 0
+    else:
+        perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)
+        assert depth(broker, "q") == count
+    assert 0 < engine.most < MAX_RANGE_BYTES + 1_100_000
 
 
 def test_what_is_settled_by_position_is_not_taken_from_a_consumer(broker: Broker) -> None:
