@@ -159,6 +159,7 @@ class Broker:
         self._looks: list[tuple[QueueState, Entry]] = []
         self._lookers: list[Browser] = []
         self._chores = Chores()
+        self._not_set_aside: set[bytes] = set()  #: entries that cannot be trusted, for which there was no room
         self._cache: dict[int, c.NewMessage] = {}
         self._cache_bytes = 0
         self._cached: deque[int] = deque()  #: the numbers in the cache and of some that are gone, the oldest first
@@ -431,7 +432,8 @@ class Broker:
             self._load(effects, now_ms)
             taken = self._read_what_is_taken(effects)
             for number, key in effects.distrusted:
-                self._distrust(number, key)
+                if not self._distrust(number, key):
+                    effects.durable.keep(number, key)
             if not self._write(effects, taken, now_ms):
                 self._unwritten = effects, taken
                 return
@@ -609,11 +611,9 @@ class Broker:
         return entries, None if at_end else found.entries[-1].position + 1
 
     def _read_sound(self, queue: int, how: str, *arguments: int) -> Loaded:
-        """Read both stores as one; entries that cannot be trusted go into quarantine."""
+        """Read both stores as one; entries that cannot be trusted are put aside, and named if they are met first."""
         found = self._read_mended(queue, how, *arguments)
-        if found.corrupt and self._disk is not None:
-            self._disk.quarantine("entries", found.corrupt)
-        return found
+        return found._replace(corrupt=self._set_aside(found.corrupt)) if found.corrupt else found
 
     def _read_mended(self, queue: int, how: str, *arguments: int) -> Loaded:
         """Read both stores as one; damaged entries that are in memory are written anew."""
@@ -636,6 +636,17 @@ class Broker:
         if changes:
             self.store.apply(changes)
         return bool(changes)
+
+    def _set_aside(self, corrupt: Sequence[bytes]) -> list[bytes]:
+        """Put entries that cannot be trusted aside, where there is room; returns those that were not met before."""
+        if self._disk is None:
+            return []
+        new = [key for key in corrupt if key not in self._not_set_aside]
+        if self._disk.quarantine("entries", corrupt):
+            self._not_set_aside.difference_update(corrupt)
+        else:
+            self._not_set_aside.update(corrupt)
+        return new
 
     def _load(self, effects: Effects, now_ms: int) -> None:
         """Bring entries into memory that the state has asked for.
@@ -801,9 +812,11 @@ class Broker:
         for each, body in zip(messages, bodies, strict=True):
             number, position, count, message, flags, key = each
             if body is None:
-                self._distrust(message, key)
+                is_moved = self._distrust(message, key)
                 if consumer is not None:
-                    self.submit(c.Quarantined(consumer, number))
+                    self.submit(c.Quarantined(consumer, number, not is_moved))
+                elif pending is not None and not is_moved:
+                    pending.durable.keep(message, key)
                 continue
             annotations = self._annotations(key, flags, pending) if flags & FLAG_ANNOTATED else None
             handouts.append(c.Handout(number, position, count, body[0], body[1], annotations))
@@ -851,11 +864,14 @@ class Broker:
         store: Store = self._disk if self._disk is not None and flags & FLAG_PERSISTENT else self._memory
         return store.annotations(key)
 
-    def _distrust(self, message: int, key: bytes) -> None:
-        if self._disk is not None:
-            _log.error("! message %d cannot be trusted; it is in quarantine and is not delivered", message)
-            self._disk.quarantine("messages", [message_key(message)])
-            self._disk.quarantine("entries", [key])
+    def _distrust(self, message: int, key: bytes) -> bool:
+        """Put a message aside that cannot be delivered; returns False where there is no room, and it stays."""
+        if self._disk is None:
+            return True
+        if not self._disk.quarantine_all([("messages", message_key(message)), ("entries", key)]):
+            return False
+        _log.error("! message %d cannot be trusted; it is in quarantine and is not delivered", message)
+        return True
 
     def _fail(self, error: Exception, commands: Sequence[c.Command]) -> None:
         failure = error if isinstance(error, StoreException) else StoreException(f"the engine stopped: {error!r}")

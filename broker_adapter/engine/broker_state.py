@@ -1386,6 +1386,13 @@ class BrokerState:
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
+        if command.stays:
+            if consumer is not None and consumer.attached and command.number in consumer.unsettled:
+                self._awake[consumer.queue.id] = consumer.queue
+                consumer.credit += 1
+                consumer.queue.offer(consumer)
+            self._reply(command, None, effects)
+            return
         entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
         if consumer is not None and entry is not None:
             consumer.queue.forget(entry, effects, keep_message=True)

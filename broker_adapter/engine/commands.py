@@ -345,10 +345,15 @@ class Due(NamedTuple):
 
 
 class Quarantined(NamedTuple):
-    """The message of a delivery cannot be trusted: forget the delivery; the records are in quarantine."""
+    """The message of a delivery cannot be trusted: forget the delivery; the records are in quarantine.
+
+    ``stays``: there was no room to move them.  The consumer keeps the delivery, which it has not seen, and it is looked
+    at again when the consumer is gone; another one comes in its place.
+    """
 
     consumer: int
     number: int
+    stays: bool = False
     reply: Reply | None = None
 
 

@@ -55,6 +55,13 @@ class StoreBatch:
             changes = self.tables[table] = {}
         changes[key] = value
 
+    def keep(self, number: int, key: bytes) -> None:
+        """Leave an entry and its message where they are, which were to go."""
+        self.entries.pop(key, None)
+        for numbers in (self.gone, self.unreferenced):
+            if number in numbers:
+                numbers.remove(number)
+
 
 class Outgoing(NamedTuple):
     """A message that a consumer gets once the commit is done; the broker adds the payload."""

@@ -90,6 +90,8 @@ BALLAST_BYTES = 16 * 1024 * 1024
 #: Changes of a repair in one transaction, and their bytes.
 _REPAIRED_AT_ONCE = 10_000
 _REPAIRED_BYTES = 16 * 1024 * 1024
+#: How often the log says that nothing can be set aside.
+_COMPLAIN_SECONDS = 60.0
 #: Starts of the engine that are remembered.
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
@@ -114,6 +116,7 @@ class LmdbStore:
     def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, *, is_owned: bool = False) -> None:
         self.path = Path(path)
         self._settings = settings
+        self._complain_at = 0.0  #: by the clock that never goes back
         self._owner: IO[str] | None = None
         if not is_owned:
             try:
@@ -402,15 +405,19 @@ class LmdbStore:
                             txn.delete(key, db=handle)
                         else:
                             txn.put(key, value, db=handle)
-        except lmdb.MapFullError as error:
-            raise ResourceAllocationException(
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> ResourceAllocationException | StoreException:
+        """What an error of LMDB means: there is no room, or the store has failed."""
+        if isinstance(error, lmdb.MapFullError):
+            return ResourceAllocationException(
                 f"the store in {str(self.path)!r} is full: {self._settings.max_store_bytes} bytes"
                 " (option max_store_bytes)"
-            ) from error
-        except lmdb.Error as error:
-            if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):
-                raise ResourceAllocationException(f"the disk of {str(self.path)!r} is full; make room on it") from error
-            raise StoreException(f"the store in {str(self.path)!r} failed: {error}") from error
+            )
+        if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):
+            return ResourceAllocationException(f"the disk of {str(self.path)!r} is full; make room on it")
+        return StoreException(f"the store in {str(self.path)!r} failed: {error}")
 
     def _unreference(self, txn: Any, number: int) -> None:
         key = message_key(number)
@@ -428,17 +435,44 @@ class LmdbStore:
             txn.delete(key, db=references)
             txn.delete(key, db=self._db["messages"])
 
-    def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
-        """Move records to the table ``quarantine``, as they are."""
-        keys = list(keys)
-        if not keys:
-            return
-        with self._env.begin(write=True) as txn:
-            for key in keys:
-                value = txn.pop(key, db=self._db[table])
-                if value is not None:
-                    txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
-                    _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
+    def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
+        """Move records to the table ``quarantine``, as they are.
+
+        Returns:
+            False where the store has no room for that: they stay where they are, and the log says so.
+
+        Raises:
+            StoreException: the store has failed.
+        """
+        return self.quarantine_all([(table, key) for key in keys])
+
+    def quarantine_all(self, records: Sequence[tuple[str, bytes]]) -> bool:
+        """The same for (table, key) each, in one transaction."""
+        if not records:
+            return True
+        moved = []
+        try:
+            with self._env.begin(write=True) as txn:
+                for table, key in records:
+                    value = txn.pop(key, db=self._db[table])
+                    if value is not None:
+                        txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
+                        moved.append((table, key))
+        except lmdb.Error as error:
+            meaning = self._translated(error)
+            if isinstance(meaning, StoreException):
+                raise meaning from error
+            if time.monotonic() >= self._complain_at:
+                self._complain_at = time.monotonic() + _COMPLAIN_SECONDS
+                table, key = records[0]
+                _log.error(
+                    "! record %s of table %s fails its checksum and stays where it is, as may others: %s",
+                    *(key.hex(), table, meaning),
+                )
+            return False
+        for table, key in moved:
+            _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
+        return True
 
     def quarantined(self) -> int:
         """How many records are in quarantine."""

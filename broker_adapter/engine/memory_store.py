@@ -207,8 +207,9 @@ class MemoryStore:
             heappop(self._schedule)
         return decode_schedule_key(self._schedule[0])[0] if self._schedule else None
 
-    def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
+    def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
         """Records in memory have no checksum: there is nothing to move."""
+        return True
 
     def snapshot(self) -> Snapshot:
         """All records as they are now, in the form of a store on disk, for a check."""

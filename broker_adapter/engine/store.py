@@ -62,8 +62,8 @@ class Store(Protocol):
     def first_due_ms(self) -> int | None:
         """When the next entry of the schedule is due."""
 
-    def quarantine(self, table: str, keys: Iterable[bytes]) -> None:
-        """Move records that cannot be trusted out of the way, as they are."""
+    def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
+        """Move records that cannot be trusted out of the way, as they are; False: there is no room, and they stay."""
 
     def close(self) -> None:
         """Give the store free."""
