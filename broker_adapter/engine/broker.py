@@ -570,6 +570,8 @@ class Broker:
         """The command with the entries that it asks for, as the stores have them in this cycle."""
         if (type(command) is c.Trim and not command.found) or type(command) is c.SetAside:
             found, after = self._entries(command.range)
+            if type(command) is c.SetAside:
+                found = [each for each in found if self._is_body_set_aside(each.number)]
             return command._replace(found=found, next=after)
         if type(command) is c.Redrive:
             found, after = self._entries(command.range)
@@ -863,6 +865,10 @@ class Broker:
                 return decode_annotations(value)
         store: Store = self._disk if self._disk is not None and flags & FLAG_PERSISTENT else self._memory
         return store.annotations(key)
+
+    def _is_body_set_aside(self, message: int) -> bool:
+        """Put the body of a message aside, which is the largest part of it; returns False where there is no room."""
+        return self._disk is None or self._disk.quarantine("messages", [message_key(message)])
 
     def _distrust(self, message: int, key: bytes) -> bool:
         """Put a message aside that cannot be delivered; returns False where there is no room, and it stays."""

@@ -104,8 +104,14 @@ def test_a_range_that_leaves_it_out_leaves_it_there(full: Full) -> None:
     assert answer["damaged"] == [1]
     assert broker.failed is None
     assert broker.store.quarantined() == 0
+    assert depth(broker, "q") == 3
     with broker.store.snapshot() as tables:
         assert tables.count("messages") == tables.count("entries") == 3 + 2
+    full.make_room()
+    assert broker.request("read_range", wanted, WAIT)["damaged"] == [1]
+    assert broker.store.quarantined() == 2
+    assert depth(broker, "q") == 2
+    full.sound()
 
 
 def test_a_damaged_entry_for_which_there_is_no_room_counts_once(tmp_path: Path) -> None:
