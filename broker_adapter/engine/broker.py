@@ -880,7 +880,10 @@ class Broker:
         return True
 
     def _fail(self, error: Exception, commands: Sequence[c.Command]) -> None:
-        failure = error if isinstance(error, StoreException) else StoreException(f"the engine stopped: {error!r}")
+        remedy = "; stop the server and run: holdfast check DIR" if isinstance(error, STORE_ERRORS) else ""
+        failure = (
+            error if isinstance(error, StoreException) else StoreException(f"the engine stopped: {error!r}{remedy}")
+        )
         if failure is not error:
             failure.__cause__ = error
         _log.critical("! the engine stopped: %s", error, exc_info=error)

@@ -812,12 +812,8 @@ class BrokerState:
                     for queue in found
                     if (queue.record.name, queue.record.client_id) == (command.subscription, command.client_id)
                 ]
-            what = "subscription" if command.subscription is not None else "topic"
             if not found:
-                raise InvalidDestinationException(
-                    f"there is no {what} {command.subscription or destination.name!r}"
-                    + (f" of client id {command.client_id!r} on {destination.name!r}" if command.subscription else "")
-                )
+                raise InvalidDestinationException(self._no_such_topic(command))
         else:
             if destination in self._own:
                 raise InvalidDestinationException(
@@ -845,6 +841,19 @@ class BrokerState:
         for queue in found:
             self._end_any(queue, effects)
         self._reply(command, messages, effects)
+
+    def _no_such_topic(self, command: c.Delete) -> str:
+        name = command.destination.name
+        if command.subscription is None:
+            return f"there is no topic {name!r}"
+        whose = "without a client id" if command.client_id is None else f"of client id {command.client_id!r}"
+        others = [
+            "one without a client id" if record.client_id is None else f"one of client id {record.client_id!r}"
+            for record in (queue.record for queue in self._topic(command.destination))
+            if record.name == command.subscription
+        ]
+        hint = f"; there is {' and '.join(others[:10])} (--client-id)" if others else ""
+        return f"there is no subscription {command.subscription!r} {whose} on {name!r}{hint}"
 
     def _used_by(self, queue: QueueState) -> str | None:
         """Who uses a queue, in words; None: nobody."""

@@ -92,6 +92,8 @@ _REPAIRED_AT_ONCE = 10_000
 _REPAIRED_BYTES = 16 * 1024 * 1024
 #: How often the log says that nothing can be set aside.
 _COMPLAIN_SECONDS = 60.0
+#: Bytes of LMDB's lock file with its 126 places for readers.
+_LOCK_BYTES = 8192
 #: Starts of the engine that are remembered.
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
@@ -133,6 +135,7 @@ class LmdbStore:
 
     def _open(self) -> None:
         _check_size(self.path / "data.mdb")
+        _allocate_lock(self.path / "lock.mdb")
         try:
             self._env = lmdb.open(
                 str(self.path),
@@ -664,6 +667,25 @@ def _read(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:
 
 def _from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
     return iter(cursor) if cursor.set_range(first) else iter(())
+
+
+def _allocate_lock(path: Path) -> None:
+    """Have the blocks of the lock file on the disk: LMDB maps it, and a full disk would end the process (SIGBUS).
+
+    Raises:
+        StoreException: there is no room for it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(handle).st_blocks * 512 < _LOCK_BYTES:
+            os.posix_fallocate(handle, 0, _LOCK_BYTES)
+    except OSError as error:
+        raise StoreException(
+            f"the store in {str(path.parent)!r} cannot be opened: {error}; its file {path.name} needs"
+            f" {_LOCK_BYTES} bytes: make room on the disk"
+        ) from error
+    finally:
+        os.close(handle)
 
 
 def _check_size(data: Path) -> None:

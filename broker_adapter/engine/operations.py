@@ -206,8 +206,9 @@ class _Arguments:
     def get(self, name: str, kind: type, default: Any = ...) -> Any:
         value = self._values.get(name, default)
         if value is ... or (not isinstance(value, kind) and value is not default):
+            found = "and it is missing" if value is ... else f"not {value!r:.100}"
             raise MessageFormatException(
-                f"operation {self._operation!r} needs the argument {name!r} of type {kind.__name__}, not {value!r:.100}"
+                f"operation {self._operation!r} needs the argument {name!r} of type {kind.__name__}, {found}"
             )
         return value
 

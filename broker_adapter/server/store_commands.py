@@ -109,7 +109,8 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["damaged_page_count"] and not answer["damaged_file"]:
         missing = sum(answer["missing"].values())
         print(
-            f"{missing} records or more cannot be reached, and the others were not looked at: a repair (--repair)"
+            f"{f'{missing} records or more' if missing else 'nobody knows how many records'}"
+            " cannot be reached, and the others were not looked at: a repair (--repair)"
             " writes what can be read into a new file, and keeps this one"
         )
         return

@@ -201,6 +201,23 @@ def a_repair_and_a_compaction_that_have_no_room_leave_the_file_as_it_was(directo
     assert check_store(path, EngineSettings()).is_sound
 
 
+def a_store_without_its_lock_file_is_not_opened_where_there_is_no_room_for_it(directory: Path) -> None:
+    path = directory / "data"
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(path))
+    assert send(broker, connect(broker), b"x") is None
+    broker.close()
+    compact_store(path, EngineSettings())
+    assert not (path / "lock.mdb").exists()
+    filler = fill(directory)
+    with pytest.raises(StoreException, match=r"lock\.mdb needs 8192 bytes: make room"):
+        Broker(EngineSettings(), str(path))
+    filler.unlink()
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(path))
+    assert depth(broker, "q") == 1
+    sound(broker)
+    broker.close()
+
+
 def damage(path: Path) -> None:
     """Zero a page in the middle of the file."""
     with open(path / "data.mdb", "r+b") as file:
@@ -222,6 +239,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on,
         a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on,
         a_repair_and_a_compaction_that_have_no_room_leave_the_file_as_it_was,
+        a_store_without_its_lock_file_is_not_opened_where_there_is_no_room_for_it,
     )
 }
 
