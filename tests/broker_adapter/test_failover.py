@@ -182,7 +182,7 @@ def test_a_new_connection_that_finds_nobody_says_how_often_it_tried(client: Make
 def test_a_new_connection_keeps_its_deadline_over_many_attempts(client: MakeClient) -> None:
     made = client(f"amqp://127.0.0.1:1?{FAST}&startup_max_reconnect_attempts=none&reconnect_multiplier=1")
     start = time.monotonic()
-    with pytest.raises(ConnectionLostException):
+    with pytest.raises((ConnectionLostException, OperationTimedOutException)):  # between two attempts, or within one
         made.open(0.3)
     assert time.monotonic() - start > 0.2
     assert len(made.credentials) > 1

@@ -18,9 +18,10 @@ from broker_adapter.errors import MessageFormatException
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from tests.broker_adapter.amqp import frames
-from tests.broker_adapter.engine.driving import connect
+from tests.broker_adapter.engine.driving import connect, depth
 from tests.broker_adapter.engine.strange_values import PAYLOADS
 from tests.broker_adapter.server.raw_client import RawClient
+from tests.contracts.transports import eventually
 
 WAIT = 60.0
 
@@ -102,12 +103,15 @@ def test_no_message_that_comes_in_ends_the_connection_of_a_foreign_consumer(serv
 
 
 def test_a_message_that_cannot_be_converted_is_a_dead_letter_and_not_lost(served: Served) -> None:
+    for name in QUEUES:
+        served.broker.request("purge", {"destination": name}, WAIT)
     payload = pack(_GOOD._replace(properties={"a": [1, {"b": 2}]}))
     served.put("q", payload, ENVELOPE_FORMAT)
     served.put("q", pack(_GOOD), ENVELOPE_FORMAT)
     with RawClient(served.port, envelopes=False) as client:
         client.send(frames.begin(0), frames.attach(0, 0, "q", "q", receives=True), frames.flow(0, 0, 100))
         client.until(lambda: len(client.payloads) == 1)
+    eventually(lambda: depth(served.broker, "DLQ") == 1)  # what was rejected is with the engine a little later
     found = served.broker.request("read_range", {"destination": "DLQ", "first": 0, "last": 1 << 40}, WAIT)
     ((_, _, form, stored, annotations),) = found["messages"]
     assert (form, stored) == (ENVELOPE_FORMAT, payload)
