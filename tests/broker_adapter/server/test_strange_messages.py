@@ -104,6 +104,7 @@ def test_no_message_that_comes_in_ends_the_connection_of_a_foreign_consumer(serv
 
 def test_a_message_that_cannot_be_converted_is_a_dead_letter_and_not_lost(served: Served) -> None:
     for name in QUEUES:
+        served.broker.call(c.Declare(queue(name)), WAIT)
         served.broker.request("purge", {"destination": name}, WAIT)
     payload = pack(_GOOD._replace(properties={"a": [1, {"b": 2}]}))
     served.put("q", payload, ENVELOPE_FORMAT)
