@@ -134,7 +134,7 @@ SELECTORS = (
 )
 
 FEW = settings(
-    max_examples=400,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
@@ -150,7 +150,7 @@ def test_every_operation_is_asked() -> None:
 
 
 @pytest.mark.parametrize("operation", sorted(_ARGUMENTS))
-@settings(FEW, max_examples=60)
+@settings(FEW, max_examples=40)
 @given(data=st.data())
 def test_any_request_is_answered_or_refused(served: Served, operation: str, data: st.DataObject) -> None:
     arguments = data.draw(arguments_of(operation))

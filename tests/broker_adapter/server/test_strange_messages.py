@@ -68,7 +68,7 @@ def served() -> Iterator[Served]:
 
 
 FEW = settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
