@@ -637,9 +637,10 @@ class Check:
         if not self._tables.persistent:
             return
         for key, value in self._tables.items("meta"):
+            if not key.startswith(RUN_PREFIX):
+                continue
             try:
-                if key.startswith(RUN_PREFIX):
-                    decode_run(value)
+                decode_run(value)
             except (StoreCorruptException, ValueError, TypeError):
                 yield Finding(
                     "damaged record of a start",
@@ -661,8 +662,7 @@ class Check:
             )
         if not self._highest:
             return
-        next_message = self._tables.get("meta", b"next_message")
-        noted = _number(next_message)
+        noted = _number(self._tables.get("meta", b"next_message"))
         if noted <= self._highest:
             yield Finding(
                 "wrong number of the next message",

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,7 @@ import msgpack
 
 from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.pages import File, metas
+from broker_adapter.engine.pages import File, Read, metas
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     DELAYED_LANE,
@@ -321,10 +322,11 @@ class LmdbStore:
         meta = self._db["meta"]
         try:
             with self._env.begin(write=True) as txn:
-                known = self._runs(txn)
-                txn.put(run_key(max(known, default=0) + 1), encode_run(record), db=meta)
-                for old in sorted(known)[: 1 - KEPT_RUNS]:
-                    txn.delete(run_key(old), db=meta)
+                known = [key for key, _ in self._run_items(txn)]
+                last = unpack_message_key(known[-1][len(RUN_PREFIX) :])[0] if known else 0
+                txn.put(run_key(last + 1), encode_run(record), db=meta)
+                for old in known[: 1 - KEPT_RUNS]:
+                    txn.delete(old, db=meta)
         except lmdb.Error as error:
             _log.warning("! the start of the engine could not be noted: %s", error)
             return False
@@ -333,23 +335,24 @@ class LmdbStore:
     def runs(self) -> list[str]:
         """The starts of the engine that are known, in order."""
         with self._env.begin() as txn:
-            return [record.run for _, record in sorted(self._runs(txn).items())]
+            return [record.run for record in self._runs(txn)]
 
     def run_positions(self, run: str) -> dict[int, int]:
         """The position that each queue would give next when this run began; queues without messages are missing."""
         with self._env.begin() as txn:
-            return next((each.positions for each in self._runs(txn).values() if each.run == run), {})
+            return next((each.positions for each in self._runs(txn) if each.run == run), {})
 
-    def _runs(self, txn: Any) -> dict[int, RunRecord]:
-        found = {}
-        for key, value in _from(txn.cursor(db=self._db["meta"]), RUN_PREFIX):
-            if not key.startswith(RUN_PREFIX):
-                break
+    def _runs(self, txn: Any) -> Iterator[RunRecord]:
+        for key, value in self._run_items(txn):
             try:
-                found[unpack_message_key(key[len(RUN_PREFIX) :])[0]] = decode_run(value)
+                yield decode_run(value)
             except (StoreCorruptException, TypeError, ValueError):
                 _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
-        return found
+
+    def _run_items(self, txn: Any) -> Iterator[tuple[bytes, bytes]]:
+        """The records of the starts, the oldest first."""
+        items = _from(txn.cursor(db=self._db["meta"]), RUN_PREFIX)
+        return takewhile(lambda item: item[0].startswith(RUN_PREFIX), items)
 
     # Writing.
 
@@ -688,6 +691,11 @@ def _allocate_lock(path: Path) -> None:
         os.close(handle)
 
 
+def reader_of(handle: int) -> Read:
+    """What reads the open file, for :mod:`broker_adapter.engine.pages`."""
+    return lambda offset, size: os.pread(handle, size, offset)
+
+
 def _check_size(data: Path) -> None:
     """Raise StoreCorruptException where the file lacks pages that hold something: reading them would be a bus error.
 
@@ -703,8 +711,8 @@ def _check_size(data: Path) -> None:
             f"{str(data)!r} is empty: restore it from a copy, or remove it to begin with an empty store"
         )
     with data.open("rb") as file:
-        handle = file.fileno()
-        found = metas(lambda offset, count: os.pread(handle, count, offset))
+        read = reader_of(file.fileno())
+        found = metas(read)
         if len(found) < 2:
             raise StoreCorruptException(
                 f"{str(data)!r} is not an LMDB file, or is damaged; run: holdfast check {str(data.parent)!r},"
@@ -714,7 +722,7 @@ def _check_size(data: Path) -> None:
         needed = (found[0].last_page + 1) * page_bytes
         if size >= needed:
             return
-        pages = File(lambda offset, count: os.pread(handle, count, offset), found[0])
+        pages = File(read, found[0])
         if not pages.are_free(size // page_bytes):
             raise StoreCorruptException(
                 f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy,"

@@ -21,11 +21,12 @@ import lmdb
 import msgpack
 
 from broker_adapter.engine.check import Check, Finding, Summary
-from broker_adapter.engine.lmdb_store import LmdbStore, own
+from broker_adapter.engine.lmdb_store import LmdbStore, own, reader_of
 from broker_adapter.engine.pages import Damage, File, Meta, metas
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
+    RUN_PREFIX,
     TABLES,
     decode_annotations,
     decode_catalog,
@@ -34,6 +35,7 @@ from broker_adapter.engine.records import (
     decode_last,
     decode_message,
     decode_reference,
+    decode_run,
     decode_schedule_key,
     decode_sequences,
     quarantine_key,
@@ -159,23 +161,26 @@ def check_store(
                     _rebuild(directory, data.fileno(), found[0], settings, report, progress)
                 except (OSError, lmdb.Error) as error:
                     shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
-                    raise _not_done(directory, "repaired", error) from error
+                    raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
         store = LmdbStore(directory, settings, is_owned=True)
         try:
             _check_records(store, report, repair, progress)
         except (OSError, lmdb.Error) as error:
-            raise _not_done(directory, "repaired" if repair else "checked", error) from error
+            if repair:
+                raise _not_done(directory, "repaired", error, "some of it may be; repair it again") from error
+            raise _not_done(directory, "checked", error, _AS_IT_WAS) from error
         finally:
             store.close()
     report.repaired = repair and not report.is_sound
     return report
 
 
-def _not_done(directory: Path, what: str, error: Exception) -> StoreException:
-    return StoreException(
-        f"the store in {str(directory)!r} could not be {what}: {error}; the file that was there is as it was. Is there"
-        " room on the disk?"
-    )
+def _not_done(directory: Path, what: str, error: Exception, left: str) -> StoreException:
+    text = f"the store in {str(directory)!r} could not be {what}: {error}; {left}. Is there room on the disk?"
+    return StoreException(text)
+
+
+_AS_IT_WAS: Final = "the file that was there is as it was"
 
 
 def existing_store(path: str | os.PathLike[str]) -> Path:
@@ -187,7 +192,7 @@ def existing_store(path: str | os.PathLike[str]) -> Path:
 
 
 def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
-    found = metas(lambda offset, size: os.pread(handle, size, offset))
+    found = metas(reader_of(handle))
     if not found:
         raise StoreCorruptException(
             f"{str(directory / _DATA)!r} is not an LMDB file, or both of its roots are damaged; restore it from a copy"
@@ -214,7 +219,7 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
 
 
 def _file(handle: int, meta: Meta, progress: Progress, what: str) -> File:
-    return File(lambda offset, size: os.pread(handle, size, offset), meta, lambda done, of: progress(what, done, of))
+    return File(reader_of(handle), meta, lambda done, of: progress(what, done, of))
 
 
 def _rebuild(
@@ -287,7 +292,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     # Nothing tells these two apart; a number too many in one of them is never asked for.
     (("commits", "published"), lambda key, value: decode_last(key, value)),
     (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
-    (("meta",), lambda key, value: key in _META_NAMES),
+    (("meta",), lambda key, value: key in _META_NAMES or (key.startswith(RUN_PREFIX) and decode_run(value))),
     (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
 )
 
@@ -363,7 +368,7 @@ def compact_store(
             store.copy(target)
         except (OSError, lmdb.Error) as error:
             shutil.rmtree(target, ignore_errors=True)
-            raise _not_done(directory, "compacted", error) from error
+            raise _not_done(directory, "compacted", error, _AS_IT_WAS) from error
         finally:
             store.close()
         with open(target / _DATA, "rb") as data:

@@ -18,7 +18,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import Report, check_store, compact_store
+from broker_adapter.engine.maintenance import Report, check_store, compact_store, tables_of
 from broker_adapter.engine.pages import File, metas
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
@@ -405,6 +405,14 @@ def test_a_zeroed_branch_page_costs_nothing(tmp_path: Path) -> None:
     assert os.path.exists(repaired.damaged_file)
     assert check(tmp_path).is_sound
     assert everything(tmp_path) == {**ALL, "orders": 1998}
+
+
+def test_every_record_is_recognised_when_no_branch_leads_to_it(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with lmdb.open(str(tmp_path), max_dbs=len(TABLES), readonly=True) as env, env.begin() as txn:
+        for table in TABLES:
+            for key, value in txn.cursor(db=env.open_db(table.encode(), txn=txn, create=False)):
+                assert table in tables_of(bytes(key), bytes(value)), (table, key, value)
 
 
 @pytest.mark.parametrize("table", ["messages", "entries", "catalog", "queues", "references", "producers"])
