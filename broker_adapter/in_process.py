@@ -419,16 +419,7 @@ class InProcessTransport:
             raise MessageFormatException(
                 f"message of {len(payload)} bytes is larger than the limit of {limit} bytes (option max_message_bytes)"
             )
-        return destination or envelope.destination, c.incoming(
-            ENVELOPE_FORMAT,
-            payload,
-            envelope.priority,
-            envelope.persistent,
-            envelope.expires_at_ms,
-            envelope.deliver_at_ms,
-            envelope.identity,
-            envelope.group_id,
-        )
+        return destination or envelope.destination, c.from_envelope(payload, envelope)
 
     # The outbox.
 

@@ -17,6 +17,7 @@ import attrs
 from broker_adapter import (
     Destination,
     Envelope,
+    JMSException,
     MessageFormatException,
     ResourceAllocationException,
     annotated,
@@ -29,7 +30,11 @@ from sdk.connection import Connection
 CHUNK_BYTES = 2 * 1024 * 1024
 #: Most bytes of messages that one request stages, unless one message has more.
 STAGE_BYTES = 2 * 1024 * 1024
-_TOO_LARGE = "amqp:link:message-size-exceeded"
+
+
+def is_too_large(error: JMSException) -> bool:
+    """Whether an error that a message meets says that the message is larger than the broker or the client takes."""
+    return isinstance(error, MessageFormatException) or error.error_code == "amqp:link:message-size-exceeded"
 
 
 @attrs.frozen
@@ -266,8 +271,7 @@ class StagedTransaction:
                     },
                 )
             except (MessageFormatException, ResourceAllocationException) as error:
-                is_size = isinstance(error, MessageFormatException) or error.error_code == _TOO_LARGE
-                if not is_size or len(messages) == 1:
+                if not is_too_large(error) or len(messages) == 1:
                     raise
                 # The broker may take less at once than we send; and of several, one is to be named in the end.
                 self._part_bytes = sum(map(len, messages)) // 2

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from broker_adapter import Destination, DestinationKind, Envelope
 from sdk import AcknowledgeMode, Connection, JMSException, MessageFormatException, ResourceAllocationException
 from sdk.message import message_of
-from sdk.range_reader import StagedTransaction, discard, publish, published
+from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published
 from spark_connector.batches import (
     Attempt,
     all_of_batch,
@@ -178,8 +178,7 @@ class TaskWriter:
 
 def _name_row(error: JMSException, rows: pa.RecordBatch, index: int, first: int) -> None:
     """Raise RowError where a message is too large; any other error is not one of a row."""
-    is_size = isinstance(error, MessageFormatException) or error.error_code == "amqp:link:message-size-exceeded"
-    if is_size and 0 <= index < rows.num_rows:
+    if is_too_large(error) and 0 <= index < rows.num_rows:
         column, value = largest_cell(rows, index)
         raise RowError.of(first + index, column, value, str(error)) from error
 

@@ -37,7 +37,7 @@ from broker_adapter.amqp.values import (
     encode,
 )
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.commands import NewMessage, incoming
+from broker_adapter.engine.commands import NewMessage, from_envelope, incoming
 from broker_adapter.envelope import (
     AMQP_FORMAT,
     ENVELOPE_FORMAT,
@@ -169,9 +169,7 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
     except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
     envelope = decode_payload(payload[start:], destination)
-    if not isinstance(annotations, dict):
-        return envelope
-    return annotated(envelope, annotations)
+    return annotated(envelope, annotations) if isinstance(annotations, dict) else envelope
 
 
 def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
@@ -200,17 +198,7 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
     if format_of(payload) == ENVELOPE_FORMAT:
         envelope = unpack(payload)
         check_stored(envelope)
-        message = incoming(
-            ENVELOPE_FORMAT,
-            payload,
-            envelope.priority,
-            envelope.persistent,
-            envelope.expires_at_ms,
-            envelope.deliver_at_ms,
-            envelope.identity,
-            envelope.group_id,
-        )
-        return message, envelope.destination
+        return from_envelope(payload, envelope), envelope.destination
     header: list[Any] = []
     annotations: Mapping[Any, Any] = {}
     properties: list[Any] = []

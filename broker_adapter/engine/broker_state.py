@@ -437,7 +437,7 @@ class BrokerState:
                 del self.client_ids[client.client_id or ""]
             self._drop_held_of(client.id, effects)
             for consumer in list(client.consumers.values()):
-                self._end_consumer(consumer, effects)
+                self._end_consumer(consumer)
                 self._give_back_all(consumer, command.failed, effects)
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
@@ -456,7 +456,7 @@ class BrokerState:
         left = command.limit
         outcome = Outcome.MODIFIED if command.failed else Outcome.RELEASED
         for consumer in list(client.consumers.values()) if client is not None else ():
-            self._end_consumer(consumer, effects)
+            self._end_consumer(consumer)
             for number in list(consumer.unsettled)[:left]:
                 left -= 1
                 self._let_go(consumer, 1)
@@ -638,7 +638,7 @@ class BrokerState:
             self._let_go(consumer, len(consumer.unsettled))
             consumer.unsettled.clear()
             if consumer.attached:
-                self._end_consumer(consumer, effects)
+                self._end_consumer(consumer)
                 if consumer.ended is not None:
                     effects.replies.append((consumer.ended, _deleted(queue.label)))
             self.consumers.pop(consumer.id, None)
@@ -929,7 +929,7 @@ class BrokerState:
         held = 0
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
-            self._end_consumer(consumer, effects)
+            self._end_consumer(consumer)
             if command.give_back:
                 self._give_back_all(consumer, command.failed, effects)
             held = len(consumer.unsettled)
@@ -962,7 +962,7 @@ class BrokerState:
         browser.credit = 0
         self.note_use(browser.queue, self._now_ms)
 
-    def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
+    def _end_consumer(self, consumer: Consumer) -> None:
         if consumer.attached:
             consumer.attached = False
             consumer.credit = 0
@@ -1479,9 +1479,7 @@ class BrokerState:
         command = held.command
         assert isinstance(command, c.Commit)
         commit_id = command.commit_id
-        if commit_id is not None:
-            checked_number(commit_id.number)
-        if commit_id is not None and commit_id.number <= (self.commits.last(commit_id.session) or 0):
+        if commit_id is not None and checked_number(commit_id.number) <= (self.commits.last(commit_id.session) or 0):
             self._reply(command, None, effects)
             return True
         settings = self.settings

@@ -14,7 +14,7 @@ from zlib import crc32
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.records import RawEntry
-from broker_adapter.envelope import Identity
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity
 from broker_adapter.transport import Subscription
 
 Reply = Callable[[Any], None]
@@ -84,6 +84,20 @@ def incoming(
         priority = 0 if priority < 0 else 9
     group = group_number(group_id) if group_id else 0
     return NewMessage(message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group)
+
+
+def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
+    """A message that comes in as a packed envelope, from what the envelope says; see :func:`incoming`."""
+    return incoming(
+        ENVELOPE_FORMAT,
+        payload,
+        envelope.priority,
+        envelope.persistent,
+        envelope.expires_at_ms,
+        envelope.deliver_at_ms,
+        envelope.identity,
+        envelope.group_id,
+    )
 
 
 #: Message groups are told apart by so many numbers; two groups of one number go to the same consumer.

@@ -78,7 +78,7 @@ from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
-from broker_adapter.envelope import ENVELOPE_FORMAT, check_stored, unpack
+from broker_adapter.envelope import check_stored, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -538,18 +538,7 @@ def _stage(arguments: _Arguments) -> Steps:
             raise MessageFormatException(f"a staged message is bytes, not {type(payload).__name__}")
         envelope = unpack(payload)
         check_stored(envelope)
-        messages.append(
-            c.incoming(
-                ENVELOPE_FORMAT,
-                payload,
-                envelope.priority,
-                True,
-                envelope.expires_at_ms,
-                envelope.deliver_at_ms,
-                None,
-                envelope.group_id,
-            )
-        )
+        messages.append(c.from_envelope(payload, envelope)._replace(persistent=True, identity=None))
     return (
         yield c.Stage(
             arguments.get("transaction", str),

@@ -554,14 +554,17 @@ def _announce(options: argparse.Namespace) -> int:
     return 0
 
 
+def _confirmed(options: argparse.Namespace, question: str) -> bool:
+    """Whether a person who is asked says yes; ``--yes`` and ``--json`` are a yes."""
+    return options.yes or options.json or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
 def _purge(options: argparse.Namespace) -> int:
     if options.topic:
         raise ValueError("a topic keeps no messages of its own; purge the queue of a subscription by consuming it")
-    if not options.yes and not options.json:
-        answer = input(f"drop all messages of {options.destination!r}? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
-            print("nothing dropped")
-            return 1
+    if not _confirmed(options, f"drop all messages of {options.destination!r}?"):
+        print("nothing dropped")
+        return 1
     with _connected(options) as (transport, _):
         dropped = transport.request("purge", {"destination": options.destination}, None)
     _say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
@@ -572,11 +575,9 @@ def _delete(options: argparse.Namespace) -> int:
     if options.subscription is not None and not options.topic:
         raise ValueError("--subscription needs --topic: a queue has none")
     what = options.destination if options.subscription is None else f"{options.destination}:{options.subscription}"
-    if not options.yes and not options.json:
-        answer = input(f"delete {what!r} with all its messages? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
-            print("nothing deleted")
-            return 1
+    if not _confirmed(options, f"delete {what!r} with all its messages?"):
+        print("nothing deleted")
+        return 1
     arguments = {
         "destination": options.destination,
         "kind": "topic" if options.topic else "queue",

@@ -1277,19 +1277,20 @@ class ServerProtocol:
                 answer = pack_answer(Answer(number, None, result))
         except MessageFormatException as error:
             answer = pack_answer(Answer(number, error_fields(error), None))
-        self._answers.append((link, answer))
-        self._budget.answers += len(answer)
-        self._send_answers()
+        self._queue_answer(link, answer)
 
     def announce(self) -> None:
         """The list of servers has changed: tell a client that asked for it."""
         if self._watcher in self._requesters and not self._ended:
             # An answer that was not sent yet is as old as the list that it has.
             self._drop_answers(None)
-            answer = pack_answer(Answer(NEWS, None, as_answer(self._servers())))
-            self._answers.append((None, answer))
-            self._budget.answers += len(answer)
-            self._send_answers()
+            self._queue_answer(None, pack_answer(Answer(NEWS, None, as_answer(self._servers()))))
+
+    def _queue_answer(self, link: int | None, answer: bytes) -> None:
+        """Have an answer sent when the client takes it; a link of None is that of the watcher."""
+        self._answers.append((link, answer))
+        self._budget.answers += len(answer)
+        self._send_answers()
 
     def _drop_answers(self, asker: int | None) -> None:
         """Nobody waits for these answers any more, which were not sent yet."""
