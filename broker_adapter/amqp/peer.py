@@ -49,6 +49,7 @@ import proton
 from cproton_ffi import ffi, lib
 
 from broker_adapter.amqp import frames
+from broker_adapter.amqp.buffers import DeliveryBuffers
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
 from broker_adapter.errors import IllegalStateException, MessageFormatException
@@ -424,6 +425,7 @@ class Peer:
         self.unwritten_bytes = 0  #: what proton keeps, about, for the answers to messages that it has not written yet
         self._with_output: list[_Session] = []  #: sessions that may have bytes to send
         self._with_later: dict[int, _Link] = {}  #: links with messages that proton has not got as a whole
+        self._buffers = DeliveryBuffers()
         self._begun = False  #: whether a begin came in that may not be answered yet
         self._end_waits = False  #: whether what is held starts with the end of such a session
         self._early: list[Event] = []  #: what happened and was not asked for yet
@@ -1385,9 +1387,10 @@ class Peer:
         if not session.has_output:
             session.has_output = True
             self._with_output.append(session)
-        if found.later or len(payload) > _LARGE_MESSAGE_BYTES:
+        size = len(payload)
+        if found.later or size > _LARGE_MESSAGE_BYTES or not self._buffers.is_room(size):
             found.later.append(_Later(number, payload, settled, state))
-            session.later_bytes += len(payload)
+            session.later_bytes += size
             self._with_later[link] = found
             return 0 if settled else number
         engine, pointer = self._engine, found.pointer
@@ -1396,7 +1399,8 @@ class Peer:
         if state is not None:
             _write_disposition(lib.pn_delivery_local(delivery), state)
             engine.pn_delivery_update(delivery, state.code)
-        engine.pn_link_send(pointer, payload, len(payload))
+        engine.pn_link_send(pointer, payload, size)
+        self._buffers.note(delivery, size)
         engine.pn_link_advance(pointer)
         if settled:
             engine.pn_delivery_settle(delivery)
@@ -1414,8 +1418,12 @@ class Peer:
             size = _PART_BYTES // frame_bytes * (frame_bytes - _TRANSFER_BYTES)
         for link in list(self._with_later.values()):
             session, pointer = link.session, link.pointer
-            while link.later and lib.pn_session_outgoing_bytes(session.endpoint._impl) < size:
+            while link.later:
                 message = link.later[0]
+                waiting_bytes = lib.pn_session_outgoing_bytes(session.endpoint._impl)
+                part_bytes = self._buffers.part_bytes(message.delivery, size)
+                if waiting_bytes >= part_bytes:
+                    break
                 if message.delivery is None:
                     self._tag_number[0] = message.number & 0xFFFFFFFF
                     message.delivery = engine.pn_delivery(pointer, self._tag)
@@ -1424,8 +1432,9 @@ class Peer:
                         engine.pn_delivery_update(message.delivery, message.state.code)
                     if not message.settled:
                         link.outgoing[message.delivery] = message.number
-                part = message.payload[message.given : message.given + size]
+                part = message.payload[message.given : message.given + part_bytes - waiting_bytes]
                 engine.pn_link_send(pointer, part, len(part))
+                self._buffers.note(message.delivery, waiting_bytes + len(part))
                 message.given += len(part)
                 session.later_bytes -= len(part)
                 if message.given == len(message.payload):

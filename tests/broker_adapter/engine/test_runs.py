@@ -183,6 +183,7 @@ def test_a_bounded_number_of_starts_is_remembered_and_older_ones_are_still_kept(
         assert ask(broker, "bounds", run="of another store")["kept"] >= seen["next"]
 
 
+@pytest.mark.damages
 def test_a_damaged_record_of_a_start_costs_nothing_but_its_knowledge(engines: Engines) -> None:
     with engines.running() as broker:
         seen = fill(broker, 10)
