@@ -40,10 +40,13 @@ class Budget:
         """Bytes of what only the client can end that are too many; 0 or less: none are."""
         return self.unfinished + self.transactions - self.most_bytes
 
-    @property
-    def allows_requests(self) -> bool:
-        """Whether the client has taken enough answers to have another request carried out."""
-        return self.answers <= self.most_bytes
+    def allows_requests(self, uncounted: int = 0) -> bool:
+        """Whether the client has taken enough answers to have another request carried out.
+
+        Args:
+            uncounted: bytes of answers that ``answers`` does not have yet.
+        """
+        return self.answers + uncounted <= self.most_bytes
 
     @property
     def allows_reading(self) -> bool:

@@ -408,6 +408,10 @@ class Listener:
                 done(result)
 
         def work() -> None:
+            refusal = connection.refusal()  # of the requests that came together, the first ones may have filled it
+            if refusal is not None:
+                answer(refusal)
+                return
             try:
                 result = self._broker.request(operation, arguments, _REQUEST_SECONDS, is_cancelled, answer)
             except JMSException as error:
@@ -731,6 +735,10 @@ class ClientConnection(asyncio.Protocol):
         self.write()
         if not self._protocol.is_open:
             self.abort()
+
+    def refusal(self) -> JMSException | None:
+        """Why no request of the client may begin now; None: one may.  In any thread."""
+        return self._protocol.refusal()
 
     @property
     def is_local(self) -> bool:

@@ -292,6 +292,8 @@ class ServerProtocol:
         self._answerers: list[int] = []
         #: the link that the question came on (None: nobody asked), the answer
         self._answers: deque[tuple[int | None, bytes]] = deque()
+        #: Answers that were packed, and that the budget does not count yet: link and bytes of the request, the answer.
+        self._packed: deque[tuple[int, int, bytes]] = deque()
         self.error: JMSException | None = None  #: why the connection ended, where it did badly
         self.peer_name = ""  #: container id of the client
 
@@ -1252,32 +1254,38 @@ class ServerProtocol:
                 self._watcher = event.link
                 self._on_done(event.link, request.number, as_answer(self._servers()))
                 continue
-            if not self._budget.allows_requests:
-                reason = (
-                    f"the answers that the client has not taken are larger than {self._budget.most_bytes} bytes (option"
-                    " max_connection_bytes); take them before asking more"
-                )
-                self._on_done(event.link, request.number, ResourceAllocationException(reason))
+            refusal = self.refusal()
+            if refusal is not None:
+                self._on_done(event.link, request.number, refusal)
                 continue
             self._budget.requests += len(payload)
-            done = self._reply(self._on_carried_out, event.link, request.number, len(payload))
+            done = partial(self._carried_out, event.link, request.number, len(payload))
             self._run_request(request.operation, request.arguments, done)
 
-    def _on_carried_out(self, link: int, number: int, size: int, result: Any) -> None:
+    def refusal(self) -> JMSException | None:
+        """Why no request may begin now: the client has not taken its answers; None: one may.  In any thread."""
+        uncounted = sum(len(answer) for _, _, answer in list(self._packed))
+        if self._budget.allows_requests(uncounted):
+            return None
+        return ResourceAllocationException(
+            f"the answers that the client has not taken are larger than {self._budget.most_bytes} bytes (option"
+            " max_connection_bytes); take them before asking more"
+        )
+
+    def _carried_out(self, link: int, number: int, size: int, result: Any) -> None:
+        """A request of so many bytes has this result; called in any thread, which packs the answer."""
+        self._packed.append((link, size, _answer(number, result)))
+        self._tell(self._take_packed)
+
+    def _take_packed(self) -> None:
+        link, size, answer = self._packed.popleft()
         self._budget.requests -= size
-        self._on_done(link, number, result)
+        if not self._ended and link in self._requesters:
+            self._queue_answer(link, answer)
 
     def _on_done(self, link: int, number: int, result: Any) -> None:
-        if self._ended or link not in self._requesters:
-            return
-        try:
-            if isinstance(result, JMSException):
-                answer = pack_answer(Answer(number, error_fields(result), None))
-            else:
-                answer = pack_answer(Answer(number, None, result))
-        except MessageFormatException as error:
-            answer = pack_answer(Answer(number, error_fields(error), None))
-        self._queue_answer(link, answer)
+        if not self._ended and link in self._requesters:
+            self._queue_answer(link, _answer(number, result))
 
     def announce(self) -> None:
         """The list of servers has changed: tell a client that asked for it."""
@@ -1326,6 +1334,16 @@ class ServerProtocol:
         Dispositions: _on_dispositions,
         TransportFailed: _on_failed,
     }
+
+
+def _answer(number: int, result: Any) -> bytes:
+    """The answer to a request, packed: an error if the result is one, or cannot be packed."""
+    try:
+        if isinstance(result, JMSException):
+            return pack_answer(Answer(number, error_fields(result), None))
+        return pack_answer(Answer(number, None, result))
+    except MessageFormatException as error:
+        return pack_answer(Answer(number, error_fields(error), None))
 
 
 def _unknown_transaction(txn_id: Any) -> AmqpError:

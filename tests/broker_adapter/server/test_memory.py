@@ -33,6 +33,7 @@ from tests.broker_adapter.amqp.frames import (
     frame,
 )
 from tests.broker_adapter.server.raw_client import WAIT, RawClient, memory, request
+from tests.contracts.transports import eventually
 from tests.server_process import ServerProcess
 
 MIB = 1024 * 1024
@@ -96,6 +97,11 @@ def is_served(server: ServerProcess) -> bool:
 def message(size: int) -> bytes:
     """A standard message of so many bytes, about."""
     return b"\x00\x53\x75\xb0" + size.to_bytes(4) + bytes(size)
+
+
+def finished(client: RawClient) -> int:
+    """How many messages have arrived as a whole."""
+    return sum(len(fields) < 6 or fields[5] is not True for fields in client.fields(TRANSFER))
 
 
 def linked(client: RawClient, count: int, *further: bytes) -> None:
@@ -177,11 +183,7 @@ def test_large_messages_that_a_consumer_keeps_unsettled(server: ServerProcess, c
     with Growth(server) as growth, RawClient(server.port) as client:
         client.send(begin(0), attach(0, 0, "r", "big", receives=True), flow(0, 0, count))
 
-        def arrived() -> bool:
-            finished = [fields for fields in client.fields(TRANSFER) if len(fields) < 6 or fields[5] is not True]
-            return len(finished) == count
-
-        client.until(arrived)
+        client.until(lambda: finished(client) == count)
         assert is_served(server)
     assert growth.most < MAX_KEPT_BYTES + count * SMALL_BYTES + BESIDE
 
@@ -199,6 +201,28 @@ def test_a_message_of_empty_lists(server: ServerProcess) -> None:
         assert answer[4].descriptor == 0x25  # rejected
         assert is_served(server)
     assert growth.most < BESIDE
+
+
+def test_answers_to_requests_that_came_together(server: ServerProcess) -> None:
+    with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("big"))
+        for _ in range(8):
+            producer.send(bytes(MIB // 2))
+        bounds = connection.request("bounds", {"destination": "big"}, WAIT)
+    whole = {"destination": "big", "first": bounds["first"], "last": bounds["next"] - 1, "max_bytes": 4 * MIB}
+    whole |= {"incarnation": bounds["incarnation"], "run": bounds["run"]}
+    count = 95
+    with Growth(server) as growth, RawClient(server.port) as client:
+        client.send(begin(0), begin(1, window=0), attach(0, 0, "ask", "$holdfast"))
+        client.send(attach(1, 0, "answers", "$holdfast", receives=True), flow(1, 0, 1 << 30, window=0))
+        client.until(lambda: client.count(ATTACH) == 2 and client.count(FLOW) >= 1)
+        client.send(*[b"".join(client.deliver(0, 0, request(each, "read_range", whole))) for each in range(count)])
+        eventually(lambda: growth.now > BUDGET * 3 // 4)
+        assert is_served(server)
+        client.send(flow(1, 0, 1 << 30, window=1 << 20))
+        client.until(lambda: finished(client) == count)
+    assert sum(b"max_connection_bytes" in payload for payload in client.payloads) > count // 2
+    assert growth.most < BUDGET + BESIDE
 
 
 @pytest.mark.parametrize(

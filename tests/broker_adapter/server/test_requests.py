@@ -64,6 +64,12 @@ class Server:
                 session.create_producer(session.create_queue(name)).send("x")
         return connection
 
+    def raw_connection(self, sock: socket.socket) -> ClientConnection:
+        """A connection of a socket that nothing is read from: it asks when the test does."""
+        connection = ClientConnection(self.listener, sock, ("127.0.0.1", 1))
+        connection._protocol = self.listener.protocol(connection, None)
+        return connection
+
     def ask(self, connection: Connection, operation: str, **arguments: Any) -> Future[Any]:
         return self._threads.submit(connection.request, operation, arguments, WAIT)
 
@@ -138,7 +144,7 @@ def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Serv
     first.start()
     assert begun.wait(WAIT)
     sockets = [socket.socketpair() for _ in range(listener._LONG_THREADS + 1)]
-    connections = [ClientConnection(server.listener, mine, ("127.0.0.1", 1)) for mine, _ in sockets]
+    connections = [server.raw_connection(mine) for mine, _ in sockets]
     purge = {"destination": "q", "request_id": "one", "request_run": server.broker.run}
     answers: list[Any] = []
     for number, connection in enumerate(connections):
@@ -180,7 +186,7 @@ def test_requests_that_wait_when_their_connection_ends_are_not_begun(server: Ser
 def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
     server.broker.gated = frozenset(["statistics"])
     asking, other = socket.socketpair()
-    connection = ClientConnection(server.listener, asking, ("127.0.0.1", 1))
+    connection = server.raw_connection(asking)
     answers: list[Any] = []
     for _ in range(listener._MAX_WAITING + 2):
         server.listener.request(connection, "statistics", {}, answers.append)
