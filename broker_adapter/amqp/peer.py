@@ -344,9 +344,10 @@ _wrap_delivery: Any = proton.Delivery.wrap
 _HEADER: Final = b"AMQP\x00\x01\x00\x00"
 #: Bytes of the attaches of all links of a connection, which are kept as long as the links.
 _MAX_ATTACH_BYTES: Final = 8 * MIB
-#: Longest id of a transaction, in bytes (AMQP 1.0 section 4.5.4).  proton cannot write a transfer whose state does not
-#: fit into a frame, and a broker chooses the size of both.
-_MAX_TXN_ID_BYTES: Final = 32
+#: Longest id of a transaction, in bytes.  AMQP 1.0 (section 4.5.4) says 32, and those of Artemis have 36.  What is
+#: longer might not fit into a frame with the rest of a transfer, and proton cannot write such a transfer; a broker
+#: chooses the size of both.
+_MAX_TXN_ID_BYTES: Final = 256
 #: A transfer of fewer bytes is read field by field.
 _LEAST_TRANSFER_BYTES: Final = 24
 #: A frame of more bytes goes to proton without its payload.

@@ -182,7 +182,7 @@ class ScriptedBroker:
         command = sections[-1].value
         assert isinstance(command, Described)
         if command.descriptor == 0x31:
-            txn_id = b"txn-%d" % self.next_txn
+            txn_id = b"%036d" % self.next_txn  # as long as those of Artemis, though AMQP 1.0 section 4.5.4 says 32
             self.next_txn += 1
             self.peer.settle(link, [delivery.number], State(DECLARED, txn_id=txn_id))
         else:

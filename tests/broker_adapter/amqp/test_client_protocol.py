@@ -664,7 +664,7 @@ def test_a_commit_does_sends_and_settlements_in_one_transaction(holdfast: bool) 
     settlements = [Settlement(delivery.tag, Outcome.ACCEPTED)]
     wired.ask(wired.client.commit, 1, 7, [(link, BODY)] * 3, settlements)
 
-    transaction = State(TRANSACTIONAL, txn_id=b"txn-1")
+    transaction = State(TRANSACTIONAL, txn_id=b"%036d" % 1)
     sent = [each for event in wired.broker.of(Transfers) for each in event.deliveries if each.payload == BODY]
     assert [each.state for each in sent] == [transaction] * 3
     assert wired.broker.of(Dispositions)[-1].state == transaction._replace(outcome=ACCEPTED_STATE)

@@ -196,6 +196,20 @@ def test_a_message_sent_in_a_transaction_says_so(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("public_classes", [False, True])
+def test_the_longest_id_of_a_transaction_fits_into_the_smallest_frame(public_classes: bool) -> None:
+    pair = Pair(server=PeerLimits(max_frame_bytes=512), public_classes=public_classes).opened()
+    client, _ = pair.sender()
+    longest = State(TRANSACTIONAL, txn_id=b"t" * 256)
+    pair.client.send(client, b"x" * 10_000, state=longest)
+    pair.pump()
+    assert [(len(delivery.payload), delivery.state) for delivery in arrived(pair)] == [(10_000, longest)]
+
+    pair.client.send(client, b"x", state=State(TRANSACTIONAL, txn_id=b"t" * 257))
+    pair.pump()
+    assert "is not binary of at most 256 bytes" in str(last(pair.server_events, TransportFailed).error)
+
+
+@pytest.mark.parametrize("public_classes", [False, True])
 @pytest.mark.parametrize("chunk_bytes", [None, 1, 7, 1000])
 def test_messages_of_many_frames_and_chunks_are_put_together(public_classes: bool, chunk_bytes: int | None) -> None:
     limits = PeerLimits(max_frame_bytes=512)
