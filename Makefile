@@ -48,7 +48,7 @@ format: $(READY)
 	@$(BIN)/ruff check --fix .
 
 docs: $(READY)
-	@$(BIN)/python docs/generate_options.py
+	@$(BIN)/python docs/generate.py
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks $(ARGS)

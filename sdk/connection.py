@@ -197,7 +197,7 @@ class Connection:
         """Ask a Holdfast broker something beyond messaging; connectors build on it.
 
         Args:
-            operation: one of those in ``broker_adapter.engine.operations``.
+            operation: one of those on the page ``docs/requests.md``.
             arguments: by name.
             timeout: longest wait in seconds; None: ``request_timeout_seconds`` of the URL.
 

@@ -8,14 +8,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from sdk import ConnectionFactory, MessageFormatException
 from tests.interop.brokers.brokers import table
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_page_of_options_is_what_the_code_generates() -> None:
-    render = runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["render"]
-    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == render(), "run: make docs"
+@pytest.mark.parametrize("name", ["options", "requests"])
+def test_a_generated_page_is_what_the_code_generates(name: str) -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "generate.py"))[name]()
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, "run: make docs"
+
+
+def test_every_operation_is_on_the_page_of_the_requests() -> None:
+    page = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
+    connection = ConnectionFactory("embedded:").create_connection()
+    with pytest.raises(MessageFormatException, match="the operations are") as raised:
+        connection.request("no such operation", {})
+    connection.close()
+    operations = str(raised.value).split("the operations are ")[1].split(", ")
+    assert [name for name in operations if f"- `{name}` " not in page] == []
+    assert len(operations) > 10
 
 
 def test_the_table_of_brokers_is_what_the_interop_tests_expect() -> None:

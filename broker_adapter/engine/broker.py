@@ -1091,6 +1091,12 @@ class Reader:
         """How many publications there were, and how many of them are in their queues."""
         return self._broker._chores.moves_added, self._broker._chores.moves_done
 
+    @property
+    def in_quarantine(self) -> int:
+        """How many records are in quarantine; without a store, none."""
+        disk = self._broker._disk
+        return 0 if disk is None else disk.quarantined()
+
 
 class _Parts:
     """The answer to a send that is carried out in parts, which have theirs in order."""

@@ -1841,6 +1841,7 @@ class BrokerState:
                 consumers=len(queue.consumers),
                 held_producers=sum([1 + len(held.followers or ()) for held in queue.held]),
                 next_position=queue.next_position,
+                client_id=queue.record.client_id,
             )
             for queue in found
         ]

@@ -8,7 +8,7 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
 ``check`` of nothing
     What ``holdfast check --json`` prints, of the records on disk as of the last commit.
 ``purge`` of a queue
-    The number of messages dropped.
+    The number of messages dropped: those that wait, and not those in consumers' hands.
 ``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)
     ``moved`` and ``left``: how many of its messages went back to where they were set aside, or to ``to``, and how many
     stayed, because that is gone, full or unknown.
@@ -34,7 +34,6 @@ transaction) and ``messages`` (packed envelopes)
     The last number of the group that was published; None where none was, or nothing is known of it.
 ``discard`` with ``transactions``, and ``prefixes`` (of further ones' names) without those that begin as ``keep`` says
     The number of staged transactions dropped.
-
 ``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
 list) or else its message id
     The number of messages dropped: those that wait at such a position under that name, and nobody has in hand.
@@ -45,10 +44,10 @@ the one that was lost
 was made; default 0)
     True where that commit was done, False where it was not; None where it may have been forgotten, since it was made
     longer ago than ``commit_memory_seconds``.  Nothing of a connection that is gone is done after this answer.
-
 ``delete`` of a queue, of a topic, or of a subscription, with ``force`` (default: false) and ``incarnation`` (of a queue
 or subscription; or None)
     The number of messages that it had.  It is refused while it is in use, unless by force.
+
 ``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word that the
 client makes up) and ``request_run`` (the run of the engine, which a restart changes: then nobody knows, and that is the
 answer).
@@ -127,6 +126,10 @@ class EngineReader(Protocol):
     @property
     def moves(self) -> tuple[int, int]:
         """How many publications there were since the engine began, and how many of them are in their queues."""
+
+    @property
+    def in_quarantine(self) -> int:
+        """How many records are in quarantine."""
 
 
 class Engine(Protocol):
@@ -296,7 +299,8 @@ def _statistics(arguments: _Arguments) -> Steps:
     for first in range(0, len(numbers), _STATISTICS_QUEUES):
         part: BrokerStatistics = yield c.Statistics(numbers[first : first + _STATISTICS_QUEUES])
         queues += part.queues
-    return as_plain((yield c.Statistics(())), queues)
+    in_quarantine: int = yield lambda reader: reader.in_quarantine
+    return as_plain((yield c.Statistics(())), queues, in_quarantine)
 
 
 def _purge(arguments: _Arguments) -> Steps:

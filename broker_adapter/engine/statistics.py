@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
+
+_Made = TypeVar("_Made")
 
 
 @attrs.frozen
@@ -21,6 +23,7 @@ class QueueStatistics:
     consumers: int
     held_producers: int  #: sends that wait because of a limit
     next_position: int
+    client_id: str | None = None  #: of a subscription that has one: others may have subscriptions of the same name
 
 
 @attrs.frozen
@@ -42,6 +45,7 @@ class BrokerStatistics:
     volatile_bytes: int
     held_because: str | None  #: why producers of the whole broker are held back
     queues: tuple[QueueStatistics, ...]
+    in_quarantine: int = 0  #: records that are in the store's quarantine, from earlier starts as well
 
 
 def by_kind_and_name(queue: QueueStatistics) -> tuple[str, str]:
@@ -49,13 +53,18 @@ def by_kind_and_name(queue: QueueStatistics) -> tuple[str, str]:
     return queue.kind, queue.name
 
 
-def as_plain(statistics: BrokerStatistics, queues: Iterable[QueueStatistics]) -> dict[str, Any]:
+def as_plain(statistics: BrokerStatistics, queues: Iterable[QueueStatistics], in_quarantine: int = 0) -> dict[str, Any]:
     """The statistics as plain data, with these queues."""
-    fields = attrs.asdict(statistics, recurse=False)
+    fields = {**attrs.asdict(statistics, recurse=False), "in_quarantine": in_quarantine}
     fields["queues"] = [attrs.asdict(queue, recurse=False) for queue in sorted(queues, key=by_kind_and_name)]
     return fields
 
 
 def statistics_from(fields: Mapping[str, Any]) -> BrokerStatistics:
-    """The statistics in the plain data that the operation ``statistics`` answers."""
-    return BrokerStatistics(**{**fields, "queues": tuple(QueueStatistics(**queue) for queue in fields["queues"])})
+    """The statistics in the plain data that the operation ``statistics`` answers; a newer broker may say more."""
+    queues = tuple(_made(QueueStatistics, queue) for queue in fields["queues"])
+    return _made(BrokerStatistics, {**fields, "queues": queues})
+
+
+def _made(cls: type[_Made], fields: Mapping[str, Any]) -> _Made:
+    return cls(**{each.name: fields[each.name] for each in attrs.fields(cls) if each.name in fields})  # type: ignore[arg-type]

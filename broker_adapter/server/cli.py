@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     receive.add_argument("--selector", metavar="TEXT", help="only these, such as \"colour = 'red'\"")
     receive.set_defaults(run=_receive)
 
-    browse = _client(commands, "browse", "show the messages of a queue, taking nothing")
+    browse = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)
     browse.add_argument("--selector", metavar="TEXT", help='only these, such as "JMSPriority > 5"')
     browse.add_argument("--count", type=_positive, help="stop after so many")
     browse.set_defaults(run=_browse)
@@ -167,13 +167,13 @@ def _parser() -> argparse.ArgumentParser:
     stat = _client(commands, "stat", "figures of the server and its queues", destination=False)
     stat.set_defaults(run=_stat)
 
-    purge = _client(commands, "purge", "drop all waiting messages of a queue")
+    purge = _client(commands, "purge", "drop all waiting messages of a queue or a subscription")
+    _add_subscription(purge, "with --topic: the subscription")
     purge.add_argument("--yes", action="store_true", help="do not ask")
     purge.set_defaults(run=_purge)
 
     delete = _client(commands, "delete", "delete a queue, a topic or a subscription, with its messages")
-    delete.add_argument("--subscription", metavar="NAME", help="with --topic: only this subscription")
-    delete.add_argument("--client-id", metavar="ID", help="of the subscription, where it has one")
+    _add_subscription(delete, "with --topic: only this subscription")
     delete.add_argument("--force", action="store_true", help="also while it is in use: its consumers end")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.set_defaults(run=_delete)
@@ -208,10 +208,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _client(commands: Any, name: str, text: str, *, destination: bool = True) -> argparse.ArgumentParser:
+def _client(
+    commands: Any, name: str, text: str, *, destination: bool = True, topics: bool = True
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     if destination:
-        parser.add_argument("destination", metavar="QUEUE", help="name of the queue; of the topic with --topic")
+        more = "; of the topic with --topic" if topics else ""
+        parser.add_argument("destination", metavar="QUEUE", help=f"name of the queue{more}")
+    if destination and topics:
         parser.add_argument("--topic", action="store_true")
     parser.add_argument(
         "--url",
@@ -223,6 +227,11 @@ def _client(commands: Any, name: str, text: str, *, destination: bool = True) ->
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
+
+
+def _add_subscription(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--subscription", metavar="NAME", help=text)
+    parser.add_argument("--client-id", metavar="ID", help="of the subscription, where it has one")
 
 
 def _positive(text: str) -> int:
@@ -476,7 +485,7 @@ def _browse(options: argparse.Namespace) -> int:
     found: list[Delivery] = []
     shown = 0
     with _connected(options) as (transport, _):
-        spec = ReceiverSpec(1, _destination(options), selector=options.selector, browse=True)
+        spec = ReceiverSpec(1, Destination(options.destination), selector=options.selector, browse=True)
         link = transport.attach(spec, found.extend, None)
         while options.count is None or shown < options.count:
             transport.credit(link, _PREFETCH)
@@ -533,8 +542,11 @@ def _stat(options: argparse.Namespace) -> int:
     for name, value in statistics.items():
         _say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     if queues:
-        columns = ("name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers")
-        rows = [[printable(str(each[column])) for column in columns] for each in queues]
+        columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers"]
+        if any(each.get("client_id") for each in queues):
+            columns.append("client_id")
+        cells_of = [[each[column] for column in columns] for each in queues]
+        rows = [["" if cell is None else printable(str(cell)) for cell in cells] for cells in cells_of]
         table = [[column.replace("_", " ") for column in columns], *rows]
         widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
         print()
@@ -559,34 +571,38 @@ def _confirmed(options: argparse.Namespace, question: str) -> bool:
     return options.yes or options.json or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
+def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The queue, topic or subscription that the arguments name: in words, and as arguments of a request."""
+    if options.subscription is not None and not options.topic:
+        raise ValueError("--subscription needs --topic: a queue has none")
+    if options.client_id is not None and options.subscription is None:
+        raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")
+    name, kind = options.destination, "topic" if options.topic else "queue"
+    what = name if options.subscription is None else f"{name}:{options.subscription}"
+    subscription = {"subscription": options.subscription, "client_id": options.client_id}
+    return what, {"destination": name, "kind": kind, **subscription}
+
+
 def _purge(options: argparse.Namespace) -> int:
-    if options.topic:
-        raise ValueError("a topic keeps no messages of its own; purge the queue of a subscription by consuming it")
-    if not _confirmed(options, f"drop all messages of {options.destination!r}?"):
+    what, arguments = _named(options)
+    if options.topic and options.subscription is None:
+        raise ValueError("a topic keeps no messages of its own; name a subscription of it with --subscription")
+    if not _confirmed(options, f"drop all messages of {what!r}?"):
         print("nothing dropped")
         return 1
     with _connected(options) as (transport, _):
-        dropped = transport.request("purge", {"destination": options.destination}, None)
-    _say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {options.destination}")
+        dropped = transport.request("purge", arguments, None)
+    _say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {what}")
     return 0
 
 
 def _delete(options: argparse.Namespace) -> int:
-    if options.subscription is not None and not options.topic:
-        raise ValueError("--subscription needs --topic: a queue has none")
-    what = options.destination if options.subscription is None else f"{options.destination}:{options.subscription}"
+    what, arguments = _named(options)
     if not _confirmed(options, f"delete {what!r} with all its messages?"):
         print("nothing deleted")
         return 1
-    arguments = {
-        "destination": options.destination,
-        "kind": "topic" if options.topic else "queue",
-        "subscription": options.subscription,
-        "client_id": options.client_id,
-        "force": options.force,
-    }
     with _connected(options) as (transport, _):
-        messages = transport.request("delete", arguments, None)
+        messages = transport.request("delete", {**arguments, "force": options.force}, None)
     _say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
     return 0
 

@@ -83,7 +83,6 @@ def test_what_did_not_come_is_exit_status_1(server: ServerProcess) -> None:
 
 def test_a_topic_and_a_subscription_are_what_they_are(server: ServerProcess) -> None:
     for arguments, reason in (
-        (("browse", "news", "--topic"), "it is a topic"),
         (("receive", "q", "--subscription", "s"), "cannot subscribe to the queue 'q'"),
         (("purge", "news", "--topic", "--yes"), "a topic keeps no messages of its own"),
         (("purge", "no-such-queue", "--yes"), "there is no queue 'no-such-queue'"),
@@ -168,6 +167,37 @@ def test_dead_letters_are_put_back(server: ServerProcess) -> None:
     }
     assert done("redrive", *url, "--to", "again") == "put back 1\n"
     assert done("browse", "again", *url) == "x\ny\n"
+
+
+def test_subscriptions_of_one_name_are_told_apart_by_their_client_ids(server: ServerProcess) -> None:
+    for client_id in ("ann", "bob"):
+        factory = ConnectionFactory(server.url)
+        with factory.create_connection(client_id=client_id) as connection, connection.create_session() as session:
+            session.create_durable_consumer(session.create_topic("shares"), "reader")
+    url = ("--url", server.url)
+    done("send", "shares", "--topic", "x", "y", *url)
+    listed = done("stat", *url).splitlines()
+    assert any(line.endswith("client id") for line in listed)
+    assert sorted(line.split()[-1] for line in listed if line.startswith("shares:reader")) == ["ann", "bob"]
+
+    purge = ("purge", "shares", *url, "--yes")
+    assert "name a subscription" in holdfast(*purge, "--topic").stderr
+    assert "needs --topic" in holdfast(*purge, "--subscription", "reader").stderr
+    assert "needs --subscription" in holdfast(*purge, "--topic", "--client-id", "ann").stderr
+    assert "has no subscription 'reader'" in holdfast(*purge, "--topic", "--subscription", "reader").stderr
+    named = ("--topic", "--subscription", "reader", "--client-id", "ann")
+    assert done(*purge, *named) == "dropped 2 from shares:reader\n"
+    left = {
+        each["client_id"]: each["messages"]
+        for each in json.loads(done("stat", *url, "--json"))["queues"]
+        if each["name"] == "shares:reader"
+    }
+    assert left == {"ann": 0, "bob": 2}
+
+
+def test_only_queues_are_browsed(server: ServerProcess) -> None:
+    refused = holdfast("browse", "news", "--topic", "--url", server.url)
+    assert (refused.returncode, "unrecognized arguments: --topic" in refused.stderr) == (2, True)
 
 
 def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:

@@ -1,11 +1,16 @@
-"""Writes docs/options.md from the settings classes: ``python docs/generate_options.py``."""
+"""Writes the pages that say what the code says: ``python docs/generate.py``.
+
+``docs/options.md`` is made from the settings classes, ``docs/requests.md`` from the docstring of the operations.
+"""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
 
+from broker_adapter.engine import operations
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,
@@ -34,8 +39,42 @@ that lists the known ones. `none` stands for no limit where the default is one.
 """
 
 
-def render() -> str:
-    """The page."""
+REQUESTS_HEAD = """# Requests
+
+What a Holdfast broker, embedded or a server, can be asked beyond messaging. Generated from the code: `make docs`.
+
+    connection.request("bounds", {"destination": "orders"})
+    connection.request("purge", {"destination": "news", "kind": "topic", "subscription": "reader"}, timeout=60)
+
+Arguments are a dictionary by name, and the call waits for the result: at most `timeout` seconds, or
+`request_timeout_seconds` of the URL. What an operation refuses is raised as a `JMSException` that says why, and an
+unknown operation or an argument of another type as `MessageFormatException`. `connection.statistics()` gives
+`statistics` as an object.
+
+"""
+
+
+def requests() -> str:
+    """The page of the requests."""
+    assert operations.__doc__ is not None
+    _, *blocks = operations.__doc__.replace("``", "`").replace(".  ", ". ").strip().split("\n\n")
+    return REQUESTS_HEAD + "\n\n".join(map(_as_markdown, blocks)) + "\n"
+
+
+def _as_markdown(block: str) -> str:
+    """A paragraph as it is; a list of definitions as a list."""
+    lines = block.splitlines()
+    if not any(line.startswith("    ") for line in lines):
+        return " ".join(lines)
+    parts = [
+        (is_text, " ".join(line.strip() for line in group))
+        for is_text, group in itertools.groupby(lines, lambda line: line.startswith("    "))
+    ]
+    return "\n".join(f"  {text}" if is_text else f"- {text}:" for is_text, text in parts)
+
+
+def options() -> str:
+    """The page of the options."""
     parts = [HEAD]
     for title, cls in (
         ("Client: every connection", ClientSettings),
@@ -71,4 +110,5 @@ def _limit(value: float | None) -> str:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    Path(__file__).with_name("options.md").write_text(render(), encoding="utf-8")
+    for name, page in (("options.md", options()), ("requests.md", requests())):
+        Path(__file__).with_name(name).write_text(page, encoding="utf-8")
