@@ -74,6 +74,8 @@ class Report:
         damages: pages that cannot be used.
         damaged_file: where the file with these pages is kept, if they were repaired.
         salvaged: records that were taken from pages that no branch leads to.
+        free_is_known: whether the list of free pages could be read; where it could not, no such pages were looked at,
+            since nobody knows which of them have records that were deleted.
         missing: table → records that its root counts and that could not be read.
         summary: of the records, with the number of problems by kind.
         findings: the first ones of them, without their changes.
@@ -84,6 +86,7 @@ class Report:
     damages: list[Damage] = attrs.field(factory=list)
     damaged_file: str | None = None
     salvaged: int = 0
+    free_is_known: bool = True
     missing: Counter[str] = attrs.field(factory=Counter)
     summary: Summary = attrs.field(factory=Summary)
     findings: list[Finding] = attrs.field(factory=list)
@@ -108,6 +111,7 @@ def as_answer(report: Report) -> dict[str, Any]:
         "damaged_page_count": len(report.damages),
         "damaged_file": report.damaged_file,
         "salvaged": report.salvaged,
+        "free_is_known": report.free_is_known,
         "missing": dict(report.missing),
         "queues": summary.queues,
         "messages": summary.messages,
@@ -219,7 +223,8 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
 
 
 def _file(handle: int, meta: Meta, progress: Progress, what: str) -> File:
-    return File(reader_of(handle), meta, lambda done, of: progress(what, done, of))
+    size = os.fstat(handle).st_size
+    return File(reader_of(handle), meta, size, lambda done, of: progress(what, done, of))
 
 
 def _rebuild(
@@ -239,6 +244,7 @@ def _rebuild(
                 _write(env, ((handles[table], each) for each in file.records(table, trees[table])))
         orphans = ((handles[table], each) for each in file.orphans() for table in tables_of(*each))
         report.salvaged = _write(env, orphans)
+        report.free_is_known = file.free_is_known
         env.sync(True)
     finally:
         env.close()

@@ -142,17 +142,20 @@ class File:
     Args:
         read: of the file.
         meta: where to begin.
+        size: of the file in bytes; None: as large as ``meta`` says.
         progress: called with the pages looked at so far and how many there are.
         names: of the tables that there may be.
 
     Attributes:
         damages: what was found so far.
+        free_is_known: whether the list of free pages could be read; where it could not, there are no ``orphans()``.
     """
 
     def __init__(
         self,
         read: Read,
         meta: Meta,
+        size: int | None = None,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
         names: Container[str] = TABLES,
     ) -> None:
@@ -161,10 +164,12 @@ class File:
         self._meta = meta
         self._size = meta.free.page_bytes
         self._progress = progress
-        self._used = bytearray(meta.last_page // 8 + 1)
+        #: Pages behind the last one are read where a branch leads to them: the number of the last one may be damaged.
+        self._there = meta.last_page + 1 if size is None else size // meta.free.page_bytes
+        self._used = bytearray(max(meta.last_page, self._there) // 8 + 1)
         self._done = 0
         self.damages: list[Damage] = []
-        self._free_is_known = False
+        self.free_is_known = False
         self._overflow_pages = 0  #: that were read so far
 
     def tables(self) -> dict[str, Tree]:
@@ -174,7 +179,9 @@ class File:
         meta = self._meta
         if (meta.main.page_bytes, meta.main.flags, meta.free.flags) != (0, 0, _INTEGER_KEYS):
             self.damages.append(Damage(meta.page, "", "it is one of the two roots of the file, with impossible flags"))
-        self._free_is_known = self._mark_free()
+        self.free_is_known = self._mark_free()
+        if self._there < self.pages and not self._are_used(self._there):
+            self._miscounts(f"the file ends after {self._there}")
         found: dict[str, Tree] = {}
         for key, value, flags in self._nodes(self._meta.main, "(main)"):
             name = key.decode(errors="replace")
@@ -193,7 +200,9 @@ class File:
                 self.damages.append(Damage(0, "(free pages)", "a list of free pages is cut off"))
                 continue
             for (page,) in _NUMBER.iter_unpack(value[8 : 8 * (count + 1)]):
-                if page <= self._meta.last_page and not self._use(page):
+                if page >= self.pages:
+                    self._miscounts(f"page {page} is in the list of free ones")
+                elif not self._use(page):
                     self.damages.append(Damage(page, "(free pages)", "it is free, and is used as well"))
         return len(self.damages) == before
 
@@ -204,7 +213,21 @@ class File:
         """
         if not self._mark_free():
             return False
-        return all(self._used[page >> 3] >> (page & 7) & 1 for page in range(first, self._meta.last_page + 1))
+        return self._are_used(first)
+
+    def _are_used(self, first: int) -> bool:
+        return all(self._used[page >> 3] >> (page & 7) & 1 for page in range(first, self.pages))
+
+    def _miscounts(self, why: str) -> None:
+        """The root's number of pages cannot be right."""
+        if not any(each.page == self._meta.page for each in self.damages):
+            self.damages.append(
+                Damage(
+                    self._meta.page,
+                    "",
+                    f"it is one of the two roots of the file, and says that there are {self.pages} pages; {why}",
+                )
+            )
 
     def records(self, table: str, tree: Tree) -> Iterator[tuple[bytes, bytes]]:
         """The records of a table that can be read, in the order of their keys; ``damages`` says what is missing."""
@@ -216,7 +239,7 @@ class File:
 
         Without the list of free pages there are none: a page that was freed has records that were deleted.
         """
-        if not self._free_is_known:
+        if not self.free_is_known:
             return
         for page in range(2, self._meta.last_page + 1):
             if self._used[page >> 3] >> (page & 7) & 1:
@@ -300,8 +323,9 @@ class File:
             counted.overflow_pages += self._overflow_pages - overflow
 
     def _page(self, page: int, depth: int) -> tuple[bytes, int, int, int]:
-        if page > self._meta.last_page or page < 2:
-            raise _PageError(f"a branch leads to it, and the file has {self.pages} pages")
+        if page < 2:
+            raise _PageError("a branch leads to it")
+        self._check_last(page)
         if depth > _MAX_DEPTH:
             raise _PageError("the tree is too deep")
         if not self._use(page):
@@ -317,6 +341,14 @@ class File:
         if not 16 <= lower <= upper <= self._size or lower & 1:
             raise _PageError("its bounds are impossible")
         return data, flags, lower, upper
+
+    def _check_last(self, page: int) -> None:
+        """Somebody leads to this page."""
+        if page < self.pages:
+            return
+        if page >= self._there:
+            raise _PageError(f"it is said to be there, and the file has {self.pages} pages")
+        self._miscounts(f"page {page} is in use")
 
     def _pointers(self, data: bytes, lower: int, upper: int) -> tuple[int, ...]:
         count = (lower - 16) >> 1
@@ -388,8 +420,9 @@ class File:
             raise _PageError("its place is cut off")
         (page,) = _NUMBER.unpack(first)
         count = -(-(16 + size) // self._size)
-        if page < 2 or page + count - 1 > self._meta.last_page:
-            raise _PageError(f"it is said to begin at page {page}, and the file has {self.pages} pages")
+        if page < 2:
+            raise _PageError(f"it is said to begin at page {page}")
+        self._check_last(page + count - 1)
         for each in range(page, page + count):
             if not self._use(each):
                 raise _PageError("its pages are used twice")

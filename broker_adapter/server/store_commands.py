@@ -117,6 +117,9 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["damaged_file"]:
         print(f"rebuilt    {answer['salvaged']} records from pages that nothing led to; the damaged file is kept as")
         print(f"           {answer['damaged_file']}")
+        if not answer["free_is_known"]:
+            print("           the list of free pages is lost, so pages that nothing led to were not looked at: what")
+            print("           they have may have been settled long ago")
     print(f"queues     {answer['queues']}")
     print(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
     print(f"delayed    {answer['delayed']}")

@@ -478,6 +478,25 @@ def test_one_of_the_two_roots_is_enough(tmp_path: Path, page: int) -> None:
     assert found["orders"] == ALL["orders"]
 
 
+@pytest.mark.parametrize("bit", [0, 2, 5, 7, 8, 12, 15, 40])
+def test_a_root_that_counts_other_pages_than_there_are_costs_nothing(tmp_path: Path, bit: int) -> None:
+    filled(tmp_path, 2000)
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    newest = metas(lambda offset, size: bytes(data[offset : offset + size]))[0]
+    place = newest.page * 4096 + 16 + 24 + 2 * 48  # behind the page's head, the file's, and the two trees
+    assert int.from_bytes(data[place : place + 8], sys.byteorder) == newest.last_page
+    data[place : place + 8] = (newest.last_page ^ 1 << bit).to_bytes(8, sys.byteorder)
+    (tmp_path / "data.mdb").write_bytes(data)
+    report = check(tmp_path)
+    assert [each.page for each in report.damages if "root" in each.text] == [newest.page]
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    if bit < 16:
+        assert everything(tmp_path) == {**ALL, "orders": 1998}
+    else:  # it cannot be a root any more, and the other one may be one commit older
+        assert everything(tmp_path)["orders"] == 1998
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_pages_may_be_zeroed_or_hold_anything(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -516,6 +535,17 @@ def test_lmdb_may_end_the_process_where_a_check_answers(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", reading], capture_output=True, check=False)
     assert done.returncode != 0
     assert check(tmp_path).damages
+
+
+def test_without_the_list_of_free_pages_those_that_nothing_leads_to_are_left_out(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    data = (tmp_path / "data.mdb").read_bytes()
+    overwrite(tmp_path, metas(lambda offset, size: data[offset : offset + size])[0].free.root)
+    overwrite(tmp_path, page_of(tmp_path, "entries", 1)[0])
+    repaired = check(tmp_path, repair=True)
+    assert (repaired.salvaged, repaired.free_is_known) == (0, False), "nobody knows what was settled before"
+    assert repaired.missing["entries"] > 1000
+    assert check(tmp_path).is_sound
 
 
 def test_what_is_left_of_a_file_that_was_cut_off_is_taken_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.pages import metas
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.test_maintenance import (
@@ -67,6 +68,13 @@ def test_damaged_pages_are_told_and_what_can_be_read_is_kept(tmp_path: Path) -> 
     assert repaired["repaired"]
     assert Path(repaired["damaged_file"]).exists()
     assert done("check", str(tmp_path)).endswith("sound\n")
+
+
+def test_a_repair_says_when_pages_could_not_be_told_from_free_ones(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    data = (tmp_path / "data.mdb").read_bytes()
+    overwrite(tmp_path, metas(lambda offset, size: data[offset : offset + size])[0].free.root)
+    assert "the list of free pages is lost" in done("check", str(tmp_path), "--repair")
 
 
 def test_a_server_that_checks_first_does_not_serve_a_damaged_store(tmp_path: Path) -> None:
