@@ -351,15 +351,24 @@ class BrokerState:
             if not awake:
                 break
             touched.update(awake)
+            left_out: dict[int, QueueState] = {}
             for queue in awake.values():
+                if effects.handouts >= self.memory.cycle_handouts:
+                    left_out[queue.id] = queue
+                    continue
                 depth = queue.depth
                 if queue.consumers:
                     for entry in queue.dispatch(now_ms, effects):
                         self._expire(queue, entry, effects)
+                    if effects.handouts >= self.memory.cycle_handouts:
+                        self._awake[queue.id] = queue  # it may have more
                 elif queue.ready:
                     self._note_idle(queue, effects)
                 if queue.held and queue.depth < depth:
                     self._awake[queue.id] = queue  # what was taken at once has made room
+            if effects.handouts >= self.memory.cycle_handouts:
+                self._awake = {**left_out, **self._awake}  # these are the first ones in the next cycle
+                break
         if self._drains:
             self._answer_drains(effects)
         if self._looking:
@@ -374,7 +383,7 @@ class BrokerState:
     def _answer_drains(self, effects: Effects) -> None:
         waiting = []
         for consumer, reply in self._drains:
-            if consumer.is_waiting:
+            if consumer.is_waiting or consumer.queue.id in self._awake:  # there may be more for it
                 waiting.append((consumer, reply))
                 continue
             dropped, consumer.credit = consumer.credit, 0

@@ -103,6 +103,7 @@ class Effects:
         "durable",
         "ended",
         "faults",
+        "handouts",
         "loads",
         "looks",
         "published",
@@ -117,6 +118,7 @@ class Effects:
         self.durable = StoreBatch()
         self.volatile = StoreBatch()
         self.deliveries: list[tuple[Any, list[Outgoing]]] = []  #: (consumer, messages)
+        self.handouts = 0  #: how many messages these are
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.loads: list[Load] = []
         self.scans: list[Scan] = []

@@ -66,6 +66,8 @@ from broker_adapter.selector import Selector
 
 #: Positions that a restart skips where messages that did not survive it had used them.
 POSITION_RESERVE = 65_536
+#: Messages that one cycle hands out, about: what comes in meanwhile waits for its end.
+CYCLE_HANDOUTS = 5_000
 #: Deliveries that a consumer may hold although all consumers together hold as many as they may.
 LEAST_UNSETTLED = 16
 #: Entries of a queue that may be in memory, however many queues share the memory.
@@ -78,17 +80,19 @@ class Memory:
     Attributes:
         window: entries of one queue that may be ready in memory.
         in_hand: entries that all consumers hold.
+        cycle_handouts: how many they get in one cycle, about.
         max_in_hand: how many they may hold; above it a consumer gets nothing while it holds ``LEAST_UNSETTLED``.
         limited: consumers that got less because of that, with their queues; the one that has waited longest first.
     """
 
-    __slots__ = ("_most_each", "_most_together", "in_hand", "limited", "max_in_hand", "window")
+    __slots__ = ("_most_each", "_most_together", "cycle_handouts", "in_hand", "limited", "max_in_hand", "window")
 
     def __init__(self, window: int, most_together: int, max_in_hand: int) -> None:
         self._most_each = window
         self._most_together = most_together
         self.window = window
         self.in_hand = 0
+        self.cycle_handouts = CYCLE_HANDOUTS
         self.max_in_hand = max_in_hand
         self.limited: dict[Consumer, QueueState] = {}
 
@@ -574,19 +578,20 @@ class QueueState:
     def dispatch(self, now_ms: int, effects: Effects) -> list[Entry]:
         """Hand out what the consumers have credit for.  Returns what has expired.
 
-        A lone consumer takes all that it may at once; several take turns, one message each.
+        A lone consumer takes all that it may at once; several take turns, one message each.  Beyond
+        ``memory.cycle_handouts`` messages of all queues in one cycle, the rest is for the next one.
         """
         turn = _Turn(self, now_ms, effects)
         if self.exclusive:
             self._serve(self.exclusive[0], turn)
         else:
-            while self._owed:
+            while self._owed and turn.left > 0:
                 consumer = self._owed.popleft()
                 consumer.owed = False
                 self._hand_out_reserved(consumer, turn)
             takers, finders = self.takers, self.finders
             dry = False
-            while True:
+            while turn.left > 0:
                 progress = False
                 if not dry and takers:
                     progress = self._next_taker(turn)
@@ -597,6 +602,7 @@ class QueueState:
                     break
         for consumer, messages in turn.out.items():
             effects.deliveries.append((consumer, messages))
+            effects.handouts += len(messages)
             if not consumer.presettled:
                 self.memory.in_hand += len(messages)
         return turn.expired
@@ -605,7 +611,7 @@ class QueueState:
         """Hand out all that one consumer may have, as if it were alone."""
         self._hand_out_reserved(consumer, turn)
         room = turn.room_of(consumer)
-        if room <= 0:
+        if room <= 0 or turn.left <= 0:
             return
         if consumer.search is not None:
             self._hand_out_found(consumer, consumer.search, room, turn)
@@ -685,7 +691,7 @@ class QueueState:
         messages: list[Outgoing] = []
         room_bytes = consumer.room_bytes
         first = number = consumer.next_number
-        last = first + room
+        last = first + min(room, turn.left)
         for lane in self.lanes:
             heap = lane.heap
             while number < last:
@@ -721,6 +727,7 @@ class QueueState:
         consumer.room_bytes = room_bytes
         consumer.next_number = number
         consumer.credit -= number - first
+        turn.left -= number - first
         if messages:
             turn.messages_of(consumer).extend(messages)
 
@@ -748,7 +755,7 @@ class QueueState:
         """
         effects = turn.effects
         first = consumer.next_number
-        last = first + room
+        last = first + min(room, turn.left)
         for lane in self.lanes:
             looking = search.lane(lane.number)
             while consumer.next_number < last and consumer.room_bytes > 0:
@@ -1085,13 +1092,14 @@ class QueueState:
 class _Turn:
     """One dispatch: what it hands out, and to whom."""
 
-    __slots__ = ("_most", "_queue", "effects", "expired", "now_ms", "out")
+    __slots__ = ("_most", "_queue", "effects", "expired", "left", "now_ms", "out")
 
     def __init__(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
         self._queue = queue
         self._most = queue.memory.most_unsettled(queue.max_unsettled)
         self.now_ms = now_ms
         self.effects = effects
+        self.left = queue.memory.cycle_handouts - effects.handouts  #: messages that may still be handed out
         self.expired: list[Entry] = []
         self.out: dict[Consumer, list[Outgoing]] = {}
 
@@ -1125,6 +1133,7 @@ class _Turn:
         number = consumer.next_number
         consumer.next_number = number + 1
         consumer.credit -= 1
+        self.left -= 1
         consumer.room_bytes -= entry.size
         self.messages_of(consumer).append(
             Outgoing(number, entry.position, entry.delivery_count, entry.number, entry.flags, entry.key)

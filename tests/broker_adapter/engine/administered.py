@@ -111,6 +111,7 @@ class History:
     def _start(self) -> None:
         directory = None if self.path is None else str(self.path / str(self.generation))
         self.broker = Broker(self.settings, directory)
+        self.broker._state.memory.cycle_handouts = self.chance.choice((1, 7, 5000))
         self.client = self._call(c.Connect("me"))
         self.subscribed = {
             name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgpack
@@ -132,6 +133,52 @@ def test_commands_of_one_cycle_are_handed_out_after_the_last_of_them() -> None:
     consumer = rules.attach(client, Q)
     rules.do(c.Credit(consumer, 5), c.Enqueue(client, Q, [c.NewMessage(0, b"x")] * 3), c.Credit(consumer, 1))
     assert len(rules.delivered[consumer]) == 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"selector": "TRUE"}, {"exclusive": True}], ids=["next", "found", "exclusive"])
+def test_a_cycle_hands_out_a_bounded_number_and_the_next_one_goes_on(fields: dict[str, Any]) -> None:
+    rules = Rules()
+    rules.state.memory.cycle_handouts = 10
+    client = rules.connect()
+    consumers = [rules.attach(client, Q, **fields) for _ in range(3)]
+    rules.send(client, Q, *[b"x"] * 45)
+    rules.do(*[c.Credit(each, 100) for each in consumers])
+    sizes = [sum(map(len, rules.delivered.values()))]
+    while rules.state.has_more:
+        rules.pass_time(0)
+        sizes.append(sum(map(len, rules.delivered.values())))
+    if "selector" not in fields:  # the search looks at messages in steps of its own
+        assert sizes[:5] == [10, 20, 30, 40, 45]
+        assert sizes[-1] == 45
+    assert all(after - before <= 10 for before, after in itertools.pairwise(sizes))
+
+
+def test_a_queue_that_a_cycle_left_out_is_the_first_in_the_next_one() -> None:
+    rules = Rules()
+    rules.state.memory.cycle_handouts = 10
+    client = rules.connect()
+    busy, quiet = rules.attach(client, queue("busy")), rules.attach(client, queue("quiet"))
+    for name, count in (("busy", 60), ("quiet", 3)):
+        rules.send(client, queue(name), *[b"x"] * count)
+    rules.do(c.Credit(busy, 100), c.Credit(quiet, 100))
+    assert (len(rules.delivered.get(busy, ())), len(rules.delivered.get(quiet, ()))) == (10, 0)
+    rules.send(client, queue("busy"), b"y")
+    assert (len(rules.delivered[busy]), len(rules.delivered[quiet])) == (17, 3)
+
+
+def test_a_drain_is_answered_when_all_that_there_is_was_handed_out() -> None:
+    rules = Rules()
+    rules.state.memory.cycle_handouts = 10
+    client = rules.connect()
+    consumer = rules.attach(client, Q)
+    rules.send(client, Q, *[b"x"] * 25)
+    answers: list[int] = []
+    rules.do(c.Credit(consumer, 100), c.Drain(consumer, answers.append), c.Due(()))
+    assert (len(rules.delivered[consumer]), answers) == (10, [])
+    while rules.state.has_more:
+        for reply, result in rules.pass_time(0).replies:
+            reply(result)
+    assert (len(rules.delivered[consumer]), answers) == (25, [75])
 
 
 def test_consumers_take_turns() -> None:

@@ -86,10 +86,13 @@ class History:
     def _start(self) -> None:
         limits = EngineSettings(window_messages=10, max_deliveries=MAX_DELIVERIES, redelivery_delay_seconds=0)
         self.broker = Broker(limits, self.path)
+        self.broker._state.memory.cycle_handouts = 3
         self.client = connect(self.broker)
 
     def _collect(self) -> None:
-        self.broker.call(c.Statistics(), WAIT)  # everything before it has been delivered
+        self.broker.call(c.Statistics(), WAIT)
+        while self.broker._has_more:  # a cycle hands out a few only
+            self.broker.call(c.Statistics(), WAIT)
         in_hands: set[bytes] = set()
         for _, inbox, held in self.held:
             held += inbox.handouts
