@@ -596,7 +596,7 @@ class QueueState:
                 if not dry and takers:
                     progress = self._next_taker(turn)
                     dry = not progress
-                if finders:
+                if finders and turn.left > 0:
                     progress |= self._next_finder(turn)
                 if not progress:
                     break

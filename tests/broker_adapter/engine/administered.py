@@ -31,7 +31,7 @@ from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, u
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import Inbox
+from tests.broker_adapter.engine.driving import Inbox, come_to_rest
 
 WAIT = 120.0
 QUEUES = ("a", "b")
@@ -134,10 +134,7 @@ class History:
 
     def settled_down(self) -> None:
         """Wait until nothing is under way, and collect what has come."""
-        quiet = 0
-        while quiet < 2:  # loads and background jobs take a cycle each, of which one may be under way
-            self._call(c.Due(()))
-            quiet = 0 if self.broker._has_more else quiet + 1
+        come_to_rest(self.broker)
         held: set[Copy] = {copy for taker in self.takers for _, copy in taker.held}
         for taker in self.takers:
             arrived, taker.inbox.handouts[:] = list(taker.inbox.handouts), []

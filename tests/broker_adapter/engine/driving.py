@@ -78,3 +78,12 @@ def depth(broker: Broker, name: str) -> int:
     statistics = broker.call(c.Statistics(), WAIT)
     found = [each.messages for each in statistics.queues if each.name == name]
     return found[0] if found else 0
+
+
+def come_to_rest(broker: Broker) -> None:
+    """Wait until the engine has nothing left to do by itself: all that can be handed out was handed out."""
+    while True:
+        broker.call(c.Statistics(), WAIT)
+        with broker.reading():  # between two cycles
+            if not broker._has_more:
+                return

@@ -710,3 +710,14 @@ def test_a_dead_letter_says_why_also_to_a_consumer_that_settles_nothing(engines:
     annotations = dead.wait_for(1)[0].annotations
     assert annotations is not None
     assert annotations["JMS_HOLDFAST_DEAD_LETTER_QUEUE"] == "q"
+
+
+def test_a_cycle_that_hands_out_no_more_forgets_no_consumer_with_a_selector() -> None:
+    broker = Broker(EngineSettings())
+    broker._state.memory.cycle_handouts = 1
+    client = connect(broker)
+    _, taken = attach(broker, client, "q", credit=2)
+    _, found = attach(broker, client, "q", credit=5, selector="TRUE")
+    send(broker, client, "q", *map(str, range(5)))
+    assert sorted(payloads(taken.wait_for(2)) + payloads(found.wait_for(3))) == [b"0", b"1", b"2", b"3", b"4"]
+    broker.close()

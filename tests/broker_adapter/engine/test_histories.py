@@ -15,7 +15,7 @@ from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, depth, drained, message, payloads
+from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect, depth, drained, message, payloads
 
 MAX_DELIVERIES = 4
 
@@ -90,9 +90,7 @@ class History:
         self.client = connect(self.broker)
 
     def _collect(self) -> None:
-        self.broker.call(c.Statistics(), WAIT)
-        while self.broker._has_more:  # a cycle hands out a few only
-            self.broker.call(c.Statistics(), WAIT)
+        come_to_rest(self.broker)  # a cycle hands out a few only
         in_hands: set[bytes] = set()
         for _, inbox, held in self.held:
             held += inbox.handouts

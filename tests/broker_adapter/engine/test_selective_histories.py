@@ -20,7 +20,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, depth, drained
+from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect, depth, drained
 
 COLOURS = ("red", "blue", "green")
 SELECTORS = (None, "colour = 'red'", "colour = 'blue'", "colour = 'green'")
@@ -69,10 +69,7 @@ class History:
         self.client = connect(self.broker)
 
     def _collect(self) -> None:
-        quiet = 0
-        while quiet < 2:  # scans of the backlog take a cycle each, of which one may be under way
-            self.broker.call(c.Statistics(), WAIT)
-            quiet = 0 if self.broker._has_more else quiet + 1
+        come_to_rest(self.broker)  # scans of the backlog take a cycle each
         in_hands: set[str] = set()
         for taker in self.takers:
             arrived, taker.inbox.handouts[:] = list(taker.inbox.handouts), []
