@@ -295,6 +295,7 @@ class _Session:
     closed: bool = False  #: by us
     has_output: bool = False  #: whether it may have bytes to send
     later_bytes: int = 0  #: of messages that proton has not got yet
+    later_links: dict[int, _Link] = attrs.field(factory=dict)  #: those of them, the one whose turn it is first
 
 
 @attrs.define(eq=False)
@@ -425,7 +426,7 @@ class Peer:
         self.unfinished_bytes = 0  #: of messages of which only a part has come
         self.unwritten_bytes = 0  #: what proton keeps, about, for the answers to messages that it has not written yet
         self._with_output: list[_Session] = []  #: sessions that may have bytes to send
-        self._with_later: dict[int, _Link] = {}  #: links with messages that proton has not got as a whole
+        self._with_later: dict[int, _Session] = {}  #: sessions with messages that proton has not got as a whole
         self._buffers = DeliveryBuffers()
         self._begun = False  #: whether a begin came in that may not be answered yet
         self._end_waits = False  #: whether what is held starts with the end of such a session
@@ -902,7 +903,10 @@ class Peer:
         if state is None:
             state = self._read_state(delivery, code)
         del link.outgoing[delivery]
-        engine.pn_delivery_settle(delivery)
+        if link.later and link.later[0].delivery == delivery:
+            self._abort_unfinished(link)
+        else:
+            engine.pn_delivery_settle(delivery)
         if link.remote_closed and link.closed and not link.outgoing:
             self._forget_link(link)
         if happened:
@@ -1392,7 +1396,8 @@ class Peer:
         if found.later or size > _LARGE_MESSAGE_BYTES or not self._buffers.is_room(size):
             found.later.append(_Later(number, payload, settled, state))
             session.later_bytes += size
-            self._with_later[link] = found
+            session.later_links[link] = found
+            self._with_later[session.number] = session
             return 0 if settled else number
         engine, pointer = self._engine, found.pointer
         self._tag_number[0] = number & 0xFFFFFFFF
@@ -1410,17 +1415,18 @@ class Peer:
         return number
 
     def _give_parts(self) -> None:
-        """Give proton the next part of each link's first message that it has not got, where its session takes more."""
+        """Give proton parts of messages that it has not got, as far as its sessions take them; links take turns."""
         engine = self._engine
         # As many whole frames as fit into a part.
         frame_bytes = self._transport.remote_max_frame_size
         size = _PART_BYTES
         if 0 < frame_bytes <= _PART_BYTES:
             size = _PART_BYTES // frame_bytes * (frame_bytes - _TRANSFER_BYTES)
-        for link in list(self._with_later.values()):
-            session, pointer = link.session, link.pointer
-            while link.later:
-                message = link.later[0]
+        for session in list(self._with_later.values()):
+            later = session.later_links
+            while later:
+                link = next(iter(later.values()))
+                message, pointer = link.later[0], link.pointer
                 waiting_bytes = lib.pn_session_outgoing_bytes(session.endpoint._impl)
                 part_bytes = self._buffers.part_bytes(message.delivery, size)
                 if waiting_bytes >= part_bytes:
@@ -1443,11 +1449,28 @@ class Peer:
                     if message.settled:
                         engine.pn_delivery_settle(message.delivery)
                     link.later.popleft()
-            if not link.later:
-                del self._with_later[link.number]
-                if link.drained_later:
-                    link.drained_later = False
-                    self.drained(link.number)
+                del later[link.number]
+                if link.later:
+                    later[link.number] = link  # the next part is one of another link
+                else:
+                    self._answer_later_drain(link)
+            if not later:
+                del self._with_later[session.number]
+
+    def _answer_later_drain(self, link: _Link) -> None:
+        """Proton has got all messages of a link."""
+        if link.drained_later:
+            link.drained_later = False
+            self.drained(link.number)
+
+    def _abort_unfinished(self, link: _Link) -> None:
+        """The receiver has settled the message of which proton has got a part: the others are not sent."""
+        message = link.later.popleft()
+        link.session.later_bytes -= len(message.payload) - message.given
+        lib.pn_delivery_abort(message.delivery)
+        if not link.later:
+            link.session.later_links.pop(link.number, None)
+            self._answer_later_drain(link)
 
     def _forget_later(self, link: _Link) -> None:
         """What proton has not got of a link's messages is not sent any more."""
@@ -1458,7 +1481,7 @@ class Peer:
                 lib.pn_delivery_abort(message.delivery)
         link.later.clear()
         link.drained_later = False
-        self._with_later.pop(link.number, None)
+        link.session.later_links.pop(link.number, None)
 
     def settle(self, link: int, numbers: Iterable[int], state: State) -> None:
         """Settle incoming deliveries of a link, in order, all alike; unknown numbers are ignored.

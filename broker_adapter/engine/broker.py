@@ -531,6 +531,8 @@ class Broker:
                     inbox.appendleft(command)
                     return size
                 weight += max(1, held)
+            elif isinstance(command, c.Detach) and command.give_back:
+                weight += max(1, self._state.in_hand_of_consumer(command.consumer))
             elif isinstance(command, c.Commit):
                 # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.
                 weight += max(1, len(command.sends) + len(command.settlements))
@@ -665,12 +667,17 @@ class Broker:
             self._scan(scan, effects)
         pending = _Pending(effects)
         searched = bool(scans)
+        loaded = 0
         for _ in range(LOAD_ROUNDS):
             searched |= self._look(effects)
-            if not wanted and not searched:
+            if not searched and (not wanted or loaded >= CYCLE_ENTRIES):
                 break
             searched = False
+            later: list[Load] = []
             for load in wanted:
+                if loaded >= CYCLE_ENTRIES:
+                    later.append(load)
+                    continue
                 found = self._read_sound(load.queue, "load", load.lane, load.after, load.limit)
                 entries = found.entries
                 if effects.touches_unloaded:
@@ -680,8 +687,9 @@ class Broker:
                 wrong = self._state.loaded(load, entries, len(found.corrupt), found.complete)
                 if wrong is not None:
                     _log.error("! %s; they are corrected; run 'holdfast check' to see whether messages are lost", wrong)
+                loaded += len(entries)
             self._state.settle_down(now_ms, effects)
-            wanted, effects.loads = effects.loads, []
+            wanted, effects.loads = later + effects.loads, []
         self._loads = wanted
         self._scans = scans[SCANS:] + effects.scans
         self._looks = effects.looks

@@ -383,7 +383,8 @@ class BrokerState:
     def _answer_drains(self, effects: Effects) -> None:
         waiting = []
         for consumer, reply in self._drains:
-            if consumer.is_waiting or consumer.queue.id in self._awake:  # there may be more for it
+            if consumer.credit and (consumer.is_waiting or consumer.queue.id in self._awake):
+                # There may be more for it.
                 waiting.append((consumer, reply))
                 continue
             dropped, consumer.credit = consumer.credit, 0
@@ -459,6 +460,11 @@ class BrokerState:
         """How many deliveries the consumers of a client hold."""
         found = self.clients.get(client)
         return 0 if found is None else sum([len(each.unsettled) for each in found.consumers.values()])
+
+    def in_hand_of_consumer(self, consumer: int) -> int:
+        """How many deliveries a consumer holds."""
+        found = self.consumers.get(consumer)
+        return 0 if found is None else len(found.unsettled)
 
     def _give_back(self, command: c.GiveBack, now_ms: int, effects: Effects) -> None:
         client = self.clients.get(command.client)

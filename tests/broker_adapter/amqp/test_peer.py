@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cproton_ffi import lib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,6 +208,58 @@ def test_the_longest_id_of_a_transaction_fits_into_the_smallest_frame(public_cla
     pair.client.send(client, b"x", state=State(TRANSACTIONAL, txn_id=b"t" * 257))
     pair.pump()
     assert "is not binary of at most 256 bytes" in str(last(pair.server_events, TransportFailed).error)
+
+
+def links_of_one_session(pair: Pair, count: int) -> list[tuple[int, int]]:
+    """Links on which the server sends, with credit: their numbers at the client and at the server."""
+    session = pair.client.begin_session()
+    links = []
+    for number in range(count):
+        link = pair.client.attach_receiver(session, f"r{number}", Terminus("q"), Terminus())
+        links.append((link, pair._answered(0)))
+        pair.client.credit(link, 1000)
+    pair.pump()
+    return links
+
+
+def test_links_that_send_in_parts_take_turns(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.amqp.buffers.MAX_KEPT_BYTES", 0)
+    (_, busy), (quiet, server_quiet) = links_of_one_session(pair, 2)
+    for _ in range(100):
+        pair.server.send(busy, b"b" * 5_000)
+    pair.server.send(server_quiet, b"q" * 5_000)
+    pair.pump()
+    order = [event.link for event in every(pair.client_events, Transfers) for _ in event.deliveries]
+    assert len(order) == 101
+    assert order.index(quiet) < 5
+
+
+def test_a_message_that_is_settled_before_all_of_it_has_come_is_not_sent_on(pair: Pair) -> None:
+    (first, server_first), (second, server_second) = links_of_one_session(pair, 2)
+    large = pair.server.send(server_first, b"l" * 1_000_000)
+    behind = pair.server.send(server_first, b"behind")
+    while pair.client._links[first].unfinished is None:
+        pair.client.receive(pair.server.pending_output(1))
+        pair.client_events += pair.client.events()
+    unfinished = pair.client._links[first].unfinished
+    lib.pn_delivery_update(unfinished, lib.PN_RELEASED)
+    lib.pn_delivery_settle(unfinished)
+    pair.server.receive(pair.client.pending_output())
+    pair.server_events += pair.server.events()
+    assert last(pair.server_events, Dispositions).numbers == [large]
+    for _ in range(3):  # proton uses the object of the first one again
+        pair.server.send(server_second, b"another")
+    pair.server.close_link(server_first)
+    pair.pump()
+    arrived_second = [
+        bytes(delivery.payload)
+        for event in every(pair.client_events, Transfers)
+        if event.link == second
+        for delivery in event.deliveries
+    ]
+    assert arrived_second == [b"another"] * 3
+    assert behind not in pair.server.unsettled(server_second)
+    assert pair.server.waiting_bytes() == 0
 
 
 @pytest.mark.parametrize("public_classes", [False, True])

@@ -721,3 +721,56 @@ def test_a_cycle_that_hands_out_no_more_forgets_no_consumer_with_a_selector() ->
     send(broker, client, "q", *map(str, range(5)))
     assert sorted(payloads(taken.wait_for(2)) + payloads(found.wait_for(3))) == [b"0", b"1", b"2", b"3", b"4"]
     broker.close()
+
+
+def test_a_cycle_loads_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.broker.CYCLE_ENTRIES", 20)
+    limits = EngineSettings(window_messages=10)
+    broker = Broker(limits, str(tmp_path))
+    for number in range(10):
+        send(broker, connect(broker), f"q{number}", *map(str, range(15)))
+    broker.close()
+    broker = Broker(limits, str(tmp_path))
+    client = connect(broker)
+    attached = [attach(broker, client, f"q{number}") for number in range(10)]
+    loads = [0]
+    read, cycle = broker._read_sound, broker._cycle
+
+    def counted(*arguments: Any) -> Any:
+        loads[-1] += 1
+        return read(*arguments)
+
+    def begun() -> None:
+        loads.append(0)
+        cycle()
+
+    monkeypatch.setattr(broker, "_read_sound", counted)
+    monkeypatch.setattr(broker, "_cycle", begun)
+    broker.submit_all([c.Credit(consumer, 15) for consumer, _ in attached])
+    for _, inbox in attached:
+        assert payloads(inbox.wait_for(15)) == [str(number).encode() for number in range(15)]
+    assert max(loads) <= 5, "two windows are 20 entries, and ends of others may come with them"
+    broker.close()
+
+
+def test_consumers_that_give_much_back_do_so_in_several_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.broker.CYCLE_MESSAGES", 20)
+    broker = Broker(EngineSettings())
+    client = connect(broker)
+    send(broker, client, "q", *[b"x"] * 100)
+    attached = [attach(broker, client, "q", credit=10) for _ in range(10)]
+    for _, inbox in attached:
+        inbox.wait_for(10)
+    together: list[int] = []
+    decide = broker._state.decide
+
+    def counted(commands: Any, now_ms: int) -> Any:
+        together.append(sum(isinstance(each, c.Detach) for each in commands))
+        return decide(commands, now_ms)
+
+    monkeypatch.setattr(broker._state, "decide", counted)
+    broker.submit_all([c.Detach(consumer, give_back=True) for consumer, _ in attached])
+    _, inbox = attach(broker, client, "q", credit=100)
+    assert len(inbox.wait_for(100)) == 100
+    assert (sum(together), max(together)) == (10, 2)
+    broker.close()

@@ -181,6 +181,20 @@ def test_a_drain_is_answered_when_all_that_there_is_was_handed_out() -> None:
     assert (len(rules.delivered[consumer]), answers) == (25, [75])
 
 
+def test_a_drain_without_credit_is_answered_however_busy_its_queue_is() -> None:
+    rules = Rules()
+    rules.state.memory.cycle_handouts = 10
+    client = rules.connect()
+    busy, drained = rules.attach(client, Q, 10), rules.attach(client, Q)
+    answers: list[int] = []
+    commands: tuple[Any, ...] = (c.Credit(drained, 1), c.Drain(drained, answers.append))
+    for _ in range(3):
+        rules.do(*commands, c.Credit(busy, 20), c.Enqueue(client, Q, [c.NewMessage(0, b"x")] * 20))
+        commands = ()
+    assert rules.state.has_more
+    assert (len(rules.delivered[drained]), answers) == (1, [0])
+
+
 def test_consumers_take_turns() -> None:
     rules = Rules()
     client = rules.connect()
