@@ -67,6 +67,7 @@ from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
     ResourceAllocationException,
+    StoreCorruptException,
     StoreException,
     copied,
 )
@@ -183,6 +184,11 @@ class Broker:
         if self._disk is not None:
             try:
                 self._restore(self._disk)
+            except STORE_ERRORS as error:
+                self._disk.close()
+                raise StoreCorruptException(
+                    f"the store in {path!r} cannot be read: {error}; run: holdfast check {path!r}"
+                ) from error
             except BaseException:
                 self._disk.close()
                 raise

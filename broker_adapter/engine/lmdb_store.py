@@ -328,6 +328,9 @@ class LmdbStore:
                 for old in known[: 1 - KEPT_RUNS]:
                     txn.delete(old, db=meta)
         except lmdb.Error as error:
+            meaning = self._translated(error)
+            if isinstance(meaning, StoreException):
+                raise meaning from error
             _log.warning("! the start of the engine could not be noted: %s", error)
             return False
         return True
@@ -722,8 +725,7 @@ def _check_size(data: Path) -> None:
         needed = (found[0].last_page + 1) * page_bytes
         if size >= needed:
             return
-        pages = File(read, found[0])
-        if not pages.are_free(size // page_bytes):
+        if not File(read, found[0], size).ends_with_free():
             raise StoreCorruptException(
                 f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy,"
                 f" or take out what is left of it: holdfast check {str(data.parent)!r} --repair"

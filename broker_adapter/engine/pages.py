@@ -124,14 +124,14 @@ def _meta(data: bytes, page: int) -> Meta | None:
     if len(data) < 16 + _META.size + 2 * _TREE.size + 16:
         return None
     number, _, flags, _, _ = _HEADER.unpack_from(data)
-    magic, version, _, map_bytes = _META.unpack_from(data, 16)
+    magic, version, _, _ = _META.unpack_from(data, 16)
     if magic != MAGIC or number != page or not flags & _META_PAGE or version != 1:
         return None
     place = 16 + _META.size
     free = Tree(*_TREE.unpack_from(data, place))
     main = Tree(*_TREE.unpack_from(data, place + _TREE.size))
     last_page, transaction = struct.unpack_from("=QQ", data, place + 2 * _TREE.size)
-    if not _LEAST_PAGE <= free.page_bytes <= _MOST_PAGE or (last_page + 1) * free.page_bytes > map_bytes:
+    if not _LEAST_PAGE <= free.page_bytes <= _MOST_PAGE:
         return None
     return Meta(page, free, main, last_page, transaction)
 
@@ -142,7 +142,7 @@ class File:
     Args:
         read: of the file.
         meta: where to begin.
-        size: of the file in bytes; None: as large as ``meta`` says.
+        size: of the file in bytes.
         progress: called with the pages looked at so far and how many there are.
         names: of the tables that there may be.
 
@@ -155,7 +155,7 @@ class File:
         self,
         read: Read,
         meta: Meta,
-        size: int | None = None,
+        size: int,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
         names: Container[str] = TABLES,
     ) -> None:
@@ -164,9 +164,11 @@ class File:
         self._meta = meta
         self._size = meta.free.page_bytes
         self._progress = progress
-        #: Pages behind the last one are read where a branch leads to them: the number of the last one may be damaged.
-        self._there = meta.last_page + 1 if size is None else size // meta.free.page_bytes
-        self._used = bytearray(max(meta.last_page, self._there) // 8 + 1)
+        #: The number of the last page may be damaged: pages behind it are read where a branch leads to them, and it may
+        #: be far behind the end of the file.
+        self._there = size // meta.free.page_bytes
+        self._used = bytearray(self._there // 8 + 1)
+        self._used_behind: set[int] = set()  #: pages behind the end of the file, which were never written
         self._done = 0
         self.damages: list[Damage] = []
         self.free_is_known = False
@@ -180,7 +182,7 @@ class File:
         if (meta.main.page_bytes, meta.main.flags, meta.free.flags) != (0, 0, _INTEGER_KEYS):
             self.damages.append(Damage(meta.page, "", "it is one of the two roots of the file, with impossible flags"))
         self.free_is_known = self._mark_free()
-        if self._there < self.pages and not self._are_used(self._there):
+        if self._there < self.pages and not self._are_used_behind():
             self._miscounts(f"the file ends after {self._there}")
         found: dict[str, Tree] = {}
         for key, value, flags in self._nodes(self._meta.main, "(main)"):
@@ -206,17 +208,18 @@ class File:
                     self.damages.append(Damage(page, "(free pages)", "it is free, and is used as well"))
         return len(self.damages) == before
 
-    def are_free(self, first: int) -> bool:
-        """Whether all pages from this one to the last are free.  Only the list of free pages is read.
+    def ends_with_free(self) -> bool:
+        """Whether all pages from the end of the file to the last are free.  Only the list of free pages is read.
 
         LMDB does not write such a page that it has used and freed in one transaction: the file may end before it.
         """
         if not self._mark_free():
             return False
-        return self._are_used(first)
+        return self._are_used_behind()
 
-    def _are_used(self, first: int) -> bool:
-        return all(self._used[page >> 3] >> (page & 7) & 1 for page in range(first, self.pages))
+    def _are_used_behind(self) -> bool:
+        """Whether all pages between the end of the file and the last page are used: they are free ones, then."""
+        return len(self._used_behind) >= self.pages - self._there
 
     def _miscounts(self, why: str) -> None:
         """The root's number of pages cannot be right."""
@@ -241,7 +244,7 @@ class File:
         """
         if not self.free_is_known:
             return
-        for page in range(2, self._meta.last_page + 1):
+        for page in range(2, min(self.pages, self._there)):
             if self._used[page >> 3] >> (page & 7) & 1:
                 continue
             try:
@@ -262,6 +265,11 @@ class File:
 
     def _use(self, page: int) -> bool:
         """Mark a page as used; returns False where it was already."""
+        if page >= self._there:
+            if page in self._used_behind:
+                return False
+            self._used_behind.add(page)
+            return True
         byte, bit = page >> 3, 1 << (page & 7)
         if self._used[byte] & bit:
             return False
@@ -344,11 +352,10 @@ class File:
 
     def _check_last(self, page: int) -> None:
         """Somebody leads to this page."""
-        if page < self.pages:
-            return
         if page >= self._there:
-            raise _PageError(f"it is said to be there, and the file has {self.pages} pages")
-        self._miscounts(f"page {page} is in use")
+            raise _PageError("the file ends before it")
+        if page >= self.pages:
+            self._miscounts(f"page {page} is in use")
 
     def _pointers(self, data: bytes, lower: int, upper: int) -> tuple[int, ...]:
         count = (lower - 16) >> 1
