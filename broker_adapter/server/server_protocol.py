@@ -1243,6 +1243,7 @@ class ServerProtocol:
     # Operations beyond messaging.
 
     def _on_requests(self, event: Transfers) -> None:
+        self._submit()  # a worker may be fast: the request comes after what the client said before it
         for number, payload, _ in event.deliveries:
             self._peer.settle(event.link, (number,), ACCEPTED_STATE)
             try:

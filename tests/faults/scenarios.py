@@ -69,6 +69,10 @@ def play(mode: AcknowledgeMode, url: str, queue: str, count: int, wait: float = 
     seen = Seen(wait=wait)
     with connect(url, seen) as connection, connection.create_session(mode) as session:
         _SCENARIOS[mode](session, queue, count, seen)
+        # Who closes while the network is away gives up the acknowledgements that were lost with it (docs/failover.md).
+        # This comes back when the network has, and after what was given again then.
+        if connection.is_holdfast:
+            connection.statistics()
     return seen
 
 

@@ -1810,6 +1810,18 @@ def test_who_takes_no_answers_may_ask_no_more(client: Client) -> None:
     assert len(client.messages(answers)) == 1
 
 
+def test_a_request_comes_after_what_was_sent_before_it_in_the_same_breath(client: Client) -> None:
+    asking, sending = client.sender(MANAGEMENT_ADDRESS, name="ask"), client.sender("q")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    for number in (1, 2):
+        client.peer.send(sending, encoded(f"message {number}"))
+        client.peer.send(asking, pack_request(Request(number, "statistics", {})), settled=True)
+        client.to_server()
+    found = [unpack_answer(each.payload).result["queues"] for each in client.receive(answers, 2)]
+    depths = [sum(each["messages"] for each in queues if each["name"] == "q") for queues in found]
+    assert depths == [1, 2]
+
+
 def test_a_request_that_cannot_be_decoded_closes_its_link(client: Client) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     client.peer.send(asking, b"nonsense", settled=True)
