@@ -49,7 +49,7 @@ import proton
 from cproton_ffi import ffi, lib
 
 from broker_adapter.amqp import frames
-from broker_adapter.amqp.buffers import DeliveryBuffers
+from broker_adapter.amqp.buffers import SMALL_BYTES, DeliveryBuffers
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
 from broker_adapter.errors import IllegalStateException, MessageFormatException
@@ -1393,7 +1393,8 @@ class Peer:
             session.has_output = True
             self._with_output.append(session)
         size = len(payload)
-        if found.later or size > _LARGE_MESSAGE_BYTES or not self._buffers.is_room(size):
+        is_small = size <= SMALL_BYTES  # most are: they cost no call
+        if found.later or not (is_small or (size <= _LARGE_MESSAGE_BYTES and self._buffers.is_room(size))):
             found.later.append(_Later(number, payload, settled, state))
             session.later_bytes += size
             session.later_links[link] = found
@@ -1406,7 +1407,8 @@ class Peer:
             _write_disposition(lib.pn_delivery_local(delivery), state)
             engine.pn_delivery_update(delivery, state.code)
         engine.pn_link_send(pointer, payload, size)
-        self._buffers.note(delivery, size)
+        if not is_small:
+            self._buffers.note(delivery, size)
         engine.pn_link_advance(pointer)
         if settled:
             engine.pn_delivery_settle(delivery)

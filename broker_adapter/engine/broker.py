@@ -184,13 +184,12 @@ class Broker:
         if self._disk is not None:
             try:
                 self._restore(self._disk)
-            except STORE_ERRORS as error:
+            except BaseException as error:
                 self._disk.close()
-                raise StoreCorruptException(
-                    f"the store in {path!r} cannot be read: {error}; run: holdfast check {path!r}"
-                ) from error
-            except BaseException:
-                self._disk.close()
+                if isinstance(error, STORE_ERRORS):
+                    raise StoreCorruptException(
+                        f"the store in {path!r} cannot be read: {error}; run: holdfast check {path!r}"
+                    ) from error
                 raise
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()

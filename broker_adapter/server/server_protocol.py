@@ -1281,12 +1281,15 @@ class ServerProtocol:
     def _take_packed(self) -> None:
         link, size, answer = self._packed.popleft()
         self._budget.requests -= size
-        if not self._ended and link in self._requesters:
-            self._queue_answer(link, answer)
+        self._give_answer(link, answer)
 
     def _on_done(self, link: int, number: int, result: Any) -> None:
+        self._give_answer(link, _answer(number, result))
+
+    def _give_answer(self, link: int, answer: bytes) -> None:
+        """Answer, unless nobody is there any more who asked on this link."""
         if not self._ended and link in self._requesters:
-            self._queue_answer(link, _answer(number, result))
+            self._queue_answer(link, answer)
 
     def announce(self) -> None:
         """The list of servers has changed: tell a client that asked for it."""
