@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.server.raw_client import memory
 
 _WAIT = 600.0
 _BODY = b"x" * 100
@@ -338,7 +340,7 @@ def windows(directory: Path, queues: int) -> Iterator[Figure]:
     """Memory of many queues with a backlog and a consumer without credit."""
     broker, client = _opened(directory / "windows")
     _waiting(broker, client, queues)
-    before = _own_bytes()
+    before = memory(os.getpid(), "RssAnon")
     for _ in range(10):
         _all(
             broker,
@@ -347,7 +349,7 @@ def windows(directory: Path, queues: int) -> Iterator[Figure]:
                 for number in range(queues)
             ],
         )
-    after = _own_bytes()
+    after = memory(os.getpid(), "RssAnon")
     broker.close()
     yield Figure(
         name=f"engine: memory of 500 messages more in each of {queues:,} queues",
@@ -356,13 +358,6 @@ def windows(directory: Path, queues: int) -> Iterator[Figure]:
         goal="at most 300",
         note="without the pages of the store's file, which the system keeps while it has room",
     )
-
-
-def _own_bytes() -> int:
-    """Memory of this process that no file stands behind."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kib,) = [line.split()[1] for line in lines if line.startswith("RssAnon")]
-    return int(kib) * 1024
 
 
 def selective(directory: Path, messages: int) -> Iterator[Figure]:
