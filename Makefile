@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
+WORKERS ?= 2
 
 .PHONY: setup demo test check format docs bench interop soak torture clean preflight
 
@@ -35,7 +36,7 @@ demo: $(READY)
 	@$(BIN)/python -m samples.demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: $(READY)
 	@$(BIN)/ruff format --check .
