@@ -523,6 +523,9 @@ class Broker:
                     inbox.appendleft(rest)
                 weight += fan_out * len(command.messages)
                 size += sum([len(message.payload) for message in command.messages])
+            elif isinstance(command, c.PutBack):
+                weight += max(1, len(command.messages))
+                size += sum([len(message.payload) for _, message in command.messages])
             elif isinstance(command, c.Stage):
                 weight += max(1, len(command.messages))
                 size += sum([len(message.payload) for message in command.messages])
@@ -580,6 +583,8 @@ class Broker:
             if type(command) is c.SetAside:
                 found = [each for each in found if self._is_body_set_aside(each.number)]
             return command._replace(found=found, next=after)
+        if type(command) is c.PutBack and self._disk is not None:
+            return command._replace(there=self._disk.in_quarantine([key for key, _ in command.messages]))
         if type(command) is c.Redrive:
             found, after = self._entries(command.range)
             return command._replace(found=[(each, self._annotations_of(each)) for each in found], next=after)

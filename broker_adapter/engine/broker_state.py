@@ -893,6 +893,21 @@ class BrokerState:
             del self.by_destination[queue.destination]
             self._end_queue(queue, effects)
 
+    def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
+        messages = [(key, message) for key, message in command.messages if key in command.there]
+        if self.held_because:
+            raise ResourceAllocationException(self.held_because)
+        if self.room is not None and not all(self.room.take(len(each.payload), 1) for _, each in messages):
+            raise ResourceAllocationException(self.room.reason)
+        targets = self._targets(command.destination, effects)
+        for key, message in messages:
+            effects.durable.put("quarantine", key, None)
+            self._spread(message, targets, now_ms, effects)
+        self.totals.enqueued += len(messages)
+        for queue in targets:
+            self._awake[queue.id] = queue
+        self._reply(command, len(messages), effects)
+
     def _delete_idle(self, command: c.DeleteIdle, now_ms: int, effects: Effects) -> None:
         numbers = list(self.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
         self._swept_idle = self._swept_idle + _IDLE_STEP if len(numbers) == _IDLE_STEP else 0
@@ -1948,6 +1963,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Detach: BrokerState._detach,
     c.Delete: BrokerState._delete,
     c.DeleteIdle: BrokerState._delete_idle,
+    c.PutBack: BrokerState._put_back,
     c.Unsubscribe: BrokerState._unsubscribe,
     c.Credit: BrokerState._credit,
     c.Drain: BrokerState._drain,

@@ -227,6 +227,18 @@ class DeleteIdle(NamedTuple):
     reply: Reply | None = None
 
 
+class PutBack(NamedTuple):
+    """Messages from quarantine go to the end of a queue; their records there end in the same commit.
+
+    All or none.  Replies with the number put back: a record that is gone was put back already.
+    """
+
+    destination: Destination
+    messages: Sequence[tuple[bytes, NewMessage]]  #: (key in ``quarantine``, message)
+    there: frozenset[bytes] = frozenset()  #: supplied by the driver: the keys that are in quarantine
+    reply: Reply | None = None
+
+
 class Unsubscribe(NamedTuple):
     """Delete a durable subscription of this client's id, or one that is known by its name alone.  Replies None."""
 
@@ -483,6 +495,7 @@ Command = (
     | Detach
     | Delete
     | DeleteIdle
+    | PutBack
     | Unsubscribe
     | Credit
     | Drain

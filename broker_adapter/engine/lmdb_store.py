@@ -25,7 +25,7 @@ import msgpack
 
 from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.pages import File, Read, metas
+from broker_adapter.engine.pages import File, Read, contradiction, metas
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     DELAYED_LANE,
@@ -208,11 +208,16 @@ class LmdbStore:
         with txn.cursor(db=self._db["entries"]) as cursor:
             lane = 0
             while lane <= DELAYED_LANE and cursor.set_range(entry_key(queue, lane, 0)):
-                found, lane, _ = unpack_entry_key(cursor.key())
+                found, lane_found, _ = unpack_entry_key(cursor.key())
+                if (found, lane_found) < (queue, lane):
+                    raise StoreCorruptException(
+                        f"the entries of the store in {str(self.path)!r} are not in order;"
+                        f" run: holdfast check {str(self.path)!r} --repair"
+                    )
                 if found != queue:
                     break
-                lanes.append(lane)
-                lane += 1
+                lanes.append(lane_found)
+                lane = lane_found + 1
         return lanes
 
     def _record(self, key: bytes, value: bytes) -> CatalogRecord:
@@ -483,6 +488,11 @@ class LmdbStore:
             _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
         return True
 
+    def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Those of these keys of the table ``quarantine`` that are there."""
+        with self._env.begin() as txn:
+            return frozenset([key for key in keys if txn.get(key, db=self._db["quarantine"]) is not None])
+
     def quarantined(self) -> int:
         """How many records are in quarantine."""
         with self._env.begin() as txn:
@@ -720,6 +730,11 @@ def _check_size(data: Path) -> None:
             raise StoreCorruptException(
                 f"{str(data)!r} is not an LMDB file, or is damaged; run: holdfast check {str(data.parent)!r},"
                 " or restore it from a copy"
+            )
+        wrong = contradiction(found)
+        if wrong is not None:
+            raise StoreCorruptException(
+                f"{str(data)!r} is damaged: {wrong}; run: holdfast check {str(data.parent)!r} --repair"
             )
         page_bytes = found[0].free.page_bytes
         needed = (found[0].last_page + 1) * page_bytes

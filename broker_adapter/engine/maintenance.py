@@ -22,7 +22,7 @@ import msgpack
 
 from broker_adapter.engine.check import Check, Finding, Summary
 from broker_adapter.engine.lmdb_store import LmdbStore, own, reader_of
-from broker_adapter.engine.pages import Damage, File, Meta, metas
+from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
@@ -43,6 +43,7 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
+from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.errors import StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -73,9 +74,10 @@ class Report:
         pages: of the file.
         damages: pages that cannot be used.
         damaged_file: where the file with these pages is kept, if they were repaired.
-        salvaged: records that were taken from pages that no branch leads to.
-        free_is_known: whether the list of free pages could be read; where it could not, no such pages were looked at,
-            since nobody knows which of them have records that were deleted.
+        salvaged: records that were taken from damaged pages, and from pages that no branch leads to.
+        free_is_known: whether the list of free pages could be read; where it could not, nobody knows which pages that
+            nothing leads to have records that were deleted.
+        has_lost_root: whether one of the two roots of the file cannot be read.
         missing: table → records that its root counts and that could not be read.
         summary: of the records, with the number of problems by kind.
         findings: the first ones of them, without their changes.
@@ -87,6 +89,7 @@ class Report:
     damaged_file: str | None = None
     salvaged: int = 0
     free_is_known: bool = True
+    has_lost_root: bool = False
     missing: Counter[str] = attrs.field(factory=Counter)
     summary: Summary = attrs.field(factory=Summary)
     findings: list[Finding] = attrs.field(factory=list)
@@ -108,7 +111,9 @@ def as_answer(report: Report) -> dict[str, Any]:
         "damaged_pages": [
             {"page": each.page, "table": each.table, "text": each.text} for each in report.damages[:_SHOWN]
         ],
-        "damaged_page_count": len(report.damages),
+        "damaged_page_count": len({each.page for each in report.damages}),
+        "damage_count": len(report.damages),
+        "has_lost_root": report.has_lost_root,
         "damaged_file": report.damaged_file,
         "salvaged": report.salvaged,
         "free_is_known": report.free_is_known,
@@ -162,7 +167,7 @@ def check_store(
                 if not repair:
                     return report
                 try:
-                    _rebuild(directory, data.fileno(), found[0], settings, report, progress)
+                    _rebuild(directory, data.fileno(), found, settings, report, progress)
                 except (OSError, lmdb.Error) as error:
                     shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
                     raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
@@ -205,9 +210,16 @@ def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
 
 
 def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> None:
-    file = _file(handle, found[0], progress, "pages")
-    report.pages = file.pages
-    if len(found) < 2:
+    read, size = reader_of(handle), os.fstat(handle).st_size
+    meta = newest(read, found, size)
+    file = File(read, meta, size, lambda done, of: progress("pages", done, of))
+    report.pages = max(file.pages, size // meta.free.page_bytes) if len(found) < 2 else file.pages
+    wrong = contradiction(found)
+    if wrong is not None:
+        other = next(each for each in found if each is not meta)
+        report.damages.append(Damage(other.page, "", f"{wrong}; page {meta.page} has the last commit"))
+    report.has_lost_root = len(found) < 2
+    if report.has_lost_root:
         report.damages.append(
             Damage(1 - found[0].page, "", "it is one of the two roots of the file, and cannot be read; the other may be"
                    " one commit older")
@@ -222,13 +234,8 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
     report.damages += file.damages
 
 
-def _file(handle: int, meta: Meta, progress: Progress, what: str) -> File:
-    size = os.fstat(handle).st_size
-    return File(reader_of(handle), meta, size, lambda done, of: progress(what, done, of))
-
-
 def _rebuild(
-    directory: Path, handle: int, meta: Meta, settings: EngineSettings, report: Report, progress: Progress
+    directory: Path, handle: int, found: Sequence[Meta], settings: EngineSettings, report: Report, progress: Progress
 ) -> None:
     """Write what can be read into a new file, and put it in the place of the damaged one, which is kept."""
     target = directory / _REBUILDING
@@ -236,15 +243,19 @@ def _rebuild(
     target.mkdir(mode=0o700)
     env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False)
     try:
-        file = _file(handle, meta, progress, "records")
-        trees = file.tables()
+        read, size = reader_of(handle), os.fstat(handle).st_size
+        salvage = Salvage(
+            read,
+            newest(read, found, size),
+            size,
+            tables_of,
+            TABLES,
+            has_lost_root=len(found) < 2,
+            progress=lambda done, of: progress("records", done, of),
+        )
         handles = {table: env.open_db(table.encode()) for table in TABLES}
-        for table in TABLES:
-            if table in trees:
-                _write(env, ((handles[table], each) for each in file.records(table, trees[table])))
-        orphans = ((handles[table], each) for each in file.orphans() for table in tables_of(*each))
-        report.salvaged = _write(env, orphans)
-        report.free_is_known = file.free_is_known
+        report.salvaged = _write(env, handles, salvage.records())
+        report.free_is_known = salvage.free_is_known
         env.sync(True)
     finally:
         env.close()
@@ -258,13 +269,23 @@ def _rebuild(
     report.damaged_file = str(kept)
 
 
-def _write(env: Any, records: Iterator[tuple[Any, tuple[bytes, bytes]]]) -> int:
-    """Put records that are not there yet; returns how many."""
+def _write(env: Any, handles: dict[str, Any], records: Iterator[Salvaged]) -> int:
+    """Put records that are not there yet; returns how many of them were not where their tree has them."""
     count = 0
-    for chunk in in_parts(records, lambda each: len(each[1][1]), _CHUNK, _CHUNK_BYTES):
+    for chunk in in_parts(records, lambda each: len(each.value), _CHUNK, _CHUNK_BYTES):
         with env.begin(write=True) as txn:
-            count += sum([txn.put(key, value, db=db, overwrite=False) for db, (key, value) in chunk])
+            for each in chunk:
+                if each.table == "quarantine" and _is_there(txn, handles, each.key):
+                    continue
+                is_new = txn.put(each.key, each.value, db=handles[each.table], overwrite=False)
+                count += is_new and not each.is_regular
     return count
+
+
+def _is_there(txn: Any, handles: dict[str, Any], quarantined: bytes) -> bool:
+    """Whether what is to be set aside is in its table."""
+    table, key = split_quarantine_key(quarantined)
+    return table in handles and txn.get(key, db=handles[table]) is not None
 
 
 def tables_of(key: bytes, value: bytes) -> Sequence[str]:

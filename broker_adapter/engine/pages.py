@@ -1,8 +1,8 @@
 """The pages of an LMDB file, read without LMDB: which ones are damaged, and the records of the others.
 
 LMDB trusts its pages.  One that is zeroed, or was written to the wrong place, makes it end the process or leave out
-records without a word.  So a check looks at every page before LMDB does, and a repair takes the records out of those
-that are sound.
+records without a word.  So a check looks at every page before LMDB does.  A repair takes the records out
+(:mod:`salvage`).
 
 Theory of operation
     A file is a sequence of pages.  Pages 0 and 1 are *meta* pages, each the root of one of the last two transactions;
@@ -11,8 +11,14 @@ Theory of operation
     page) and leaf pages (key → value); a large value stands in consecutive overflow pages.  Every page carries its own
     number, so a page in the wrong place is noticed.
 
+    The keys of a branch are bounds: those of a page below stand between two of them.  A key that does not was changed,
+    or the branch leads to the wrong page, and LMDB would search in vain.
+
     A sound file uses each page once, or has it among the free ones.  What is neither belongs to a tree whose branch is
-    damaged; its leaves can still be read (``orphans``).
+    damaged.
+
+    Of the two transactions of the roots one follows the other.  Where the numbers say otherwise, one was changed, and
+    LMDB might begin with the older one.  The pages that a transaction frees are listed under its number, which tells.
 
 All numbers are in the machine's byte order.  The layout is that of LMDB 0.9 on a machine of 64 bits.
 """
@@ -20,8 +26,10 @@ All numbers are in the machine's byte order.  The layout is that of LMDB 0.9 on 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import attrs
 
@@ -31,17 +39,21 @@ from broker_adapter.engine.records import TABLES
 Read = Callable[[int, int], bytes]
 
 MAGIC: Final = 0xBEEFC0DE
-_HEADER: Final = struct.Struct("=QHHHH")
+HEADER: Final = struct.Struct("=QHHHH")
 _META: Final = struct.Struct("=IIQQ")
 _TREE: Final = struct.Struct("=IHHQQQQQ")
-_NODE: Final = struct.Struct("=HHHH")
+NODE: Final = struct.Struct("=HHHH")
 _NUMBER: Final = struct.Struct("=Q")
-_BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
+BRANCH, LEAF, OVERFLOW, _META_PAGE = 1, 2, 4, 8
 _BIG, _SUBTREE = 1, 2
 _INTEGER_KEYS: Final = 8
-_NO_PAGE: Final = (1 << 64) - 1
+NO_PAGE: Final = (1 << 64) - 1
+#: Longest key that LMDB takes, in bytes.
+MAX_KEY_BYTES: Final = 511
+#: What damages call the list of free pages.
+FREE_PAGES: Final = "(free pages)"
 #: Deepest tree that is followed; LMDB's own limit is 32.
-_MAX_DEPTH: Final = 32
+MAX_DEPTH: Final = 32
 _LEAST_PAGE, _MOST_PAGE = 512, 65536
 
 
@@ -107,8 +119,41 @@ class _PageError(Exception):
     """A page is damaged."""
 
 
+#: What a key is compared by.
+_Key = bytes | int
+
+
+class _Step(NamedTuple):
+    """A page that a tree leads to, with the bounds of its keys."""
+
+    page: int
+    depth: int
+    least: _Key | None = None  #: inclusive; None: there is none
+    end: _Key | None = None  #: exclusive; None: there is none
+
+    def check(self, keys: Sequence[Any]) -> None:
+        """Raise where the keys of a leaf are not as they must be."""
+        if any(low >= high for low, high in pairwise(keys)):
+            raise _PageError("its keys are not in order")
+        if keys and (
+            (self.least is not None and keys[0] < self.least) or (self.end is not None and keys[-1] >= self.end)
+        ):
+            raise _PageError("it has keys that the branch above it does not lead to")
+
+    def below(self, keys: Sequence[Any], children: Sequence[tuple[int, bytes]]) -> list[_Step]:
+        """The pages below a branch; the key of its first one says nothing.  Raises as ``check``."""
+        self.check(keys[1:])
+        bounds = [self.least, *keys[1:], self.end]
+        return [_Step(child, self.depth + 1, bounds[at], bounds[at + 1]) for at, (child, _) in enumerate(children)]
+
+
+def _in_order(key: bytes, table: str) -> _Key:
+    """What a key is compared by: those of the free pages are numbers."""
+    return int.from_bytes(key, sys.byteorder) if table == FREE_PAGES else key
+
+
 def metas(read: Read) -> list[Meta]:
-    """The meta pages that can be read, the newest first."""
+    """The meta pages that can be read, the newest first, by what they say."""
     found = []
     for page_bytes in (4096, 8192, 16384, 32768, 65536):
         for page in (0, 1):
@@ -120,10 +165,41 @@ def metas(read: Read) -> list[Meta]:
     return sorted(found, key=lambda meta: -meta.transaction)
 
 
+def contradiction(found: Sequence[Meta]) -> str | None:
+    """Why the transactions of the two roots cannot be right; None where they can."""
+    numbers = [meta.transaction for meta in found]
+    if len(found) == 2 and numbers != [0, 0] and numbers[0] - numbers[1] != 1:
+        return f"the roots are of the transactions {numbers[0]} and {numbers[1]}, which do not follow each other"
+    return None
+
+
+def newest(read: Read, found: Sequence[Meta], size: int) -> Meta:
+    """The root of the last transaction, also where the number of one is wrong.
+
+    Args:
+        read: of the file.
+        found: what :func:`metas` has found.
+        size: of the file in bytes.
+    """
+    if contradiction(found) is None:
+        return found[0]
+    freed = []
+    for meta in found:
+        file = File(read, meta, size)
+        file.tables()
+        freed.append((file.last_freed, meta))
+    return max(freed, key=lambda each: (each[0], each[1].transaction))[1]
+
+
+def tree_of(value: bytes) -> Tree | None:
+    """The root of a table; None where it is none."""
+    return Tree(*_TREE.unpack(value)) if len(value) == _TREE.size else None
+
+
 def _meta(data: bytes, page: int) -> Meta | None:
     if len(data) < 16 + _META.size + 2 * _TREE.size + 16:
         return None
-    number, _, flags, _, _ = _HEADER.unpack_from(data)
+    number, _, flags, _, _ = HEADER.unpack_from(data)
     magic, version, _, _ = _META.unpack_from(data, 16)
     if magic != MAGIC or number != page or not flags & _META_PAGE or version != 1:
         return None
@@ -148,7 +224,8 @@ class File:
 
     Attributes:
         damages: what was found so far.
-        free_is_known: whether the list of free pages could be read; where it could not, there are no ``orphans()``.
+        free_is_known: whether the list of free pages could be read.
+        last_freed: the highest number of a transaction in that list; -1: there is none.
     """
 
     def __init__(
@@ -172,6 +249,7 @@ class File:
         self._done = 0
         self.damages: list[Damage] = []
         self.free_is_known = False
+        self.last_freed = -1
         self._overflow_pages = 0  #: that were read so far
 
     def tables(self) -> dict[str, Tree]:
@@ -187,7 +265,7 @@ class File:
         found: dict[str, Tree] = {}
         for key, value, flags in self._nodes(self._meta.main, "(main)"):
             name = key.decode(errors="replace")
-            tree = Tree(*_TREE.unpack(value)) if len(value) == _TREE.size else None
+            tree = tree_of(value)
             if tree is not None and flags == _SUBTREE and name in self._names and not (tree.page_bytes or tree.flags):
                 found[name] = tree
             else:  # its pages are found without it
@@ -196,16 +274,17 @@ class File:
 
     def _mark_free(self) -> bool:
         before = len(self.damages)
-        for _, value, _ in self._nodes(self._meta.free, "(free pages)"):
+        for key, value, _ in self._nodes(self._meta.free, FREE_PAGES):
+            self.last_freed = max(self.last_freed, int.from_bytes(key, sys.byteorder))
             count = _NUMBER.unpack_from(value)[0] if len(value) >= 8 else -1
             if len(value) < 8 * (count + 1):
-                self.damages.append(Damage(0, "(free pages)", "a list of free pages is cut off"))
+                self.damages.append(Damage(0, FREE_PAGES, "a list of free pages is cut off"))
                 continue
             for (page,) in _NUMBER.iter_unpack(value[8 : 8 * (count + 1)]):
                 if page >= self.pages:
                     self._miscounts(f"page {page} is in the list of free ones")
                 elif not self._use(page):
-                    self.damages.append(Damage(page, "(free pages)", "it is free, and is used as well"))
+                    self.damages.append(Damage(page, FREE_PAGES, "it is free, and is used as well"))
         return len(self.damages) == before
 
     def ends_with_free(self) -> bool:
@@ -237,27 +316,6 @@ class File:
         for key, value, _ in self._nodes(tree, table):
             yield key, value
 
-    def orphans(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records of sound leaf pages that no tree leads to, after all tables were read.
-
-        Without the list of free pages there are none: a page that was freed has records that were deleted.
-        """
-        if not self.free_is_known:
-            return
-        for page in range(2, min(self.pages, self._there)):
-            if self._used[page >> 3] >> (page & 7) & 1:
-                continue
-            try:
-                number, _, flags, lower, upper = self._header(page)
-                if number != page or flags != _LEAF:
-                    continue
-                data = self._read(page * self._size, self._size)
-                nodes = self._leaf(page, data, lower, upper, "")
-            except _PageError:
-                continue
-            for key, value, _ in self._with_values(page, nodes, ""):
-                yield key, value
-
     @property
     def pages(self) -> int:
         """How many pages the file has."""
@@ -279,12 +337,6 @@ class File:
             self._progress(self._done, self.pages)
         return True
 
-    def _header(self, page: int) -> tuple[int, int, int, int, int]:
-        data = self._read(page * self._size, _HEADER.size)
-        if len(data) < _HEADER.size:
-            raise _PageError("the file ends before it")
-        return _HEADER.unpack(data)
-
     def _nodes(self, tree: Tree, table: str) -> Iterator[tuple[bytes, bytes, int]]:
         """(key, value, flags) of all leaves that can be reached."""
         before = len(self.damages)
@@ -294,38 +346,34 @@ class File:
         if len(self.damages) == before and attrs.astuple(counted) != said:
             self.damages.append(
                 Damage(
-                    tree.root if tree.root != _NO_PAGE else 0,
+                    tree.root if tree.root != NO_PAGE else 0,
                     table,
                     f"it has {counted.entries} records, and its root says {tree.entries}, or its pages are other ones",
                 )
             )
 
     def _walk(self, tree: Tree, table: str, counted: _Counted) -> Iterator[tuple[bytes, bytes, int]]:
-        if tree.root == _NO_PAGE:
+        if tree.root == NO_PAGE:
             return
-        last: bytes | None = None
-        in_order = table != "(free pages)"  # their keys are numbers in the machine's order
-        stack = [(tree.root, 1)]
+        stack = [_Step(tree.root, 1)]
         while stack:
-            page, depth = stack.pop()
+            step = stack.pop()
+            page = step.page
             try:
-                data, flags, lower, upper = self._page(page, depth)
-                counted.depth = max(counted.depth, depth)
-                if flags & _BRANCH:
+                data, flags, lower, upper = self._page(page, step.depth)
+                counted.depth = max(counted.depth, step.depth)
+                if flags & BRANCH:
                     counted.branch_pages += 1
-                    stack += [(child, depth + 1) for child in reversed(self._children(page, data, lower, upper, table))]
+                    children = self._children(page, data, lower, upper, table)
+                    stack += reversed(step.below([_in_order(key, table) for _, key in children], children))
                     continue
                 counted.leaf_pages += 1
                 nodes = self._leaf(page, data, lower, upper, table)
                 counted.entries += len(nodes)
-                keys = [node.key for node in nodes]
-                if in_order and keys and (sorted(keys) != keys or (last is not None and keys[0] <= last)):
-                    raise _PageError("its keys are not in order")
+                step.check([_in_order(node.key, table) for node in nodes])
             except _PageError as error:
                 self.damages.append(Damage(page, table, str(error)))
                 continue
-            if keys:
-                last = keys[-1]
             overflow = self._overflow_pages
             yield from self._with_values(page, nodes, table)
             counted.overflow_pages += self._overflow_pages - overflow
@@ -334,17 +382,17 @@ class File:
         if page < 2:
             raise _PageError("a branch leads to it")
         self._check_last(page)
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise _PageError("the tree is too deep")
         if not self._use(page):
             raise _PageError("two branches lead to it")
         data = self._read(page * self._size, self._size)
         if len(data) < self._size:
             raise _PageError("the file ends before it")
-        number, _, flags, lower, upper = _HEADER.unpack_from(data)
+        number, _, flags, lower, upper = HEADER.unpack_from(data)
         if number != page:
             raise _PageError("it is zeroed" if not data.strip(b"\0") else f"it says that it is page {number}")
-        if flags not in (_BRANCH, _LEAF):
+        if flags not in (BRANCH, LEAF):
             raise _PageError(f"it is of kind 0x{flags:x}, neither branch nor leaf")
         if not 16 <= lower <= upper <= self._size or lower & 1:
             raise _PageError("its bounds are impossible")
@@ -360,7 +408,7 @@ class File:
     def _pointers(self, data: bytes, lower: int, upper: int) -> tuple[int, ...]:
         count = (lower - 16) >> 1
         pointers = struct.unpack_from(f"={count}H", data, 16)
-        if any(pointer < upper or pointer + _NODE.size > self._size for pointer in pointers):
+        if any(pointer < upper or pointer + NODE.size > self._size for pointer in pointers):
             raise _PageError("a record of it is out of its bounds")
         return pointers
 
@@ -374,13 +422,15 @@ class File:
         if end != self._size:
             self.damages.append(Damage(page, table, "its records overlap, or have gaps"))
 
-    def _children(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[int]:
+    def _children(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[tuple[int, bytes]]:
+        """(page, key) of each."""
         children = []
         sizes: dict[int, int] = {}
         for pointer in self._pointers(data, lower, upper):
-            low, high, flags, key_bytes = _NODE.unpack_from(data, pointer)
-            children.append(low | high << 16 | flags << 32)
-            sizes[pointer] = _NODE.size + key_bytes
+            low, high, flags, key_bytes = NODE.unpack_from(data, pointer)
+            start = pointer + NODE.size
+            children.append((low | high << 16 | flags << 32, data[start : start + key_bytes]))
+            sizes[pointer] = NODE.size + key_bytes
         self._check_layout(page, upper, sizes, table)
         if not children:
             raise _PageError("a branch without children")
@@ -392,13 +442,13 @@ class File:
         nodes = []
         sizes: dict[int, int] = {}
         for pointer in self._pointers(data, lower, upper):
-            low, high, flags, key_bytes = _NODE.unpack_from(data, pointer)
+            low, high, flags, key_bytes = NODE.unpack_from(data, pointer)
             size = low | high << 16
-            start = pointer + _NODE.size + key_bytes
-            sizes[pointer] = _NODE.size + key_bytes + (_NUMBER.size if flags & _BIG else size)
-            if start > self._size:
+            start = pointer + NODE.size + key_bytes
+            sizes[pointer] = NODE.size + key_bytes + (_NUMBER.size if flags & _BIG else size)
+            if start > self._size or not 0 < key_bytes <= MAX_KEY_BYTES:
                 raise _PageError("a key of it is out of its bounds")
-            key = data[pointer + _NODE.size : start]
+            key = data[pointer + NODE.size : start]
             if flags & ~_BIG and not (table == "(main)" and flags == _SUBTREE):
                 self.damages.append(Damage(page, table, f"the record {key.hex()} has the flags 0x{flags:x}"))
             value = data[start : start + (_NUMBER.size if flags & _BIG else size)]
@@ -437,8 +487,8 @@ class File:
         if len(data) < 16 + size:
             raise _PageError("the file ends before it")
         self._overflow_pages += count
-        number, _, flags, low, high = _HEADER.unpack_from(data)
-        if number != page or flags != _OVERFLOW or low | high << 16 != count:
+        number, _, flags, low, high = HEADER.unpack_from(data)
+        if number != page or flags != OVERFLOW or low | high << 16 != count:
             # LMDB would free as many pages as it says.  Whether what it holds is right, its checksum tells.
             self.damages.append(Damage(page, table, "it is the first page of a long value, and does not say so"))
         return data[16 : 16 + size]

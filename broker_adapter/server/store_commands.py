@@ -26,7 +26,9 @@ from broker_adapter.engine.maintenance import (
     existing_store,
     quarantined,
 )
-from broker_adapter.errors import MessageFormatException, StoreException
+from broker_adapter.engine.parts import in_parts
+from broker_adapter.engine.records import quarantine_key
+from broker_adapter.errors import MessageFormatException
 from broker_adapter.server.terminal import printable
 from broker_adapter.settings import EngineSettings
 
@@ -36,6 +38,7 @@ _SHOWN = 50
 _WAIT_SECONDS = 60.0
 #: Messages that are put back in one step.
 _AT_ONCE = 500
+_AT_ONCE_BYTES = 16 * 1024 * 1024
 
 
 def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str, Any]], Any]) -> None:
@@ -106,20 +109,26 @@ def _print_check(answer: dict[str, Any]) -> None:
         print(f"pages      {answer['pages']}, {answer['damaged_page_count']} of them damaged")
     for each in answer["damaged_pages"]:
         print(printable(f"  page {each['page']} {each['table']}: {each['text']}"))
+    if answer["damage_count"] > len(answer["damaged_pages"]):
+        print(f"  ... and {answer['damage_count'] - len(answer['damaged_pages'])} more")
     if answer["damaged_page_count"] and not answer["damaged_file"]:
         missing = sum(answer["missing"].values())
         print(
-            f"{f'{missing} records or more' if missing else 'nobody knows how many records'}"
-            " cannot be reached, and the others were not looked at: a repair (--repair)"
-            " writes what can be read into a new file, and keeps this one"
+            f"{f'{missing} records or more' if missing else 'nobody knows how many records'} cannot be reached by LMDB,"
+            " and the others were not looked at.\nA repair (--repair) reads every page by itself, writes all records"
+            " that can be read into a new file,\nkeeps this one beside it, and then compares every record with every"
+            " other."
         )
         return
     if answer["damaged_file"]:
-        print(f"rebuilt    {answer['salvaged']} records from pages that nothing led to; the damaged file is kept as")
-        print(f"           {answer['damaged_file']}")
+        print(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
+        print(f"           the damaged file is kept as {answer['damaged_file']}")
+        if answer["has_lost_root"]:
+            print("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
+            print("           have sent are there, or in quarantine; messages that it settled may come again")
         if not answer["free_is_known"]:
-            print("           the list of free pages is lost, so pages that nothing led to were not looked at: what")
-            print("           they have may have been settled long ago")
+            print("           the list of free pages is lost, so nobody knows which of the messages that nothing led to")
+            print("           were consumed long ago: they are in quarantine, where messages are missing")
     print(f"queues     {answer['queues']}")
     print(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
     print(f"delayed    {answer['delayed']}")
@@ -185,21 +194,17 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
 
 
 def _put_back(broker: Broker, records: list[Quarantined], name: str | None) -> int:
-    """Put messages at the end of a queue, as they are; they are dropped from quarantine once they are stored."""
+    """Put messages at the end of a queue, as they are; each is dropped from quarantine as it is stored."""
     if name is None:
         raise ValueError("put-back needs --queue: nobody knows where these messages were")
     for record in records:
         if record.payload is None:
             raise ValueError(f"{record.name} is no message; it can only be shown or dropped")
-    client = broker.call(c.Connect(None), _WAIT_SECONDS)
-    for first in range(0, len(records), _AT_ONCE):
-        part = records[first : first + _AT_ONCE]
-        messages = [_message(record) for record in part]
-        errors = broker.call(c.Enqueue(client, queue(name), messages), _WAIT_SECONDS)
-        if errors is not None:
-            raise StoreException(f"not all could be put back: {next(each for each in errors if each is not None)}")
-        drop_quarantined(broker.store, part)
-    return len(records)
+    count = 0
+    for part in in_parts(records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
+        messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
+        count += broker.call(c.PutBack(queue(name), messages), _WAIT_SECONDS)
+    return count
 
 
 def _message(record: Quarantined) -> c.NewMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -29,6 +30,7 @@ from broker_adapter.engine.records import (
     encode_reference,
     entry_key,
     message_key,
+    split_quarantine_key,
 )
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
@@ -537,6 +539,203 @@ def test_any_pages_may_be_zeroed_or_hold_anything(tmp_path: Path, seed: int) -> 
     broker = Broker(SETTINGS, str(tmp_path))
     assert [each.text for each in broker.check() if not each.harmless] == []
     broker.close()
+
+
+def records(path: Path) -> dict[str, dict[bytes, bytes]]:
+    """All records, table by table, as LMDB reads them."""
+    found = {}
+    with lmdb.open(str(path), max_dbs=len(TABLES), readonly=True) as env, env.begin() as txn:
+        for table in TABLES:
+            cursor = txn.cursor(db=env.open_db(table.encode(), txn=txn, create=False))
+            found[table] = {bytes(key): bytes(value) for key, value in cursor}
+    return found
+
+
+def bodies(found: dict[str, dict[bytes, bytes]]) -> set[bytes]:
+    """The messages that are there, or in quarantine."""
+    aside = [split_quarantine_key(key) for key in found["quarantine"]]
+    return {*found["messages"], *(key for table, key in aside if table == "messages")}
+
+
+def place_in(data: bytes, chance: random.Random) -> int:
+    """An offset in a file, mostly in what says where other things are."""
+    page = chance.randrange(len(data) // 4096)
+    lower, upper = (int.from_bytes(data[page * 4096 + at : page * 4096 + at + 2], sys.byteorder) for at in (12, 14))
+    how = chance.randrange(4)
+    if how == 0:
+        return page * 4096 + chance.randrange(16)  # its head
+    if how < 3 and 16 < lower <= upper <= 4096:
+        pointer = page * 4096 + chance.randrange(16, lower, 2)
+        if how == 1:
+            return pointer + chance.randrange(2)
+        node = int.from_bytes(data[pointer : pointer + 2], sys.byteorder)
+        return page * 4096 + min(4095, node + chance.randrange(21))  # of a record: sizes, flags, key
+    return page * 4096 + chance.randrange(4096)
+
+
+@pytest.fixture(scope="module")
+def sound_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, dict[bytes, bytes]]]:
+    path = tmp_path_factory.mktemp("sound")
+    filled(path, 1500)
+    return (path / "data.mdb").read_bytes(), records(path)
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_changed_bit_costs_the_record_that_it_is_in(
+    tmp_path: Path, sound_file: tuple[bytes, dict[str, dict[bytes, bytes]]], seed: int, bits: int
+) -> None:
+    before, expected = sound_file
+    chance = random.Random(seed)
+    data = bytearray(before)
+    for _ in range(bits):
+        data[place_in(before, chance)] ^= 1 << chance.randrange(8)
+    (tmp_path / "data.mdb").write_bytes(data)
+    if check(tmp_path).is_sound:
+        assert records(tmp_path) == expected, "it was in a page, or a part of one, that is not in use"
+        return
+    check(tmp_path, repair=True)
+    again = check(tmp_path)
+    assert again.is_sound, (again.damages, again.findings)
+    found = records(tmp_path)
+    assert len(bodies(expected) - bodies(found)) <= bits
+    assert len(expected["entries"].keys() - found["entries"].keys()) <= 2 * bits, "of these, or of lost messages"
+    for table in ("catalog", "references", "producers", "commits", "published", "annotations", "schedule", "meta"):
+        assert len(expected[table].keys() - found[table].keys()) <= bits, table
+
+
+def with_flipped_key(path: Path, table: str, index: int, *, kind: int = 2) -> None:
+    """Change the last octet of one key of the first page of a kind."""
+    page = page_of(path, table, kind)[0]
+    data = bytearray((path / "data.mdb").read_bytes())
+    lower = int.from_bytes(data[page * 4096 + 12 : page * 4096 + 14], sys.byteorder)
+    pointers = [
+        int.from_bytes(data[page * 4096 + at : page * 4096 + at + 2], sys.byteorder) for at in range(16, lower, 2)
+    ]
+    node = page * 4096 + pointers[index]
+    key_bytes = int.from_bytes(data[node + 6 : node + 8], sys.byteorder)
+    data[node + 8 + key_bytes - 3] ^= 0x40  # higher than any that follows
+    (path / "data.mdb").write_bytes(data)
+
+
+@pytest.mark.parametrize("table", ["messages", "entries"])
+def test_a_key_that_is_higher_than_all_that_follow_costs_one_record(tmp_path: Path, table: str) -> None:
+    filled(tmp_path, 2000)
+    before = bodies(records(tmp_path))
+    with_flipped_key(tmp_path, table, -1)
+    assert not check(tmp_path).is_sound
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    found = records(tmp_path)
+    assert bodies(found) == before or table == "messages"
+    assert len(before - bodies(found)) <= 1
+    assert everything(tmp_path)["orders"] >= 1997
+
+
+@pytest.mark.parametrize("table", ["messages", "entries", "schedule"])
+def test_a_changed_key_of_a_branch_is_found_and_costs_nothing(tmp_path: Path, table: str) -> None:
+    filled(tmp_path, 2000)
+    if table == "schedule":
+        broker = Broker(SETTINGS, str(tmp_path))
+        send(broker, connect(broker), "later", *("x" for _ in range(1000)), deliver_at_ms=FAR_MS)
+        broker.close()
+    expected = records(tmp_path)
+    with_flipped_key(tmp_path, table, 1, kind=1)
+    report = check(tmp_path)
+    assert [each.table for each in report.damages] != []
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert records(tmp_path) == expected
+
+
+@pytest.mark.parametrize("bit", range(0, 64, 3))
+@pytest.mark.parametrize("which", [0, 1], ids=["newer", "older"])
+def test_the_last_commit_is_not_lost_to_a_wrong_number_of_a_root(tmp_path: Path, bit: int, which: int) -> None:
+    filled(tmp_path, 500)
+    expected = records(tmp_path)
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    root = metas(lambda offset, size: bytes(data[offset : offset + size]))[which]
+    place = root.page * 4096 + 16 + 24 + 2 * 48 + 8
+    data[place + bit // 8] ^= 1 << bit % 8
+    (tmp_path / "data.mdb").write_bytes(data)
+    with pytest.raises(StoreCorruptException, match="holdfast check"):
+        Broker(SETTINGS, str(tmp_path))
+    assert "do not follow each other" in check(tmp_path).damages[0].text
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert records(tmp_path) == expected
+
+
+@pytest.mark.parametrize("pair", [("free", "main"), ("main", "entries"), ("free", "messages")])
+def test_two_pages_that_were_exchanged_cost_nothing(tmp_path: Path, pair: tuple[str, str]) -> None:
+    filled(tmp_path, 2000)
+    expected = records(tmp_path)
+    data = (tmp_path / "data.mdb").read_bytes()
+    root = metas(lambda offset, size: data[offset : offset + size])[0]
+    pages = {"free": root.free.root, "main": root.main.root}
+    one, other = (pages[name] if name in pages else page_of(tmp_path, name, 1)[0] for name in pair)
+    overwrite(tmp_path, one, data[other * 4096 : (other + 1) * 4096])
+    overwrite(tmp_path, other, data[one * 4096 : (one + 1) * 4096])
+    assert check(tmp_path).damages
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert records(tmp_path) == expected
+
+
+def test_the_messages_of_the_last_commit_are_kept_where_its_root_is_lost(tmp_path: Path) -> None:
+    filled(tmp_path)
+    broker = Broker(SETTINGS, str(tmp_path))
+    send(broker, connect(broker), "last", "z" * 50_000)
+    broker.call(c.Enqueue(connect(broker), queue("last"), [message(f"last {number}") for number in range(500)]), WAIT)
+    data = (tmp_path / "data.mdb").read_bytes()
+    newest_page = metas(lambda offset, size: data[offset : offset + size])[0].page
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "data.mdb").write_bytes(data)
+    broker.close()
+    expected = bodies(records(copy))
+    overwrite(copy, newest_page)
+    report = check(copy)
+    assert "may be one commit older" in report.damages[0].text
+    assert report.pages == len(data) // 4096
+    check(copy, repair=True)
+    assert check(copy).is_sound
+    found = records(copy)
+    assert bodies(found) == expected
+    assert len(found["messages"]) < len(expected), "what it had put into free pages is set aside"
+    Broker(SETTINGS, str(copy)).close()
+
+
+def test_a_key_that_is_too_long_for_lmdb_does_not_stop_a_repair(tmp_path: Path) -> None:
+    filled(tmp_path)
+    page = page_of(tmp_path, "producers", 2)[0]
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    node = page * 4096 + int.from_bytes(data[page * 4096 + 16 : page * 4096 + 18], sys.byteorder)
+    data[node + 7] ^= 2  # the key's size: 512 more
+    (tmp_path / "data.mdb").write_bytes(data)
+    assert check(tmp_path).damages
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert everything(tmp_path) == ALL
+
+
+def test_a_start_does_not_loop_where_keys_are_not_in_order(tmp_path: Path) -> None:
+    """LMDB finds a smaller key than it was asked for."""
+    filled(tmp_path, 2000)
+    data = (tmp_path / "data.mdb").read_bytes()
+    page = page_of(tmp_path, "entries", 1)[0]
+    lower = int.from_bytes(data[page * 4096 + 12 : page * 4096 + 14], sys.byteorder)
+    for at in range(18, lower, 2):
+        pointer = int.from_bytes(data[page * 4096 + at : page * 4096 + at + 2], sys.byteorder)
+        for octet in (3, 4, 5):  # of the key: queue and lane
+            changed = bytearray(data)
+            changed[page * 4096 + pointer + 8 + octet] ^= 2
+            (tmp_path / "data.mdb").write_bytes(changed)
+            assert not check(tmp_path).is_sound
+            with contextlib.suppress(StoreCorruptException):
+                Broker(SETTINGS, str(tmp_path)).close()
+            if at > 40:
+                return
 
 
 def test_lmdb_may_end_the_process_where_a_check_answers(tmp_path: Path) -> None:

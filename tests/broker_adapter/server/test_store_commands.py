@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from broker_adapter.engine.maintenance import check_store
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import check_store, quarantined
 from broker_adapter.engine.pages import metas
+from broker_adapter.engine.records import quarantine_key
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.test_maintenance import (
@@ -119,6 +124,55 @@ def test_a_message_in_quarantine_is_looked_at_and_put_back(tmp_path: Path) -> No
             message = session.create_consumer(session.create_queue("rescued")).receive(timeout=120)
             assert message is not None
             assert message.body == "precioux"
+
+
+def aside(path: Path, count: int) -> None:
+    """A store that has this many messages in quarantine."""
+    with (
+        ServerProcess(path) as server,
+        ConnectionFactory(server.url).create_connection() as connection,
+        connection.create_session() as session,
+    ):
+        producer = session.create_producer(session.create_queue("orders"))
+        for number in range(count):
+            producer.send(f"order {number}")
+
+    def drop_entries(txn: Txn, tables: Tables) -> None:
+        txn.drop(tables["entries"], delete=False)
+
+    damage(path, drop_entries)
+    check_store(path, EngineSettings(), repair=True)
+
+
+def test_messages_that_were_put_back_already_are_not_put_back_again(tmp_path: Path) -> None:
+    aside(tmp_path, 3)
+    broker = Broker(EngineSettings(), str(tmp_path))
+    records = quarantined(broker.store)
+    command = c.PutBack(
+        queue("rescued"), [(quarantine_key(each.table, each.key), c.NewMessage(1, b"x")) for each in records]
+    )
+    assert broker.call(command, 120) == 3
+    assert broker.call(command, 120) == 0
+    assert quarantined(broker.store) == []
+    broker.close()
+
+
+def test_putting_back_that_is_killed_half_way_doubles_nothing(tmp_path: Path) -> None:
+    count = 3000
+    aside(tmp_path, count)
+    for number in range(6):
+        command = [sys.executable, "-m", "broker_adapter.server.cli", "quarantine", "put-back", str(tmp_path), "--all"]
+        with subprocess.Popen([*command, "--queue", "rescued"], stdout=subprocess.PIPE) as process:
+            time.sleep(0.5 + 0.15 * number)
+            process.kill()
+    done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued")
+    with ServerProcess(tmp_path) as server, ConnectionFactory(server.url).create_connection() as connection:
+        connection.start()
+        with connection.create_session() as session:
+            consumer = session.create_consumer(session.create_queue("rescued"))
+            found = [str(consumer.receive(timeout=120)) for _ in range(count)]
+            assert consumer.receive(timeout=0) is None
+    assert sorted(found) == sorted(f"order {number}" for number in range(count))
 
 
 def test_what_is_in_quarantine_may_be_dropped(tmp_path: Path) -> None:
