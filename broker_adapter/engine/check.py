@@ -57,6 +57,7 @@ from broker_adapter.engine.records import (
     quarantine_key,
     queue_key,
     schedule_key,
+    unpack_entry_key,
     unpack_message_key,
     unpack_queue_key,
 )
@@ -70,6 +71,7 @@ SKIPPED_QUEUES: Final = 1 << 16
 _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
 _SORTED_AT_ONCE: Final = 1_000_000
+_ENTRY_KEY_BYTES: Final = 13
 _KINDS: Final = frozenset(("queue", "subscription", "staged", "ended"))
 
 Change = tuple[str, bytes, bytes | None]  #: table, key, value (None: delete)
@@ -265,7 +267,7 @@ class Check:
                     "damaged entry",
                     "entries",
                     key,
-                    f"entry {key.hex()} cannot be trusted ({error}); it goes into quarantine",
+                    f"{self._place(key)} cannot be trusted ({error}); it goes into quarantine",
                     _quarantine("entries", key, value),
                 )
                 continue
@@ -308,7 +310,7 @@ class Check:
                 "entry not marked as persistent",
                 "entries",
                 key,
-                f"entry {key.hex()} is stored and not marked as persistent; it is marked",
+                f"{self._place(key)} is stored and not marked as persistent; it is marked",
                 (_entry_change(key, entry, flags),),
             )
         if flags & FLAG_ANNOTATED:
@@ -318,7 +320,7 @@ class Check:
                     "annotations missing",
                     "entries",
                     key,
-                    f"the annotations of entry {key.hex()} (why it was set aside) are gone or damaged; it goes on"
+                    f"the annotations of {self._place(key)} (why it was set aside) are gone or damaged; it goes on"
                     " without them",
                     (
                         *(() if annotations is None else _quarantine("annotations", key, annotations)),
@@ -419,6 +421,15 @@ class Check:
                 (("references", key, encode_reference(key, entries)),),
             )
 
+    def _place(self, key: bytes) -> str:
+        """What an entry is called, with its queue."""
+        queue = self._queues.get(unpack_entry_key(key)[0]) if len(key) == _ENTRY_KEY_BYTES else None
+        if queue is None:
+            return f"entry {key.hex()}"
+        record = queue.record
+        topic = "" if record.topic is None else f" of topic {record.topic!r}"
+        return f"entry {key.hex()} of {record.kind} {record.name!r}{topic}"
+
     def _check_references(self) -> Iterator[Finding]:
         for key, _ in self._tables.items("references"):
             if self._tables.get("messages", key) is None:
@@ -473,7 +484,7 @@ class Check:
                 "expiry not scheduled",
                 "entries",
                 key,
-                f"entry {key.hex()} expires, and the schedule does not say so; it is put in",
+                f"{self._place(key)} expires, and the schedule does not say so; it is put in",
                 (("schedule", schedule_key(expires_at_ms, KIND_EXPIRE, key), b""),),
             )
         for key in sorted(self._delayed):
@@ -481,7 +492,7 @@ class Check:
                 "delivery not scheduled",
                 "entries",
                 key,
-                f"entry {key.hex()} waits for its time, which the schedule does not have; it becomes due now",
+                f"{self._place(key)} waits for its time, which the schedule does not have; it becomes due now",
                 (("schedule", schedule_key(0, KIND_DELIVER, key), b""),),
             )
 
@@ -506,7 +517,7 @@ class Check:
                     "entry without a message",
                     "entries",
                     key,
-                    f"message {entry.number} of entry {key.hex()} is gone or damaged; the entry goes into quarantine",
+                    f"message {entry.number} of {self._place(key)} is gone or damaged; the entry goes into quarantine",
                     _quarantine("entries", key, value),
                 )
                 continue
@@ -517,7 +528,7 @@ class Check:
                     "entry not marked as shared",
                     "entries",
                     key,
-                    f"several queues hold message {entry.number}, and entry {key.hex()} does not say so; it is marked",
+                    f"several queues hold message {entry.number}, and {self._place(key)} does not say so; it is marked",
                     (_entry_change(key, entry, flags),),
                 )
             moved = self._moved.get(entry.queue)

@@ -127,7 +127,9 @@ def _print_check(answer: dict[str, Any]) -> None:
             print("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
             print("           have sent are there, or in quarantine; messages that it settled may come again")
         if not answer["free_is_known"]:
-            print("           the list of free pages is lost, so nobody knows which of the messages that nothing led to")
+            print(
+                "           the list of free pages is lost, so nobody knows which of the messages that nothing led to"
+            )
             print("           were consumed long ago: they are in quarantine, where messages are missing")
     print(f"queues     {answer['queues']}")
     print(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")

@@ -279,6 +279,19 @@ def test_a_damaged_record_is_found_and_repaired(tmp_path: Path, name: str) -> No
     assert found == {**{key: ALL[key] for key in found}, **changed}
 
 
+def test_a_finding_names_the_queue_or_subscription(tmp_path: Path) -> None:
+    filled(tmp_path)
+
+    def act(txn: Txn, tables: Tables) -> None:
+        for key, _ in list(txn.cursor(db=tables["messages"])):
+            txn.delete(key, db=tables["messages"])
+
+    damage(tmp_path, act)
+    texts = " ".join(each.text for each in check(tmp_path).findings)
+    assert "of queue 'orders' is gone or damaged" in texts
+    assert "of subscription 'one' of topic 'news' is gone or damaged" in texts
+
+
 @pytest.mark.damages
 def test_an_engine_starts_with_damaged_counters_and_counts_the_entries(tmp_path: Path) -> None:
     filled(tmp_path)
