@@ -381,7 +381,7 @@ def test_a_client_that_takes_nothing_costs_a_bounded_amount_and_then_gets_everyt
         held = in_hand(served)
         assert held < count
         assert served.works()
-        assert in_hand(served) == held
+        assert held <= in_hand(served) < count
         bodies: list[str] = []
         while len(bodies) < count:
             peer.receive(sock.recv(1 << 20))
