@@ -188,6 +188,7 @@ class SessionRemoteClose(NamedTuple):
 
     session: int
     error: AmqpError | None
+    unsent: dict[int, list[int]]  #: link → its messages that the peer has not got as a whole
 
 
 class LinkRemoteOpen(NamedTuple):
@@ -939,7 +940,8 @@ class Peer:
             session = self._sessions_by_pointer.get(engine.pn_event_session(event))
             if session is not None:
                 error = _read_condition(lib.pn_session_remote_condition(session.endpoint._impl))
-                happened.append(SessionRemoteClose(session.number, error))
+                unsent = {link: self.withdraw(link) for link in session.links}
+                happened.append(SessionRemoteClose(session.number, error, unsent))
                 self._forget_session(session)
         elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
             happened.append(self._read_open())
@@ -951,12 +953,11 @@ class Peer:
             self._failure = condition or AmqpError("amqp:connection:framing-error", "the connection failed")
 
     def _on_flow(self, link: _Link, happened: list[Event]) -> None:
-        if link.drained_later:
-            return  # its credit is spoken for
         credit = self._engine.pn_link_credit(link.pointer) - len(link.later)
         drain = bool(self._engine.pn_link_get_drain(link.pointer))
         if link.is_sender and credit == link.credit and drain == link.drain:
             return  # proton also tells of each transfer that it wrote
+        link.drained_later = False  # what was to be returned is not all of it any more, or not wanted back
         link.credit = credit
         link.drain = drain
         flow = LinkFlow(link.number, credit, drain)
@@ -1249,7 +1250,7 @@ class Peer:
         if found is None or found.closed:
             return
         found.closed = True
-        self._forget_later(found)
+        begun = self._forget_later(found, keeps_unsent=not found.remote_closed)
         pointer = found.endpoint._impl
         if error is not None:
             _write_condition(lib.pn_link_condition(pointer), error)
@@ -1257,8 +1258,32 @@ class Peer:
             lib.pn_link_close(pointer)
         else:
             lib.pn_link_detach(pointer)
+        if begun is not None:
+            self._written += self._take_output()
+            lib.pn_delivery_abort(begun)
         if found.remote_closed:
             self._forget_link(found)
+
+    def withdraw(self, link: int) -> list[int]:
+        """Send nothing more of a link's messages, which the peer has detached, or whose connection is over.
+
+        Returns:
+            the numbers of those that are not settled and that the peer has not got as a whole, in order.
+        """
+        found = self._links.get(link)
+        if found is None or not found.is_sender:
+            return []
+        pending = self._engine.pn_delivery_pending
+        begun = found.later[0].delivery if found.later else None
+        unsent = [each for each in found.outgoing if each == begun or pending(each)]
+        numbers = [found.outgoing[each] for each in unsent]
+        numbers += [each.number for each in found.later if each.delivery is None and not each.settled]
+        self._forget_later(found)
+        for delivery in unsent:
+            if found.outgoing.pop(delivery, None) is not None:
+                # Settled alone, its bytes would count as bytes that wait for the session's window.
+                lib.pn_delivery_abort(delivery)
+        return numbers
 
     def abandon(self, link: int) -> None:
         """Forget what was sent on a link and is not settled: the peer will not name it any more."""
@@ -1302,7 +1327,6 @@ class Peer:
             return
         if found.later:
             found.drained_later = True
-            found.credit = 0
             return
         self._engine.pn_link_drained(found.pointer)
         found.credit = self._engine.pn_link_credit(found.pointer)
@@ -1427,7 +1451,10 @@ class Peer:
         for session in list(self._with_later.values()):
             later = session.later_links
             while later:
-                link = next(iter(later.values()))
+                # What has no credit any more would only take up room in proton.
+                link = next((each for each in later.values() if engine.pn_link_credit(each.pointer) > 0), None)
+                if link is None:
+                    break
                 message, pointer = link.later[0], link.pointer
                 waiting_bytes = lib.pn_session_outgoing_bytes(session.endpoint._impl)
                 part_bytes = self._buffers.part_bytes(message.delivery, size)
@@ -1474,16 +1501,47 @@ class Peer:
             link.session.later_links.pop(link.number, None)
             self._answer_later_drain(link)
 
-    def _forget_later(self, link: _Link) -> None:
-        """What proton has not got of a link's messages is not sent any more."""
+    def _forget_later(self, link: _Link, *, keeps_unsent: bool = False) -> Any:
+        """What proton has not got of a link's messages is not sent any more.
+
+        Returns:
+            with ``keeps_unsent`` the C delivery that proton has a part of and has written nothing of, if any: the
+            caller aborts it after the link's detach, which proton would hold back for ever behind such a one.
+        """
+        kept: Any = None
         for message in link.later:
             link.session.later_bytes -= len(message.payload) - message.given
             if message.delivery is not None:
                 link.outgoing.pop(message.delivery, None)
-                lib.pn_delivery_abort(message.delivery)
+                if keeps_unsent and self._engine.pn_delivery_pending(message.delivery) == message.given:
+                    kept = message.delivery
+                else:
+                    lib.pn_delivery_abort(message.delivery)
         link.later.clear()
         link.drained_later = False
         link.session.later_links.pop(link.number, None)
+        return kept
+
+    def take_back(self, link: int, messages: int) -> list[int]:
+        """Do not send the last so many messages of a link, as far as proton has nothing of them.
+
+        Returns:
+            the numbers of those that are not sent: they have used up no credit.
+        """
+        found = self._links.get(link)
+        numbers: list[int] = []
+        while found is not None and found.later and len(numbers) < messages:
+            last = found.later[-1]
+            if last.delivery is not None or last.settled:
+                break
+            found.later.pop()
+            found.credit += 1
+            found.session.later_bytes -= len(last.payload)
+            numbers.append(last.number)
+        if found is not None and not found.later:
+            found.session.later_links.pop(link, None)
+            self._answer_later_drain(found)
+        return numbers
 
     def settle(self, link: int, numbers: Iterable[int], state: State) -> None:
         """Settle incoming deliveries of a link, in order, all alike; unknown numbers are ignored.

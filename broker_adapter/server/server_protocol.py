@@ -183,6 +183,7 @@ class _Consumer:
     number: int  #: the engine's
     presettled: bool
     slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
+    handed: int = 0  #: the engine's number of the last delivery that was looked at
     since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
     credit: int = 0  #: what the client allows beyond what was sent
     granted: int = 0  #: what of it the engine has, and has not used yet
@@ -507,6 +508,9 @@ class ServerProtocol:
             return
         self._ended = True
         if self._client is not None:
+            if failed:
+                for consumer in self._consumers.values():
+                    self._release_unseen(consumer, self._peer.withdraw(consumer.link))
             self._commands.append(c.Disconnect(self._client, failed))
         self._submit()
 
@@ -588,6 +592,7 @@ class ServerProtocol:
     def _on_session_close(self, event: SessionRemoteClose) -> None:
         for consumer in [each for each in self._consumers.values() if each.session == event.session]:
             del self._consumers[consumer.link]
+            self._release_unseen(consumer, event.unsent.get(consumer.link, ()))
             self._commands.append(c.Detach(consumer.number, give_back=True, failed=self._is_own))
             if not consumer.detached:
                 consumer.detached = True  # what the engine has handed out already finds no link any more
@@ -801,16 +806,9 @@ class ServerProtocol:
         consumer = self._consumers.get(link)
         if consumer is not None and not consumer.detached:
             consumer.detached = True
-            consumer.granted = 0
-            # Sessions of our own client may acknowledge what a consumer got that is closed; to others a link that is
-            # closed is the end of what came on it.
-            if not self._is_own:
-                numbers = list(consumer.unsettled.values())
-                consumer.unsettled.clear()
-                self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
-                self._peer.abandon(link)
             reply = self._reply(self._on_detached, link, event.closed)
             self._commands.append(c.Detach(consumer.number, reply=reply))
+            self._release_left(consumer)
             if event.closed and consumer.subscription is not None:
                 name, of_client = consumer.subscription
                 self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
@@ -824,6 +822,39 @@ class ServerProtocol:
             return
         self._forget_producer(link)
         self._peer.close_link(link, closed=event.closed)
+
+    def _release_left(self, consumer: _Consumer) -> None:
+        """The client has detached a link: what it can settle no more goes back to where it was.
+
+        Sessions of our own client may acknowledge what a consumer has got that is closed; to others a link that is
+        closed is the end of what came on it.
+        """
+        unsent = self._peer.withdraw(consumer.link)
+        if not self._is_own:
+            unsent = list(consumer.unsettled)
+            self._peer.abandon(consumer.link)
+        self._release_unsent(consumer, unsent)
+
+    def _release_unsent(self, consumer: _Consumer, unsent: Iterable[int]) -> None:
+        """Deliveries, by the peer's numbers, go back to where they were, untouched."""
+        take = consumer.unsettled.pop
+        numbers = [number for number in [take(each, 0) for each in unsent] if number]
+        if numbers:
+            self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+
+    def _release_unseen(self, consumer: _Consumer, unsent: Iterable[int]) -> None:
+        """A consumer is about to go, and what it holds may count as failed: but not what the client never got.
+
+        Args:
+            consumer: it gets nothing more.
+            unsent: what the peer has not sent as a whole, by its numbers.
+        """
+        self._commands.append(c.Detach(consumer.number))
+        self._release_unsent(consumer, unsent)
+        if consumer.granted:
+            # What the engine has handed out meanwhile; it ignores the numbers that it has not come to.
+            ahead = range(consumer.handed + 1, consumer.handed + 1 + consumer.granted)
+            self._commands.append(c.Settle(consumer.number, ahead, Outcome.RELEASED))
 
     def _on_detached(self, link: int, closed: bool, _result: Any) -> None:
         self._peer.close_link(link, closed=closed)
@@ -872,6 +903,10 @@ class ServerProtocol:
             return
         consumer.credit = event.credit
         consumer.draining = event.drain
+        if event.credit < 0:  # the client took credit back that messages were to use which wait
+            unsent = self._peer.take_back(event.link, -event.credit)
+            consumer.credit += len(unsent)
+            self._release_unsent(consumer, unsent)
         if event.credit < consumer.granted and not event.drain and not consumer.drain_sent:
             self._drain(consumer)  # the client took credit back: so do we
         self._grant(consumer)
@@ -951,6 +986,7 @@ class ServerProtocol:
         """Deliveries go back to where they were, untouched: too much waits for the client already."""
         if self._ended:
             return
+        consumer.handed = numbers[-1]
         self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
         if not consumer.detached:
             consumer.granted = max(0, consumer.granted - len(numbers))
@@ -960,6 +996,7 @@ class ServerProtocol:
 
     def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout], size: int) -> None:
         self._taken_bytes += size
+        consumer.handed = handouts[-1].number
         if consumer.detached or self._ended:
             if not self._ended and not consumer.presettled:
                 numbers = [handout.number for handout in handouts]
