@@ -1250,7 +1250,7 @@ class Peer:
         if found is None or found.closed:
             return
         found.closed = True
-        begun = self._forget_later(found, keeps_unsent=not found.remote_closed)
+        self._forget_later(found)
         pointer = found.endpoint._impl
         if error is not None:
             _write_condition(lib.pn_link_condition(pointer), error)
@@ -1258,9 +1258,6 @@ class Peer:
             lib.pn_link_close(pointer)
         else:
             lib.pn_link_detach(pointer)
-        if begun is not None:
-            self._written += self._take_output()
-            lib.pn_delivery_abort(begun)
         if found.remote_closed:
             self._forget_link(found)
 
@@ -1501,26 +1498,16 @@ class Peer:
             link.session.later_links.pop(link.number, None)
             self._answer_later_drain(link)
 
-    def _forget_later(self, link: _Link, *, keeps_unsent: bool = False) -> Any:
-        """What proton has not got of a link's messages is not sent any more.
-
-        Returns:
-            with ``keeps_unsent`` the C delivery that proton has a part of and has written nothing of, if any: the
-            caller aborts it after the link's detach, which proton would hold back for ever behind such a one.
-        """
-        kept: Any = None
+    def _forget_later(self, link: _Link) -> None:
+        """What proton has not got of a link's messages is not sent any more."""
         for message in link.later:
             link.session.later_bytes -= len(message.payload) - message.given
             if message.delivery is not None:
                 link.outgoing.pop(message.delivery, None)
-                if keeps_unsent and self._engine.pn_delivery_pending(message.delivery) == message.given:
-                    kept = message.delivery
-                else:
-                    lib.pn_delivery_abort(message.delivery)
+                lib.pn_delivery_abort(message.delivery)
         link.later.clear()
         link.drained_later = False
         link.session.later_links.pop(link.number, None)
-        return kept
 
     def take_back(self, link: int, messages: int) -> list[int]:
         """Do not send the last so many messages of a link, as far as proton has nothing of them.

@@ -384,6 +384,105 @@ def test_what_proton_has_not_got_is_dropped_with_its_link() -> None:
     assert "links=0" in repr(server)
 
 
+def sending_peer(*frames: bytes, window: int = 100) -> tuple[Peer, list[LinkRemoteOpen]]:
+    """A server whose client receives on links 0 and 1 of a session, and what it has told of them."""
+    server = Peer(PeerLimits(), server=True)
+    server.open("server")
+    links = (attach(0, number, f"r{number}", receives=True) for number in range(2))
+    server.receive(HEADER + open_frame() + begin(0, window=window) + b"".join((*links, *frames)))
+    opened = every(server.events(), LinkRemoteOpen)
+    for each in opened:
+        server.accept_link(each.link, each.source, each.target)
+    server.pending_output()
+    return server, opened
+
+
+@pytest.mark.parametrize("window", [0, 1, 2])
+@pytest.mark.parametrize("closed", ["link", "session"])
+def test_what_the_peer_has_not_got_as_a_whole_is_known_when_it_closes(window: int, closed: str) -> None:
+    server, (first, _) = sending_peer(flow(0, 0, 9, window=window), window=window)
+    sizes = (100, 1_000_000, 200, 300, 1_000_000)
+    numbers = [server.send(first.link, b"x" * size, settled=size == 200) for size in sizes]
+    server.pending_output()
+    server.receive(detach(0, 0) if closed == "link" else frame(0, END))
+    events = server.events()
+    if closed == "link":
+        unsent = server.withdraw(first.link)
+        assert server.withdraw(first.link) == []
+        assert server.unsettled(first.link) == ([] if window == 0 else [numbers[0]])
+    else:
+        unsent = last(events, SessionRemoteClose).unsent[first.link]
+
+    assert unsent == [each for each in numbers if each][0 if window == 0 else 1 :]
+    assert server.waiting_bytes() == server.outgoing_bytes(first.session) == 0
+
+
+def test_messages_of_a_closed_link_do_not_keep_the_window_of_its_session_for_themselves() -> None:
+    server, (first, second) = sending_peer(flow(0, 0, 9, window=0), flow(0, 1, 9, window=0), window=0)
+    for _ in range(9):
+        server.send(first.link, b"x" * 10_000)
+    server.send(second.link, b"y" * 1_000_000)
+    server.pending_output()
+    server.receive(detach(0, 0))
+    server.events()
+    server.withdraw(first.link)
+    server.close_link(first.link)
+    server.pending_output()
+    server.receive(flow(0, window=1_000))
+    said = server.pending_output()
+
+    assert sum(each.count(b"y") for each in transfers_in(said)) >= 1_000_000
+    assert server.waiting_bytes() == 0
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_a_link_is_closed_though_a_message_of_it_has_begun(window: int) -> None:
+    server, (first, _) = sending_peer(flow(0, 0, 9, window=window), window=window)
+    for _ in range(2):
+        server.send(first.link, b"x" * 1_000_000)
+    server.pending_output()
+    server.close_link(first.link, AmqpError("amqp:resource-deleted", "gone"))
+    server.receive(flow(0, window=1_000))
+    said = server.pending_output()
+
+    assert len([each for each in split(said) if each[8:11] == b"\x00\x53\x16"]) == 1
+    assert server.waiting_bytes() == 0
+
+
+def test_messages_without_credit_do_not_stop_those_of_other_links() -> None:
+    """A receiver may take its credit back, behind which messages wait."""
+    server, (first, second) = sending_peer(flow(0, 0, 9, window=0), flow(0, 1, 9, window=0), window=0)
+    numbers = [server.send(first.link, b"x" * size) for size in (200_000, 10, 200_000, 20)]
+    server.receive(flow(0, 0, 1, window=1_000))
+    assert last(server.events(), LinkFlow) == LinkFlow(first.link, -3, False)
+    assert server.take_back(first.link, 2) == [numbers[3], numbers[2]]
+    large = server.send(second.link, b"y" * 1_000_000)
+    said = server.pending_output()
+    assert sum(each.count(b"y") for each in transfers_in(said)) >= 1_000_000
+    assert sum(each.count(b"x") for each in transfers_in(said)) >= 200_000
+    assert server.unsettled(second.link) == [large]
+    assert server.take_back(first.link, 9) == [numbers[1]]
+    assert server.unsettled(first.link) == [numbers[0]]
+    assert server.waiting_bytes() == 0
+
+
+def test_credit_that_is_given_while_a_drain_is_to_be_answered_is_told() -> None:
+    server, (first, _) = sending_peer(flow(0, 0, 5, drain=True, window=0), window=0)
+    server.send(first.link, b"x" * 1_000_000)
+    server.drained(first.link)
+    server.receive(flow(0, 0, 5, drain=True, window=0))
+    assert every(server.events(), LinkFlow) == []
+    server.receive(flow(0, 0, 7, drain=True, window=0))
+    assert last(server.events(), LinkFlow) == LinkFlow(first.link, 6, True)
+    assert server.remaining_credit(first.link) == 6
+    server.drained(first.link)
+    server.receive(flow(0, 0, 7, window=0))
+    assert last(server.events(), LinkFlow) == LinkFlow(first.link, 6, False)
+    server.receive(flow(0, window=1_000))
+    server.pending_output()
+    assert server.remaining_credit(first.link) == 6
+
+
 def test_unfinished_messages_have_a_limit_together() -> None:
     pair = Pair(server=PeerLimits(max_frame_bytes=512, max_unfinished_bytes=1_000)).opened()
     hands = [Unfinished(pair, handle) for handle in range(3)]
