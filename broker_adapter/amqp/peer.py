@@ -1261,18 +1261,22 @@ class Peer:
         if found.remote_closed:
             self._forget_link(found)
 
-    def withdraw(self, link: int) -> list[int]:
+    def withdraw(self, link: int, *, stays: bool = False) -> list[int]:
         """Send nothing more of a link's messages, which the peer has detached, or whose connection is over.
 
+        Args:
+            link: the link's number.
+            stays: the peer still has the link: it gets the messages that proton has as a whole.
+
         Returns:
-            the numbers of those that are not settled and that the peer has not got as a whole, in order.
+            the numbers of those that are not settled and that the peer does not get as a whole, in order.
         """
         found = self._links.get(link)
         if found is None or not found.is_sender:
             return []
         pending = self._engine.pn_delivery_pending
         begun = found.later[0].delivery if found.later else None
-        unsent = [each for each in found.outgoing if each == begun or pending(each)]
+        unsent = [each for each in found.outgoing if each == begun or (not stays and pending(each))]
         numbers = [found.outgoing[each] for each in unsent]
         numbers += [each.number for each in found.later if each.delivery is None and not each.settled]
         self._forget_later(found)
@@ -1290,6 +1294,8 @@ class Peer:
             for delivery in found.outgoing:
                 self._engine.pn_delivery_settle(delivery)
             found.outgoing.clear()
+            if found.closed and found.remote_closed:
+                self._forget_link(found)
 
     def credit(self, link: int, messages: int) -> None:
         """Let the peer send this many more messages on a receiver's link."""

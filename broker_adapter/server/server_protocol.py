@@ -21,6 +21,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -181,8 +182,10 @@ class _Consumer:
     link: int
     session: int
     number: int  #: the engine's
-    presettled: bool
+    presettled: bool  #: the engine forgets what it hands out
     slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
+    max_message_bytes: int  #: of the largest message that the client takes
+    settles: bool = False  #: what is sent is settled for the client, and accepted for the engine then
     handed: int = 0  #: the engine's number of the last delivery that was looked at
     since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
     credit: int = 0  #: what the client allows beyond what was sent
@@ -732,7 +735,11 @@ class ServerProtocol:
         link = event.link
         share = self._settings.max_output_bytes // sum(map(len, self._sessions.values()))
         slice_bytes = max(share, _LEAST_SLICE_BYTES)
-        consumer = _Consumer(link, event.session, 0, event.presettled or browse, slice_bytes)
+        # A message that turns out to be larger than the client takes must not be forgotten by then.
+        settles = event.presettled and not browse and event.max_message_bytes is not None
+        presettled = (event.presettled or browse) and not settles
+        max_message_bytes = event.max_message_bytes or sys.maxsize
+        consumer = _Consumer(link, event.session, 0, presettled, slice_bytes, max_message_bytes, settles)
         if subscription is not None and subscription.durable:
             consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
@@ -814,6 +821,10 @@ class ServerProtocol:
                 self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
             self._end_temporary(consumer.temporary)
             return
+        if consumer is not None:  # the answer to our own detach
+            self._release_left(consumer)
+            if not consumer.unsettled:
+                del self._consumers[link]
         producer = self._producers.get(link)
         if producer is not None and producer.temporary and producer.destination is not None:
             del self._producers[link]
@@ -1003,6 +1014,7 @@ class ServerProtocol:
                 self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
             return
         send, link, settled, unsettled = self._peer.send, consumer.link, consumer.presettled, consumer.unsettled
+        settles, most_bytes = settled or consumer.settles, consumer.max_message_bytes
         count = len(handouts)
         consumer.mean_bytes = size // count
         if not settled and self._peer.waiting_bytes() > self._settings.max_connection_bytes // 4:
@@ -1024,13 +1036,33 @@ class ServerProtocol:
                     self._commands.append(c.Settle(consumer.number, (number,), Outcome.REJECTED))
                     consumer.credit += 1  # the engine used it, the client did not
                     continue
-            sent = send(link, data, settled=settled)
-            if not settled:
+            if len(data) > most_bytes:
+                self._end_before(consumer, [each.number for each in handouts if each.number >= number], len(data))
+                return
+            sent = send(link, data, settled=settles)
+            if not settles:
                 unsettled[sent] = number
+            elif not settled:
+                self._commands.append(c.Settle(consumer.number, (number,), Outcome.ACCEPTED))
         consumer.granted = max(0, consumer.granted - count)
         consumer.credit = max(0, consumer.credit - count)
         if consumer.granted < consumer.credit or consumer.slice_is_used_up:
             self._grant(consumer)
+
+    def _end_before(self, consumer: _Consumer, numbers: Sequence[int], size: int) -> None:
+        """Close a link ahead of these deliveries, the first of which is larger than its client takes."""
+        link = consumer.link
+        consumer.detached = True
+        self._commands.append(c.Detach(consumer.number))
+        if not consumer.presettled:
+            self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+        self._release_unsent(consumer, self._peer.withdraw(link, stays=True))
+        reason = (
+            f"a message of {size} bytes is larger than the {consumer.max_message_bytes} bytes that the receiver takes"
+            " (max-message-size of its attach); attach with a larger limit"
+        )
+        self._peer.close_link(link, AmqpError("amqp:link:message-size-exceeded", reason))
+        self._end_temporary(consumer.temporary)
 
     def _on_dispositions(self, event: Dispositions) -> None:
         consumer = self._consumers.get(event.link)

@@ -261,3 +261,110 @@ def test_credit_that_comes_while_a_drain_waits_behind_a_large_message_is_used(
 
     assert client.numbers(link)[:2] == [0, 1]
     assert len(client.messages(link)) == 6
+
+
+# Receivers that take no large messages.
+
+
+def limited(client: Client, name: str, size: int, credit: int, **fields: Any) -> int:
+    """A receiver's link with a limit for the size of messages."""
+    link = client.peer.attach_receiver(client.session, name, Terminus("q"), Terminus("t"), **fields)
+    client.peer._links[link].endpoint.max_message_size = size
+    client.opened(link)
+    client.peer.credit(link, credit)
+    return link
+
+
+def refused(client: Client, link: int) -> tuple[str, str]:
+    """Why the server closed a link."""
+    error = client.until(lambda: client.of(LinkRemoteClose, link))[0].error
+    return error.condition, error.description
+
+
+@pytest.mark.parametrize("product", [OWN, FOREIGN])
+@pytest.mark.parametrize("behind", [10, SIZE])
+def test_a_message_that_is_larger_than_a_receiver_takes_closes_its_link(
+    broker: Broker, product: str, behind: int
+) -> None:
+    fill(broker, count=2, size=1_000)
+    put(broker, "q", encoded(f"{2:08}" + "x" * 2_000_000), encoded(f"{3:08}" + "x" * behind))
+    client = Reader(broker).opened_as(product)
+    link = limited(client, "r", 1_500_000, 4)
+    condition, reason = refused(client, link)
+    assert condition == "amqp:link:message-size-exceeded"
+    assert "larger than the 1500000 bytes that the receiver takes" in reason
+    assert client.numbers(link) == [0, 1]
+
+    client.settle(link, client.messages(link)[:1])
+    client.peer.close_link(link)
+    client.rest()
+    assert in_hand(broker) == (1 if product == OWN else 0)
+    client.settle(link, client.messages(link)[1:])
+    assert in_hand(broker) == 0
+    assert rest_of(broker) == untouched(*([2, 3] if product == OWN else [1, 2, 3]))
+
+
+def test_large_messages_ahead_of_one_that_is_too_large_go_back_where_they_were_not_sent(broker: Broker) -> None:
+    put(broker, "q", *[encoded(f"{number:08}" + "x" * size) for number, size in enumerate((SIZE, SIZE, 2 * SIZE))])
+    client = Reader(broker).opened_as(FOREIGN)
+    link = limited(client, "r", SIZE + 1_000, 4)
+    refused(client, link)
+    client.settle(link, client.messages(link))
+    client.peer.close_link(link)
+    client.rest()
+    assert client.peer.unfinished_bytes == 0
+    assert in_hand(broker) == 0
+    seen = client.numbers(link)
+    assert seen == list(range(len(seen)))
+    assert rest_of(broker) == untouched(*range(len(seen), 3))
+
+
+def test_a_message_that_one_receiver_does_not_take_goes_to_another(broker: Broker) -> None:
+    fill(broker, count=2)
+    client = Reader(broker).opened_as(FOREIGN)
+    link = limited(client, "r", 10_000, 4)
+    refused(client, link)
+    other = limited(client, "other", 2 * SIZE, 4)
+    client.receive(other, 2)
+    assert client.numbers(other) == [0, 1]
+    assert client.numbers(link) == []
+
+
+def test_a_presettled_receiver_with_a_limit_loses_nothing_that_is_larger(broker: Broker) -> None:
+    fill(broker, count=2, size=10)
+    fill(broker, count=2)
+    client = Reader(broker).opened_as(FOREIGN)
+    link = limited(client, "r", 10_000, 9, presettled=True)
+    refused(client, link)
+    client.peer.close_link(link)
+    client.rest()
+    assert [each.number for each in client.messages(link)] == [0, 0]
+    assert in_hand(broker) == 0
+    assert rest_of(broker) == untouched(0, 1)
+
+
+def test_the_end_of_a_session_gives_back_what_a_link_held_that_the_server_had_closed(broker: Broker) -> None:
+    fill(broker, count=2, size=10)
+    fill(broker, count=1)
+    client = Reader(broker).opened_as(FOREIGN)
+    link = limited(client, "r", 10_000, 4)
+    refused(client, link)
+    assert in_hand(broker) == 2
+    client.peer.end_session(client.session)
+    client.rest()
+    assert rest_of(broker) == untouched(0, 1, 0)
+
+
+def test_a_browser_that_takes_no_large_messages_is_closed_at_the_first(broker: Broker) -> None:
+    fill(broker, count=1, size=10)
+    fill(broker, count=1)
+    client = Reader(broker).opened_as(FOREIGN)
+    link = client.peer.attach_receiver(client.session, "b", Terminus("q", copies=True), Terminus("t"), presettled=True)
+    client.peer._links[link].endpoint.max_message_size = 10_000
+    client.opened(link)
+    client.peer.credit(link, 9)
+    assert refused(client, link)[0] == "amqp:link:message-size-exceeded"
+    assert len(client.messages(link)) == 1
+    client.peer.close_link(link)
+    client.rest()
+    assert rest_of(broker) == untouched(0, 0)
