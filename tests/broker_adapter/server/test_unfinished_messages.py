@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.peer import ACCEPTED_STATE, LinkRemoteClose, RemoteClose, SessionRemoteClose, Terminus
+from broker_adapter.amqp.peer import LinkRemoteClose, RemoteClose, SessionRemoteClose, Terminus
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
