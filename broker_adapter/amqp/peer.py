@@ -19,7 +19,8 @@ Theory of operation
     proton never frees the buffer of a delivery, nor makes it smaller, as long as the connection lives.  So what is
     large does not go through these buffers as a whole: the payload of a large frame that comes in is kept here, and
     proton gets the frame without it; a large message that goes out is given to proton in parts, as its session's
-    window takes them, and the messages behind it on its link wait here.
+    window takes them, and the messages behind it on its link wait here.  Where a link ends before all of that is
+    written, ``withdraw`` and ``SessionRemoteClose`` tell what the peer has not got as a whole.
 
     A message that breaks a limit of its link (size, credit) is not handed out, and closes the link.  Neither is what
     follows it on that link, since its sender could not know yet.  ``Dropped`` tells of them, with the transactions

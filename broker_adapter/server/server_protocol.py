@@ -11,6 +11,10 @@ Theory of operation
     to the engine in slices of so many messages and so many bytes, and not at all while the connection has more to send
     than it can or the client's session takes no more, so a slow client costs a bounded amount of memory.
 
+    What the client has got stays in its hands until it settles it, or its session or connection ends (another client
+    than ours: its link).  What it has not got as a whole when its link ends goes back as it was: a failed delivery is
+    counted only for what somebody may have seen.
+
     A connection has a budget of bytes (:mod:`broker_adapter.server.budget`): above it ``wants_input`` is false, and
     what only the client can end is refused.  Deliveries that arrive when too much waits for the client already go back
     to the engine.  Transactions that a client leaves alone for too long are rolled back.

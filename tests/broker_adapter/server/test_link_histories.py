@@ -78,7 +78,7 @@ class History:
             self.listen(client)
 
     def hear_out(self, client: Connected) -> None:
-        """Take what the server has written already, and no more: what is under way counts as seen when a client ends."""
+        """Take what the server has written, and no more: when a client ends, that counts as seen."""
         peer = client.reader.server._peer
         later, peer._with_later = peer._with_later, {}
         client.reader.peer.receive(peer.pending_output())
