@@ -12,6 +12,7 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.driving import WAIT
+from tests.contracts.transports import eventually
 
 SIZE = 3_000_000
 COUNT = 12
@@ -57,6 +58,5 @@ def test_messages_that_a_closed_consumer_did_not_get_come_to_the_next_one(
                 taken.append((message.body[0], message.delivery_count))
         # What another session has given back is not waited for.
         assert (taken if on_the_same_session else sorted(taken)) == [(number, 1) for number in range(COUNT)]
-        (found,) = [each for each in other.statistics().queues if each.name == "q"]
-        assert (found.messages, found.in_hand) == (0, 0)
+        eventually(lambda: [each.messages for each in other.statistics().queues if each.name == "q"] == [0])
         assert other.request("delete", {"destination": "q"}, timeout=WAIT) == 0
