@@ -4,18 +4,19 @@ A session hears of events and asks its :class:`AckPolicy`; it never asks which m
 
 | | delivered | consumed | listener raised | `acknowledge()` | commit | rollback, recover, close | interrupted |
 |---|---|---|---|---|---|---|---|
-| AUTO | - | accept it | modify it | - | - | modify the one in hand | forget |
-| DUPS_OK | - | accept when a batch is full or a short time has passed | modify it | - | - | accept the rest, modify the one in hand | forget |
-| CLIENT | hold | - | hold, redeliver | accept all held | - | modify all held | forget; dirty if any was held |
+| AUTO | - | accept it | fail it | - | - | modify the one in hand | forget |
+| DUPS_OK | - | accept when a batch is full or a short time has passed | fail it | - | - | accept the rest, modify the one in hand | forget |
+| CLIENT | hold | - | hold | accept all held | - | modify all held | forget; dirty if any was held |
 | INDIVIDUAL | hold | - | hold | accept it | - | modify all held | forget; dirty if any was held |
 | TRANSACTED | hold | - | hold | - | accept all held | modify all held | forget; dirty if anything was sent or received |
 | NO_ACK | - | - | - | - | - | - | - |
 
 *consumed*: ``receive`` is about to return the message, or its listener has returned.  *modify*: the outcome
-``MODIFIED``, so that the message comes again with its delivery count raised.  *hold*: it stays unsettled.  *redeliver*:
-the session recovers at once, so that it comes again.  *interrupted*: the connection was lost; what was held can no
-longer be settled, and a *dirty* session says so at the next ``acknowledge()`` or ``commit()``, once.  Where the broker
-closes one link of a connection that lives, the same holds for what came on that link.
+``MODIFIED``, so that the message comes again with its delivery count raised.  *fail*: the outcome ``FAILED``, so that
+it comes again as well, next, and later each time that its listener raises again (Jakarta Messaging 8.7).  *hold*: it
+stays unsettled.  *interrupted*: the connection was lost; what was held can no longer be settled, and a *dirty* session
+says so at the next ``acknowledge()`` or ``commit()``, once.  Where the broker closes one link of a connection that
+lives, the same holds for what came on that link.
 
 One law for all: each delivery is settled exactly once, none before it was delivered, none left after the session ends
 (NO_ACK settles none).  The tests of this package are parametrised from this table.

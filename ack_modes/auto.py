@@ -17,7 +17,6 @@ class AutoPolicy:
 
     transacted = False
     presettled = False
-    recovers_after_raise = False
     tells_lost_acknowledgements = True
     due_at = None
 
@@ -35,7 +34,10 @@ class AutoPolicy:
         return (Settlement(tag, _ACCEPTED),)
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
-        return self.recover() if self._in_hand == tag else NOTHING
+        if self._in_hand != tag:
+            return NOTHING
+        self._in_hand = None
+        return (Settlement(tag, Outcome.FAILED),)
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS

@@ -15,7 +15,6 @@ class ClientPolicy:
 
     transacted = False
     presettled = False
-    recovers_after_raise = True
     tells_lost_acknowledgements = False
     due_at = None
 

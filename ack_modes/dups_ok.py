@@ -17,7 +17,6 @@ class DupsOkPolicy:
 
     transacted = False
     presettled = False
-    recovers_after_raise = False
     tells_lost_acknowledgements = False
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
@@ -45,7 +44,7 @@ class DupsOkPolicy:
         if self._in_hand != tag:
             return NOTHING
         self._in_hand = None
-        return (Settlement(tag, Outcome.MODIFIED),)
+        return (Settlement(tag, Outcome.FAILED),)
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS

@@ -19,7 +19,6 @@ class IndividualPolicy:
 
     transacted = False
     presettled = False
-    recovers_after_raise = False
     tells_lost_acknowledgements = False
     due_at = None
 

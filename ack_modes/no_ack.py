@@ -15,7 +15,6 @@ class NoAckPolicy:
 
     transacted = False
     presettled = True
-    recovers_after_raise = False
     tells_lost_acknowledgements = False
     due_at = None
 

@@ -19,7 +19,10 @@ class Outcome(IntEnum):
     RELEASED = 3
     """Was not looked at: the broker gives it out again, the delivery count unchanged."""
     MODIFIED = 4
-    """Was looked at and failed (``delivery-failed``): given out again, the delivery count raised."""
+    """Was looked at and failed (``delivery-failed``): given out again, at its place, the delivery count raised."""
+    FAILED = 5
+    """Its listener raised: as ``MODIFIED``, and where that happens again it comes after a pause that grows each time.
+    To AMQP this is a ``modified`` with an annotation."""
 
 
 class DeliveryTag(NamedTuple):

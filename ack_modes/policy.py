@@ -58,10 +58,6 @@ class AckPolicy(Protocol):
         """Whether the broker forgets messages as it sends them, so that there is nothing to settle."""
 
     @property
-    def recovers_after_raise(self) -> bool:
-        """Whether a listener that raised makes the session recover, so that its message comes again."""
-
-    @property
     def tells_lost_acknowledgements(self) -> bool:
         """Whether the application is told where a consumed message could not be accepted, the connection being lost."""
 
@@ -76,7 +72,7 @@ class AckPolicy(Protocol):
         """``receive`` is about to return it, or its listener has returned."""
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
-        """Its listener has raised."""
+        """Its listener has raised.  What this gives back as failed comes again next, before anything prefetched."""
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         """The application called ``acknowledge()`` on it."""

@@ -15,7 +15,6 @@ class TransactedPolicy:
 
     transacted = True
     presettled = False
-    recovers_after_raise = False
     tells_lost_acknowledgements = False
     due_at = None
 

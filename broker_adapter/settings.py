@@ -202,14 +202,14 @@ class EngineSettings:
         10, "failed deliveries of a message, after which it goes to the dead-letter queue", least=1
     )
     redelivery_delay_seconds: float = _option(
-        0.1, "pause before a message whose delivery has failed twice is delivered again; 0: none", least=0
+        0.1, "pause before a message whose listener has raised twice is delivered again; 0: none", least=0
     )
     redelivery_multiplier: float = _option(
-        2.0, "by how much the pause grows with each further failure", least=1, most=100
+        2.0, "by how much the pause grows each time that the listener raises again", least=1, most=100
     )
-    max_redelivery_delay_seconds: float = _option(30.0, "longest pause before a redelivery", least=0)
+    max_redelivery_delay_seconds: float = _option(30.0, "longest pause before such a redelivery", least=0)
     max_resting_messages: int = _option(
-        100_000, "failed messages of a queue that may wait for their redelivery; one more is delivered at once", least=1
+        100_000, "messages of a queue that may wait so; one more is delivered at once", least=1
     )
     dead_letter_queue: str = _option("DLQ", "name of the queue that takes what could not be delivered")
     expiry_queue: str | None = _option(

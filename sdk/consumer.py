@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from ack_modes import Outcome
+from ack_modes import Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     Delivery,
@@ -37,6 +37,8 @@ from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
 
 Listener = Callable[[Message], object]
+#: Gives back what the listener of a consumer raised on.
+Redeliver = Callable[["MessageConsumer", Sequence[Settlement]], None]
 
 #: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
 #: that is away.
@@ -418,11 +420,11 @@ class MessageConsumer:
             self._reset()
             self._pull()
 
-    def dispatch(self, recover: Callable[[], None]) -> None:
+    def dispatch(self, redeliver: Redeliver) -> None:
         """Give one message to the listener; for the session's thread, which owns the session.
 
         Args:
-            recover: makes the session recover.
+            redeliver: gives back what the listener raised on, such that it comes again next.
         """
         self._reset()
         listener = self._listener
@@ -456,15 +458,17 @@ class MessageConsumer:
             with state.settling:
                 now = time.monotonic()
                 is_stale = tag.epoch != state.epoch or tag.link == self._stale_link
-                state.settle(policy.listener_raised(tag, now) if raised else policy.consumed(tag, now))
+                failed = policy.listener_raised(tag, now) if raised else ()
+                if not raised:
+                    state.settle(policy.consumed(tag, now))
             if is_stale and not raised and policy.tells_lost_acknowledgements:
                 raise ConnectionLostException("the connection was lost while its listener ran")
             if policy.due_at is not None:
                 state.keep_time(policy.due_at)
             self._count_used()
-            if raised and policy.recovers_after_raise:
-                recover()
-            if raised and not state.is_holdfast:
+            if failed:
+                redeliver(self, failed)
+            if failed and not state.is_holdfast:
                 # Our own engine holds back what fails again and again; for others it is done here.
                 failures = delivery.delivery_count + 1
                 if failures > 1:

@@ -576,8 +576,12 @@ class Session:
             settlements = self._state.policy.recover()
         self._give_back(settlements)
 
-    def _give_back(self, settlements: Sequence[Settlement]) -> None:
-        """Settle, such that what comes again comes before what was prefetched.
+    def _redeliver(self, consumer: MessageConsumer, settlements: Sequence[Settlement]) -> None:
+        """Give back what its listener raised on: it comes again next."""
+        self._give_back(settlements, (consumer,))
+
+    def _give_back(self, settlements: Sequence[Settlement], consumers: Sequence[MessageConsumer] | None = None) -> None:
+        """Settle, such that what comes again comes before what these consumers (None: all) have prefetched.
 
         Where the network is away there is nothing to give: all that was held comes again by itself.
         """
@@ -588,7 +592,8 @@ class Session:
             with state.settling, contextlib.suppress(ConnectionLostException):
                 state.settle(settlements)
             return
-        consumers = list(self._consumers.values())
+        if consumers is None:
+            consumers = list(self._consumers.values())
         deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
@@ -753,7 +758,7 @@ class Session:
     def _start_thread(self) -> None:
         with self._state.lock:
             if self._thread is None:
-                self._thread = SessionThread(self._state, self._consumers.values, self._recover)
+                self._thread = SessionThread(self._state, self._consumers.values, self._redeliver)
                 self._state.thread = self._thread.thread
                 self._thread.thread.start()
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from broker_adapter import JMSException
-from sdk.consumer import MessageConsumer
+from sdk.consumer import MessageConsumer, Redeliver
 from sdk.session_state import SessionState
 
 #: Messages that one consumer's listener gets before the next consumer has its turn.
@@ -22,18 +22,18 @@ class SessionThread:
     """Runs until the session says stop."""
 
     def __init__(
-        self, state: SessionState, consumers: Callable[[], Iterable[MessageConsumer]], recover: Callable[[], None]
+        self, state: SessionState, consumers: Callable[[], Iterable[MessageConsumer]], redeliver: Redeliver
     ) -> None:
         """A thread that does not run yet.
 
         Args:
             state: the session's.
             consumers: those that are open.
-            recover: makes the session recover, in the thread that owns it.
+            redeliver: gives back what a consumer's listener raised on, in the thread that owns the session.
         """
         self._state = state
         self._consumers = consumers
-        self._recover = recover
+        self._redeliver = redeliver
         self._stopping = False
         self.thread = threading.Thread(target=self._run, name=f"holdfast-session-{state.number}", daemon=True)
 
@@ -87,7 +87,7 @@ class SessionThread:
                         return
                     state.dispatching = consumer
                 try:
-                    consumer.dispatch(self._recover)
+                    consumer.dispatch(self._redeliver)
                 finally:
                     state.dispatching = None
                     state.wake()

@@ -34,6 +34,8 @@ from broker_adapter.transport import OnSettled
 
 #: Message annotation of a discharge that names the commit for our own server: [session, number].
 COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
+#: Message annotation of a ``modified`` that tells our own server that a listener raised.
+BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
 DECLARE_CODE: Final = 0x31
 DISCHARGE_CODE: Final = 0x32
 
@@ -43,6 +45,7 @@ STATES: Final = {
     Outcome.REJECTED: State(REJECTED),
     Outcome.RELEASED: RELEASED_STATE,
     Outcome.MODIFIED: FAILED_STATE,
+    Outcome.FAILED: FAILED_STATE,
 }
 
 _DECLARE: Final = b"\x00\x53\x77" + encode(Described(ULong(DECLARE_CODE), [None]))

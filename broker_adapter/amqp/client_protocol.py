@@ -26,12 +26,13 @@ import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.client_commits import STATES, Commit, Coordinator, settle_runs
+from broker_adapter.amqp.client_commits import BACK_OFF, STATES, Commit, Coordinator, settle_runs
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
 from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY, decode_received, received
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.peer import (
     ACCEPTED,
+    FAILED_STATE,
     REJECTED,
     RELEASED_STATE,
     TRANSACTIONAL,
@@ -111,7 +112,8 @@ _CAPABILITIES: Final = {
     DestinationKind.TEMPORARY_TOPIC: "temporary-topic",
 }
 #: RabbitMQ 3 ends the session of who tells it that a delivery was modified.
-_STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE}
+_STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE, Outcome.FAILED: RELEASED_STATE}
+_STATES_OF_HOLDFAST: Final = {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})}
 #: How long another broker may take to answer a drain before its link or session is ended all the same.
 _DRAIN_PATIENCE_MS: Final = 2000
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
@@ -1066,7 +1068,11 @@ class ClientProtocol:
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""
         epoch = self._options.epoch
-        states = _STATES_OF_RABBITMQ_3 if self._is_rabbitmq_3 else STATES
+        states = STATES
+        if self.is_holdfast:
+            states = _STATES_OF_HOLDFAST
+        elif self._is_rabbitmq_3:
+            states = _STATES_OF_RABBITMQ_3
         settle_runs(self._peer, [each for each in settlements if each.tag.epoch == epoch], states)
         if self._leaving:
             self._leave()

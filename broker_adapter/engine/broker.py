@@ -730,6 +730,8 @@ class Broker:
     def _look(self, effects: Effects) -> bool:
         """Show those who search what came in or came back; returns whether there was something."""
         looks, effects.looks = effects.looks, []
+        for queue, _ in looks:
+            self._state.seen(queue)
         entries = [_raw(queue.id, entry) for queue, entry in looks]
         places = {(raw.queue, raw.position): place for raw, place in zip(entries, looks, strict=True)}
         for raw, message in self._selectables(entries, effects):

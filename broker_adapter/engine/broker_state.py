@@ -328,10 +328,14 @@ class BrokerState:
         consumer.queue.scanned(consumer, scan.lane, through, found, complete)
         self._awake[consumer.queue.id] = consumer.queue
 
-    def looked(self, queue: QueueState, entry: Entry, message: Selectable) -> None:
-        """Have those who search look at a message that came in or came back.  ``settle_down`` must follow."""
-        queue.look(entry, lambda selector: selects(selector, message))
+    def seen(self, queue: QueueState) -> None:
+        """A message that came in or came back is about to be looked at, or cannot be.  ``settle_down`` must follow."""
+        queue.unseen -= 1
         self._awake[queue.id] = queue
+
+    def looked(self, queue: QueueState, entry: Entry, message: Selectable) -> None:
+        """Have those who search look at a message that is ``seen``."""
+        queue.look(entry, lambda selector: selects(selector, message))
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
         """Let what was held go on, hand messages out, answer drains, note the counters.
@@ -447,7 +451,7 @@ class BrokerState:
                 del self.client_ids[client.client_id or ""]
             self._drop_held_of(client.id, effects)
             for consumer in list(client.consumers.values()):
-                self._end_consumer(consumer)
+                self._end_consumer(consumer, effects)
                 self._give_back_all(consumer, command.failed, effects)
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
@@ -471,7 +475,7 @@ class BrokerState:
         left = command.limit
         outcome = Outcome.MODIFIED if command.failed else Outcome.RELEASED
         for consumer in list(client.consumers.values()) if client is not None else ():
-            self._end_consumer(consumer)
+            self._end_consumer(consumer, effects)
             for number in list(consumer.unsettled)[:left]:
                 left -= 1
                 self._let_go(consumer, 1)
@@ -653,7 +657,7 @@ class BrokerState:
             self._let_go(consumer, len(consumer.unsettled))
             consumer.unsettled.clear()
             if consumer.attached:
-                self._end_consumer(consumer)
+                self._end_consumer(consumer, effects)
                 if consumer.ended is not None:
                     effects.replies.append((consumer.ended, _deleted(queue.label)))
             self.consumers.pop(consumer.id, None)
@@ -959,7 +963,7 @@ class BrokerState:
         held = 0
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
-            self._end_consumer(consumer)
+            self._end_consumer(consumer, effects)
             if command.give_back:
                 self._give_back_all(consumer, command.failed, effects)
             held = len(consumer.unsettled)
@@ -992,12 +996,14 @@ class BrokerState:
         browser.credit = 0
         self.note_use(browser.queue, self._now_ms)
 
-    def _end_consumer(self, consumer: Consumer) -> None:
+    def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
         if consumer.attached:
             consumer.attached = False
             consumer.credit = 0
             queue = consumer.queue
-            queue.remove_consumer(consumer)
+            queue.remove_consumer(consumer, effects)
+            for entry in queue.resting.take_of(consumer):
+                queue.give_back(entry, effects)
             self._awake[queue.id] = queue
             if not queue.consumers:
                 self._consumed -= 1
@@ -1331,7 +1337,7 @@ class BrokerState:
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
                     queue.forget(entry, effects)
                 else:
-                    self._return(queue, entry, outcome, effects)
+                    self._return(queue, entry, outcome, effects, consumer)
             self.totals.settled += settled
             self._let_go(consumer, settled)
             self._awake[queue.id] = queue
@@ -1340,8 +1346,10 @@ class BrokerState:
         if command.reply is not None:
             effects.replies.append((command.reply, None))
 
-    def _return(self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects) -> None:
-        """A delivery that did not end in an acceptance."""
+    def _return(
+        self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects, by: Consumer | None = None
+    ) -> None:
+        """A delivery that did not end in an acceptance; ``by``: who failed to process it, and gets it again."""
         self._awake[queue.id] = queue
         if entry.expires_at_ms and entry.expires_at_ms <= self._now_ms:
             self._expire(queue, entry, effects)
@@ -1359,17 +1367,23 @@ class BrokerState:
             self._dead_letter(queue, entry, f"delivered {limit} times without success (option max_deliveries)", effects)
         else:
             queue.raise_count(entry, effects)
-            self._rest(queue, entry, effects)
+            if outcome is Outcome.MODIFIED:
+                queue.give_back(entry, effects)
+            else:  # its listener raised, or what was set aside is rejected again
+                self._rest(queue, entry, by, effects)
 
-    def _rest(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
+    def _rest(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Have a message delivered again, at once or after a while."""
-        delay_ms = redelivery_delay_ms(entry.delivery_count, self.settings)
-        if not delay_ms or len(queue.resting) >= self.settings.max_resting_messages:
-            queue.give_back(entry, effects)
+        most = self.settings.max_resting_messages
+        delay_ms = redelivery_delay_ms(queue.resting.failed(entry.position, most), self.settings)
+        if consumer is not None and not consumer.attached:
+            consumer = None
+        if not delay_ms or len(queue.resting) >= most:
+            queue.give_back_to(entry, consumer, effects)
             return
         due_ms = self._now_ms + delay_ms
         first_ms = queue.resting.first_due_ms()
-        queue.resting.add(entry, due_ms)
+        queue.resting.add(entry, due_ms, consumer)
         if first_ms is None or due_ms < first_ms:
             heappush(self._resting, (due_ms, queue.id))
 
@@ -1379,8 +1393,8 @@ class BrokerState:
             queue = self.queues.get(heappop(resting)[1])
             if queue is None:
                 continue
-            for entry in queue.resting.due(now_ms):
-                queue.give_back(entry, effects)
+            for entry, consumer in queue.resting.due(now_ms):
+                queue.give_back_to(entry, consumer, effects)
                 self._awake[queue.id] = queue
             next_ms = queue.resting.first_due_ms()
             if next_ms is not None:

@@ -243,7 +243,7 @@ class Consumer:
     @property
     def is_waiting(self) -> bool:
         """Whether messages for it may be on their way into memory."""
-        return self.queue.is_loading or (self.search is not None and self.search.is_scanning)
+        return self.queue.is_loading or (self.search is not None and (self.search.is_scanning or self.queue.unseen > 0))
 
     def __repr__(self) -> str:
         state = "" if self.attached else ", DETACHED"
@@ -330,6 +330,7 @@ class QueueState:
         "selector",
         "stored_bytes",
         "takers",
+        "unseen",
         "used_ms",
     )
 
@@ -399,7 +400,8 @@ class QueueState:
         self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
         self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
         self.kept = 0  #: messages that are reserved for the consumers of their groups
-        self.resting: Resting[Entry] = Resting()
+        self.resting: Resting[Entry, Consumer] = Resting()
+        self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
         self.held: deque[Any] = deque()
         self.counters_due = False
         self.used_ms = 0  #: when something happened to it last
@@ -458,6 +460,7 @@ class QueueState:
     def _arrived(self, entry: Entry, effects: Effects) -> None:
         """A message came in or came back: those who search have to look at it."""
         if entry.position in self.ready:
+            self.unseen += 1
             effects.looks.append((self, entry))
             return
         for consumer in self.searching:
@@ -510,16 +513,16 @@ class QueueState:
             consumer.queued = True
             (self.takers if consumer.search is None else self.finders).append(consumer)
 
-    def remove_consumer(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer, effects: Effects) -> None:
         """A consumer takes part no more: what was kept for it is for others."""
         del self.consumers[consumer]
         self.memory.limited.pop(consumer, None)
         if consumer.exclusive:
             self.exclusive.remove(consumer)
-        for lane_number, position in consumer.reserved:
+        reserved, consumer.reserved = consumer.reserved, []
+        for lane_number, position in reserved:
             heappush(self._by_number[lane_number].heap, position)
-        self.kept -= len(consumer.reserved)
-        consumer.reserved = []
+        self.kept -= len(reserved)
         for key in consumer.groups:
             del self.groups[key]
         if consumer.search is not None:
@@ -534,6 +537,10 @@ class QueueState:
                         other.search.restart()  # it passed over what was in these groups
                         self.offer(other)
         consumer.groups = set()
+        if self.searching:
+            for _, position in reserved:  # nobody was shown what had failed on this consumer's listener
+                if position in self.ready:
+                    self._arrived(self.ready[position], effects)
         if not self.consumers:
             self.takers.clear()
             self.finders.clear()
@@ -581,6 +588,9 @@ class QueueState:
         A lone consumer takes all that it may at once; several take turns, one message each.  Beyond
         ``memory.cycle_handouts`` messages of all queues in one cycle, the rest is for the next one.
         """
+        for consumer in self.resting.take_released():
+            if consumer.attached:
+                self.offer(consumer)
         turn = _Turn(self, now_ms, effects)
         if self.exclusive:
             self._serve(self.exclusive[0], turn)
@@ -596,7 +606,7 @@ class QueueState:
                 if not dry and takers:
                     progress = self._next_taker(turn)
                     dry = not progress
-                if finders and turn.left > 0:
+                if finders and turn.left > 0 and not self.unseen:  # what came back may be ahead of what they have found
                     progress |= self._next_finder(turn)
                 if not progress:
                     break
@@ -614,7 +624,8 @@ class QueueState:
         if room <= 0 or turn.left <= 0:
             return
         if consumer.search is not None:
-            self._hand_out_found(consumer, consumer.search, room, turn)
+            if not self.unseen:
+                self._hand_out_found(consumer, consumer.search, room, turn)
         else:
             self._hand_out_next(consumer, room, turn)
 
@@ -969,6 +980,18 @@ class QueueState:
         if self.searching:
             self._arrived(entry, effects)
 
+    def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
+        """Keep a message for the consumer whose listener failed to process it: it comes next.
+
+        It is for everybody where that consumer has gone (None), or where as many are kept as may be.
+        """
+        if consumer is None or self.kept >= self.memory.window:
+            self.give_back(entry, effects)
+            return
+        self.ready[entry.position] = entry
+        self._keep(consumer, entry)
+        self.offer(consumer)
+
     def raise_count(self, entry: Entry, effects: Effects) -> None:
         """Count a failed delivery."""
         entry.delivery_count += 1
@@ -1000,6 +1023,8 @@ class QueueState:
         """Remove an entry; with ``keep_message`` another place takes the message over."""
         flags = entry.flags
         lane = entry.lane
+        if entry.delivery_count:
+            self.resting.forget(entry.position)
         if flags & FLAG_PERSISTENT:
             batch = effects.durable
             if lane.stored:
@@ -1092,11 +1117,12 @@ class QueueState:
 class _Turn:
     """One dispatch: what it hands out, and to whom."""
 
-    __slots__ = ("_most", "_queue", "effects", "expired", "left", "now_ms", "out")
+    __slots__ = ("_most", "_queue", "_waiting", "effects", "expired", "left", "now_ms", "out")
 
     def __init__(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
         self._queue = queue
         self._most = queue.memory.most_unsettled(queue.max_unsettled)
+        self._waiting = queue.resting.holders  #: consumers that wait with a message that rests
         self.now_ms = now_ms
         self.effects = effects
         self.left = queue.memory.cycle_handouts - effects.handouts  #: messages that may still be handed out
@@ -1105,7 +1131,7 @@ class _Turn:
 
     def room_of(self, consumer: Consumer) -> int:
         """How many messages a consumer may still get."""
-        if consumer.credit <= 0 or consumer.room_bytes <= 0:
+        if consumer.credit <= 0 or consumer.room_bytes <= 0 or consumer in self._waiting:
             return 0
         if consumer.credit + len(consumer.unsettled) <= self._most:
             return consumer.credit

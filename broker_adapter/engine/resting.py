@@ -1,22 +1,23 @@
-"""Failed messages that wait before they are delivered again.
+"""Failed messages that wait before they are delivered again, and the consumers that wait with them.
 
-The first redelivery comes at once, and in order: that is what ``recover()`` and ``rollback()`` are for.  From the
-second failure on each one waits longer than the one before, up to a limit, so that a message which nobody can process
-does not keep its consumers busy.  Messages behind it do not wait for it.
+What ``recover()``, ``rollback()`` or a lost connection gives back comes again at once, and in order.  A message whose
+listener raised comes at once the first time.  From the second time on it waits longer than before, up to a limit, so
+that a message which nobody can process does not keep its consumer busy.  That consumer gets nothing meanwhile: nothing
+later of it, of the message groups that it owns, or of a queue that it has for itself, passes the message.
 
-The waiting is not stored: after a restart everything is delivered again at once.
+The waiting is not stored, and ends with its consumer: then everything is delivered again at once.
 """
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from broker_adapter.settings import EngineSettings
 
 
 def redelivery_delay_ms(failures: int, settings: EngineSettings) -> int:
-    """How long a message waits after this many failed deliveries, in milliseconds."""
+    """How long a message waits whose listener has raised so often, in milliseconds."""
     delay = settings.redelivery_delay_seconds
     if failures < 2 or not delay:
         return 0
@@ -36,43 +37,101 @@ class _Placed(Protocol):
 
 
 E = TypeVar("E", bound=_Placed)
+H = TypeVar("H")
 
 
-class Resting(Generic[E]):
-    """The resting messages of one queue, by position and by the time they are due."""
+class _Rest(NamedTuple, Generic[E, H]):
+    due_ms: int
+    entry: E
+    holder: H | None
 
-    __slots__ = ("_by_position", "_due")
+
+class Resting(Generic[E, H]):
+    """The resting messages of one queue, by position and by the time they are due.
+
+    Attributes:
+        holders: consumer → how many messages that it failed to process rest.  It gets nothing while it is here.
+    """
+
+    __slots__ = ("_by_position", "_due", "_failures", "_released", "holders")
 
     def __init__(self) -> None:
-        self._by_position: dict[int, tuple[int, E]] = {}
+        self._by_position: dict[int, _Rest[E, H]] = {}
         self._due: list[tuple[int, int]] = []  #: a heap of (due, position); those that are not so any more are skipped
+        self._failures: dict[int, int] = {}
+        self._released: list[H] = []
+        self.holders: dict[H, int] = {}
 
     def __len__(self) -> int:
         return len(self._by_position)
 
-    def add(self, entry: E, due_ms: int) -> None:
-        """Let a message rest until then."""
-        self._by_position[entry.position] = (due_ms, entry)
+    def failed(self, position: int, most: int) -> int:
+        """Count that the listener of a message raised; returns how often it has.
+
+        Args:
+            position: of the message.
+            most: messages of the queue that are counted; beyond it, each time is the first one.
+        """
+        failures = self._failures
+        count = failures.get(position, 0) + 1
+        if count > 1 or len(failures) < most:
+            failures[position] = count
+        return count
+
+    def forget(self, position: int) -> None:
+        """The message at this position is gone."""
+        self._failures.pop(position, None)
+
+    def add(self, entry: E, due_ms: int, holder: H | None) -> None:
+        """Let a message rest until then, and with it the consumer that failed to process it."""
+        self._by_position[entry.position] = _Rest(due_ms, entry, holder)
         heappush(self._due, (due_ms, entry.position))
+        if holder is not None:
+            self.holders[holder] = self.holders.get(holder, 0) + 1
 
     def get(self, position: int) -> E | None:
         """A message that rests; None where it does not."""
         found = self._by_position.get(position)
-        return None if found is None else found[1]
+        return None if found is None else found.entry
 
     def take(self, position: int) -> E | None:
         """Take a message out, before its time; None where it does not rest."""
         found = self._by_position.pop(position, None)
-        return None if found is None else found[1]
+        if found is None:
+            return None
+        holder = found.holder
+        if holder is not None:
+            left = self.holders[holder] - 1
+            if left:
+                self.holders[holder] = left
+            else:
+                del self.holders[holder]
+                self._released.append(holder)
+        return found.entry
+
+    def take_of(self, holder: H) -> list[E]:
+        """Take out what a consumer failed to process: it comes no more."""
+        if holder not in self.holders:
+            return []
+        found = [position for position, rest in self._by_position.items() if rest.holder is holder]
+        return [entry for entry in map(self.take, found) if entry is not None]
+
+    def take_released(self) -> list[H]:
+        """The consumers that need not wait any more, since this was asked last."""
+        if not self._released:
+            return []
+        released, self._released = self._released, []
+        return [holder for holder in released if holder not in self.holders]
 
     def entries(self) -> list[E]:
         """Everything that rests."""
-        return [entry for _, entry in self._by_position.values()]
+        return [rest.entry for rest in self._by_position.values()]
 
     def take_all(self) -> list[E]:
         """Take out everything."""
         entries = self.entries()
-        self._by_position.clear()
+        for entry in entries:
+            self.take(entry.position)
         self._due.clear()
         return entries
 
@@ -80,15 +139,18 @@ class Resting(Generic[E]):
         """When the next message is due."""
         while self._due:
             due_ms, position = self._due[0]
-            if self._by_position.get(position, (None,))[0] == due_ms:
+            found = self._by_position.get(position)
+            if found is not None and found.due_ms == due_ms:
                 return due_ms
             heappop(self._due)
         return None
 
-    def due(self, now_ms: int) -> list[E]:
-        """Take out what is due."""
-        entries = []
+    def due(self, now_ms: int) -> list[tuple[E, H | None]]:
+        """Take out what is due, each with the consumer that failed to process it."""
+        found = []
         while (first := self.first_due_ms()) is not None and first <= now_ms:
-            _, position = heappop(self._due)
-            entries.append(self._by_position.pop(position)[1])
-        return entries
+            position = heappop(self._due)[1]
+            rest = self._by_position[position]
+            self.take(position)
+            found.append((rest.entry, rest.holder))
+        return found

@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from ack_modes import Outcome
-from broker_adapter.amqp.client_commits import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.client_commits import BACK_OFF, COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.amqp.client_protocol import (
     CONNECTION_TOKEN,
     DELETE_ON_CLOSE_CODE,
@@ -1435,7 +1435,7 @@ def _outcome(state: State) -> Outcome:
     if code == REJECTED or (code == MODIFIED and state.undeliverable):
         return Outcome.REJECTED
     if code == MODIFIED and state.failed:
-        return Outcome.MODIFIED
+        return Outcome.FAILED if state.annotations and BACK_OFF in state.annotations else Outcome.MODIFIED
     return Outcome.RELEASED  # also where it was settled without a word
 
 

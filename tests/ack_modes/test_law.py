@@ -38,7 +38,7 @@ class SessionHistory(RuleBasedStateMachine):
         for tag, outcome in taken:
             assert not self.policy.presettled
             assert tag in self.open, "settled twice, or before it was delivered"
-            assert outcome in (Outcome.ACCEPTED, Outcome.MODIFIED)
+            assert outcome in (Outcome.ACCEPTED, Outcome.MODIFIED, Outcome.FAILED)
             self.open.remove(tag)
         return taken
 
@@ -64,10 +64,7 @@ class SessionHistory(RuleBasedStateMachine):
     def raise_in_listener(self) -> None:
         assert self.in_hand is not None
         settlements = self.take(self.policy.listener_raised(self.in_hand, self.now))
-        assert all(outcome is Outcome.MODIFIED for _, outcome in settlements)
-        if self.policy.recovers_after_raise:
-            self.take(self.policy.recover())
-            self.dirty = False
+        assert all(outcome is Outcome.FAILED for _, outcome in settlements)
         self.in_hand = None
 
     @precondition(lambda self: self.seen)

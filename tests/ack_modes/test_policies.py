@@ -85,15 +85,6 @@ def _hold(mode: str, column: str) -> None:
 
     assert list(_answer(policy, column)) == []
     assert _everything(policy) == _modified(1)
-    assert not policy.recovers_after_raise or column != "listener raised"
-
-
-def _hold_and_redeliver(mode: str, column: str) -> None:
-    policy = _new(mode)
-
-    assert list(_answer(policy, column)) == []
-    assert policy.recovers_after_raise
-    assert _everything(policy) == _modified(1)
 
 
 def _accept_it(mode: str, column: str) -> None:
@@ -105,12 +96,11 @@ def _accept_it(mode: str, column: str) -> None:
     assert _everything(policy) == (_modified(7) if column == "`acknowledge()`" else [])
 
 
-def _modify_it(mode: str, column: str) -> None:
+def _fail_it(mode: str, column: str) -> None:
     policy = _new(mode)
 
-    assert list(_answer(policy, column)) == _modified(1)
+    assert list(_answer(policy, column)) == [Settlement(_tag(1), Outcome.FAILED)]
     assert _everything(policy) == []
-    assert not policy.recovers_after_raise
 
 
 def _accept_batch(mode: str, column: str) -> None:
@@ -206,9 +196,8 @@ def _forget_dirty_if_worked(mode: str, column: str) -> None:
 _CHECKS: dict[str, Callable[[str, str], None]] = {
     "-": _nothing,
     "hold": _hold,
-    "hold, redeliver": _hold_and_redeliver,
     "accept it": _accept_it,
-    "modify it": _modify_it,
+    "fail it": _fail_it,
     "accept when a batch is full or a short time has passed": _accept_batch,
     "accept all held": _accept_all_held,
     "modify the one in hand": _modify_one_in_hand,

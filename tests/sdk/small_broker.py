@@ -201,9 +201,9 @@ class SmallBroker:
                 continue
             self.settled.append(Settlement(tag, outcome))
             destination, stored = self.held.pop(tag)  # a KeyError: settled twice
-            if outcome is Outcome.MODIFIED:
+            if outcome in (Outcome.MODIFIED, Outcome.FAILED):
                 stored.failures += 1
-            if outcome in (Outcome.MODIFIED, Outcome.RELEASED):
+            if outcome in (Outcome.MODIFIED, Outcome.FAILED, Outcome.RELEASED):
                 self._put_back(destination, stored)
         self._push()
 

@@ -720,6 +720,33 @@ def test_a_cycle_that_hands_out_no_more_forgets_no_consumer_with_a_selector() ->
     _, found = attach(broker, client, "q", credit=5, selector="TRUE")
     send(broker, client, "q", *map(str, range(5)))
     assert sorted(payloads(taken.wait_for(2)) + payloads(found.wait_for(3))) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("selector", [None, "TRUE"])
+def test_a_consumer_that_waits_with_a_failed_message_goes_on_when_it_is_purged(selector: str | None) -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=600, max_redelivery_delay_seconds=600))
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, "q", credit=2, selector=selector)
+    send(broker, client, "q", "bad")
+    for count in (1, 2):
+        settle(broker, consumer, inbox.wait_for(count)[-1:], Outcome.FAILED)
+    broker.call(c.Credit(consumer, 2), WAIT)
+    assert broker.request("purge", {"destination": "q"}, WAIT) == 1
+    send(broker, client, "q", "good")
+    assert payloads(inbox.wait_for(3)) == [b"bad", b"bad", b"good"]
+    broker.close()
+
+
+@pytest.mark.parametrize("selector", [None, "TRUE"])
+def test_a_message_that_fails_again_and_again_is_passed_by_nothing(selector: str | None) -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=0.02, max_deliveries=4))
+    client = connect(broker)
+    send(broker, client, "q", "bad", "good")
+    consumer, inbox = attach(broker, client, "q", credit=1, selector=selector)
+    for count in range(1, 5):
+        settle(broker, consumer, inbox.wait_for(count)[-1:], Outcome.FAILED)
+        broker.call(c.Credit(consumer, 1), WAIT)
+    assert payloads(inbox.wait_for(5)) == [b"bad"] * 4 + [b"good"]
     broker.close()
 
 

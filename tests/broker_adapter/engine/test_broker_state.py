@@ -49,6 +49,7 @@ class Rules:
         self.now_ms = 1_000_000
         self.effects = Effects()
         self.delivered: dict[int, list[tuple[int, int]]] = {}  #: consumer → (number, delivery count)
+        self.placed: dict[int, list[tuple[int, int]]] = {}  #: consumer → (position, number)
 
     def do(self, *commands: Any) -> Any:
         """Decide; the reply to the last command, or raise it."""
@@ -72,6 +73,7 @@ class Rules:
         self.effects = self.state.decide(commands, self.now_ms)
         for consumer, messages in self.effects.deliveries:
             self.delivered.setdefault(consumer.id, []).extend((each.number, each.delivery_count) for each in messages)
+            self.placed.setdefault(consumer.id, []).extend((each.position, each.number) for each in messages)
 
     def connect(self, client_id: str | None = None) -> int:
         number: int = self.do(c.Connect(client_id))
@@ -728,22 +730,94 @@ def test_what_fails_in_the_dead_letter_queue_stays_there() -> None:
     assert rules.depth("DLQ") == 1
 
 
-def test_from_its_second_failure_on_a_message_rests_and_others_pass_it() -> None:
+def positions(rules: Rules, consumer: int, since: int = 0) -> list[int]:
+    """Positions of what a consumer got."""
+    return [position for position, *_ in rules.placed.get(consumer, [])[since:]]
+
+
+def test_what_comes_back_by_a_recover_or_a_loss_comes_in_order_however_often() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
-    rules.send(client, Q, b"bad", b"good")
+    rules.send(client, Q, b"a", b"b", b"c")
+    consumer = rules.attach(client, Q, 3)
+    for first in range(1, 16, 3):
+        rules.do(c.Settle(consumer, [first, first + 1, first + 2], Outcome.MODIFIED), c.Credit(consumer, 3))
+    assert positions(rules, consumer) == [1, 2, 3] * 6
+    rules.do(c.Disconnect(client, failed=True))
+    consumer = rules.attach(rules.connect(), Q, 3)
+    assert positions(rules, consumer) == [1, 2, 3]
+
+
+def test_a_message_whose_listener_raises_again_rests_and_its_consumer_waits_with_it() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"bad", b"good", b"third")
     consumer = rules.attach(client, Q, 1)
-    rules.do(c.Settle(consumer, [1], Outcome.MODIFIED), c.Credit(consumer, 1))
-    assert rules.delivered[consumer] == [(1, 0), (2, 1)]  # at once, and before the other one
-    rules.do(c.Settle(consumer, [2], Outcome.MODIFIED), c.Credit(consumer, 2))
-    assert rules.delivered[consumer][2:] == [(3, 0)]
+    rules.do(c.Settle(consumer, [1], Outcome.FAILED), c.Credit(consumer, 1))
+    assert rules.delivered[consumer] == [(1, 0), (2, 1)]  # at once, and before the other ones
+    rules.do(c.Settle(consumer, [2], Outcome.FAILED), c.Credit(consumer, 2))
+    assert rules.delivered[consumer][2:] == [], "nothing passes it"
     (statistics,) = [each for each in rules.do(c.Statistics()).queues if each.name == "q"]
-    assert (statistics.messages, statistics.delayed) == (2, 1)
+    assert (statistics.messages, statistics.delayed) == (3, 1)
     assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+    other = rules.attach(client, Q, 1)
+    assert positions(rules, other) == [2], "another consumer gets what comes next"
     rules.pass_time(999)
-    assert len(rules.delivered[consumer]) == 3
+    assert len(rules.delivered[consumer]) == 2
     rules.pass_time(1)
-    assert rules.delivered[consumer][3:] == [(4, 2)]
+    assert positions(rules, consumer, 2) == [1, 3]
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_only_what_its_listener_raised_on_counts_towards_the_pause() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"x")
+    consumer = rules.attach(client, Q, 10)
+    for number in range(1, 6):
+        rules.do(c.Settle(consumer, [number], Outcome.MODIFIED))
+    rules.do(c.Settle(consumer, [6], Outcome.FAILED))
+    assert rules.delivered[consumer][-1] == (7, 6), "the first time it comes at once"
+    rules.do(c.Settle(consumer, [7], Outcome.FAILED))
+    assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+
+
+def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    owner, other = rules.attach(client, Q, 1), rules.attach(client, Q)
+    rules.send(client, Q, b"1", b"2", b"3", group=c.group_number("g"))
+    for number in (1, 2):
+        rules.do(c.Settle(owner, [number], Outcome.FAILED), c.Credit(owner, 5 if number == 2 else 1))
+    rules.do(c.Credit(other, 10))
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 1, 2, 3], [])
+
+
+def test_an_exclusive_consumer_that_waits_lets_nobody_pass() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2", b"3")
+    first, second = (rules.attach(client, Q, 1, exclusive=True) for _ in range(2))
+    for number in (1, 2):
+        rules.do(c.Settle(first, [number], Outcome.FAILED), c.Credit(first, 5 if number == 2 else 1))
+    assert (positions(rules, first), positions(rules, second)) == ([1, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, first), positions(rules, second)) == ([1, 1, 1, 2, 3], [])
+
+
+def test_what_rests_comes_at_once_when_its_consumer_has_ended() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2")
+    consumer = rules.attach(client, Q, 5)
+    rules.do(c.Settle(consumer, [1, 2], Outcome.FAILED))
+    rules.do(c.Settle(consumer, [3, 4], Outcome.FAILED))
+    assert len(rules.delivered[consumer]) == 4
+    rules.do(c.Detach(consumer))
+    other = rules.attach(client, Q, 5)
+    assert positions(rules, other) == [1, 2]
     assert rules.state.next_deadline_ms() is None
 
 
@@ -751,10 +825,11 @@ def test_beyond_the_limit_of_resting_messages_the_next_one_does_not_rest() -> No
     rules = Rules(redelivery_delay_seconds=1, max_resting_messages=1)
     client = rules.connect()
     rules.send(client, Q, b"a", b"b")
-    consumer = rules.attach(client, Q, 2)
-    rules.do(c.Settle(consumer, [1, 2], Outcome.MODIFIED), c.Credit(consumer, 2))
-    rules.do(c.Settle(consumer, [3, 4], Outcome.MODIFIED), c.Credit(consumer, 2))
-    assert rules.delivered[consumer][4:] == [(5, 2)]
+    consumers = [rules.attach(client, Q, 1) for _ in range(2)]
+    for number in (1, 2):
+        for each in consumers:
+            rules.do(c.Settle(each, [number], Outcome.FAILED), c.Credit(each, 1))
+    assert [len(rules.delivered[each]) for each in consumers] == [2, 3]
 
 
 def test_a_resting_message_is_gone_with_its_queue() -> None:
@@ -764,7 +839,7 @@ def test_a_resting_message_is_gone_with_its_queue() -> None:
     rules.send(client, temporary, b"x")
     consumer = rules.attach(client, temporary, 3)
     for number in (1, 2):
-        rules.do(c.Settle(consumer, [number], Outcome.MODIFIED))
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED))
     rules.do(c.Disconnect(client))
     assert rules.state.next_deadline_ms() is None
     rules.pass_time(5000)

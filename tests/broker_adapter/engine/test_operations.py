@@ -518,8 +518,9 @@ def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Bro
 def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
-    for _ in range(2):
-        lose(broker, 2)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=4)
+    for count in (2, 4):
+        settle(broker, consumer, inbox.wait_for(count)[-2:], Outcome.FAILED)
     assert counts(broker) == {}, "both rest"
     assert ask(broker, "forgive", destination="q", given=given((2, 2))) == 1
     assert counts(broker) == {2: 1}

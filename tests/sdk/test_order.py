@@ -1,0 +1,189 @@
+"""Order after a failure: what failed comes again at its place, and nothing later of its consumer passes it.
+
+Default options, over each transport; what is compared is the order, not sets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, Message, MessageConsumer, Session
+
+WAIT = 120.0
+NUMBERS = list(range(30))
+
+
+@pytest.fixture(params=["in process", "amqp", "failover"])
+def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connection]:
+    if request.param == "in process":
+        with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
+            connection.start()
+            yield connection
+        return
+    broker = Broker(EngineSettings(), str(tmp_path))
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    _, port = listener.start()
+    url = f"amqp://127.0.0.1:{port}"
+    url = f"failover:({url})" if request.param == "failover" else f"{url}?failover=nofailover"
+    with ConnectionFactory(url).create_connection() as connection:
+        connection.start()
+        yield connection
+    listener.stop()
+    broker.close()
+
+
+def send(connection: Connection, numbers: list[int] = NUMBERS, **fields: Any) -> None:
+    with connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("q"))
+        for number in numbers:
+            message = session.create_text_message(str(number))
+            for name, value in fields.items():
+                setattr(message, name, value)
+            producer.send(message)
+
+
+def received(consumer: MessageConsumer, count: int) -> list[int]:
+    messages = [consumer.receive(timeout=WAIT) for _ in range(count)]
+    return [int(str(message.body)) for message in messages if message is not None]
+
+
+def give_back(session: Session) -> None:
+    (session.rollback if session.transacted else session.recover)()
+
+
+class Listening:
+    """A listener that raises on some messages, so often each, and ends when it has seen the last one."""
+
+    def __init__(self, raising: dict[int, int], last: int) -> None:
+        self.seen: list[int] = []
+        self.counts: list[int] = []
+        self._raising = dict(raising)
+        self._last = last
+        self.finished = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        number = int(str(message.body))
+        self.seen.append(number)
+        self.counts.append(message.delivery_count)
+        if self._raising.get(number):
+            self._raising[number] -= 1
+            raise ValueError(f"as told, on {number}")
+        if number == self._last:
+            self.finished.set()
+
+
+@pytest.mark.parametrize(
+    "mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name
+)
+def test_what_is_recovered_or_rolled_back_again_and_again_comes_in_order(
+    connection: Connection, mode: AcknowledgeMode
+) -> None:
+    send(connection)
+    with connection.create_session(mode) as session:
+        consumer = session.create_consumer(session.create_queue("q"))
+        for count in (5, 1, 7, 3, 2):
+            assert received(consumer, count) == NUMBERS[:count]
+            give_back(session)
+        assert received(consumer, len(NUMBERS)) == NUMBERS
+
+
+@pytest.mark.parametrize("selector", [None, "number >= 0"])
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK], ids=lambda mode: mode.name)
+def test_a_listener_that_raises_gets_that_message_next_however_often(
+    connection: Connection, mode: AcknowledgeMode, selector: str | None
+) -> None:
+    with connection.create_session() as session:
+        producer = session.create_producer(session.create_queue("q"))
+        for number in NUMBERS:
+            message = session.create_text_message(str(number))
+            message.properties["number"] = number
+            producer.send(message)
+    listening = Listening({3: 4, 4: 1, 20: 3}, NUMBERS[-1])
+    with connection.create_session(mode) as session:
+        session.create_consumer(session.create_queue("q"), selector).listener = listening
+        assert listening.finished.wait(WAIT)
+    assert listening.seen == [*range(3), *[3] * 5, 4, 4, *range(5, 20), *[20] * 4, *range(21, 30)]
+    assert listening.counts == [1, 1, 1, 1, 2, 3, 4, 5, 1, 2, *[1] * 15, 1, 2, 3, 4, *[1] * 9]
+
+
+def test_in_client_mode_a_listener_that_raises_goes_on_with_the_next_message(connection: Connection) -> None:
+    """Jakarta Messaging 8.7: the session does not recover by itself."""
+    send(connection)
+    listening = Listening({3: 1, 7: 1}, NUMBERS[-1])
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    again = Listening({}, NUMBERS[-1])
+
+    def listener(message: Message) -> None:
+        if not listening.finished.is_set():
+            listening(message)
+            if listening.finished.is_set():
+                session.recover()
+        else:
+            again(message)
+            message.acknowledge()
+
+    session.create_consumer(session.create_queue("q")).listener = listener
+    assert again.finished.wait(WAIT)
+    session.close()
+    assert listening.seen == NUMBERS
+    assert again.seen == NUMBERS
+    assert set(again.counts) == {2}
+    with connection.create_session() as looking:
+        assert list(looking.create_browser(looking.create_queue("DLQ"))) == []
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK], ids=lambda mode: mode.name)
+def test_a_message_group_comes_in_order_although_its_listener_raises(
+    connection: Connection, mode: AcknowledgeMode
+) -> None:
+    listenings = [Listening({0: 3, 5: 2}, NUMBERS[-1]) for _ in range(2)]
+    sessions = [connection.create_session(mode) for _ in range(2)]
+    for session, listening in zip(sessions, listenings, strict=True):
+        session.create_consumer(session.create_queue("q")).listener = listening
+    send(connection, group_id="g")
+    while not any(each.finished.wait(0.01) for each in listenings):
+        pass
+    for session in sessions:
+        session.close()
+    owner, other = sorted(listenings, key=lambda each: -len(each.seen))
+    assert owner.seen == [*[0] * 4, *range(1, 5), *[5] * 3, *range(6, 30)]
+    assert other.seen == []
+
+
+def test_two_consumers_that_recover_in_turn_lose_and_double_nothing(connection: Connection) -> None:
+    send(connection)
+    sessions = [connection.create_session(AcknowledgeMode.CLIENT) for _ in range(2)]
+    consumers = [session.create_consumer(session.create_queue("q")) for session in sessions]
+    for _ in range(4):
+        for session, consumer in zip(sessions, consumers, strict=True):
+            found = received(consumer, 3)
+            assert found == sorted(found), "each has its own in order"
+            session.recover()
+    sessions[1].close()
+    assert sorted(received(consumers[0], len(NUMBERS))) == NUMBERS
+    sessions[0].close()
+
+
+def test_what_failed_on_a_listener_does_not_hold_up_another_consumer(connection: Connection) -> None:
+    """The pause is for the consumer that failed; another one gets what comes next meanwhile."""
+    failing = Listening({0: 3}, 0)
+    with connection.create_session() as session, connection.create_session() as other:
+        session.create_consumer(session.create_queue("q")).listener = failing
+        send(connection, [0])
+        while len(failing.seen) < 3:  # it rests for 0.1 s, and then for 0.2
+            failing.finished.wait(0.001)
+        consumer = other.create_consumer(other.create_queue("q"))
+        send(connection, [1, 2, 3])
+        assert received(consumer, 1)[0] in (1, 2, 3)
+        assert failing.finished.wait(WAIT)
+    assert failing.seen[:4] == [0] * 4
+    assert failing.counts[:4] == [1, 2, 3, 4]
