@@ -347,11 +347,17 @@ class Broker:
         return remove
 
     def close(self) -> None:
-        """Carry out what was handed over, and give the store free.  Legal twice.  Waits for a cycle under way."""
+        """Carry out what was handed over, take back what clients hold, and give the store free.
+
+        Legal twice.  Waits for a cycle under way.
+        """
         with self._runner:
             if self._closing:
                 return
             self._retry_ms = 0
+            if self.failed is None:
+                self._inbox.extend([c.Disconnect(client) for client in self._state.clients])
+                self._inbox.append(c.EndRun())
             while (self._inbox or self._unwritten is not None) and self.failed is None:
                 self._cycle()
                 if self._unwritten is not None:

@@ -912,6 +912,12 @@ class BrokerState:
             self._awake[queue.id] = queue
         self._reply(command, len(messages), effects)
 
+    def _end_run(self, command: c.EndRun, now_ms: int, effects: Effects) -> None:
+        for queue in self.queues.values():
+            if queue.end_run():
+                self._awake[queue.id] = queue
+        self._reply(command, None, effects)
+
     def _delete_idle(self, command: c.DeleteIdle, now_ms: int, effects: Effects) -> None:
         numbers = list(self.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
         self._swept_idle = self._swept_idle + _IDLE_STEP if len(numbers) == _IDLE_STEP else 0
@@ -1355,7 +1361,7 @@ class BrokerState:
             self._expire(queue, entry, effects)
             return
         if outcome is Outcome.RELEASED:
-            queue.give_back(entry, effects)
+            queue.release(entry, effects)
             return
         self.totals.redelivered += 1
         limit = queue.max_deliveries
@@ -1978,6 +1984,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Delete: BrokerState._delete,
     c.DeleteIdle: BrokerState._delete_idle,
     c.PutBack: BrokerState._put_back,
+    c.EndRun: BrokerState._end_run,
     c.Unsubscribe: BrokerState._unsubscribe,
     c.Credit: BrokerState._credit,
     c.Drain: BrokerState._drain,

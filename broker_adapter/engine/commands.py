@@ -239,6 +239,15 @@ class PutBack(NamedTuple):
     reply: Reply | None = None
 
 
+class EndRun(NamedTuple):
+    """The engine stops, and its clients have gone: what comes again marked is noted at each message.
+
+    Replies None.
+    """
+
+    reply: Reply | None = None
+
+
 class Unsubscribe(NamedTuple):
     """Delete a durable subscription of this client's id, or one that is known by its name alone.  Replies None."""
 
@@ -496,6 +505,7 @@ Command = (
     | Delete
     | DeleteIdle
     | PutBack
+    | EndRun
     | Unsubscribe
     | Credit
     | Drain

@@ -980,6 +980,13 @@ class QueueState:
         if self.searching:
             self._arrived(entry, effects)
 
+    def release(self, entry: Entry, effects: Effects) -> None:
+        """Make a message available again that nobody has looked at."""
+        if entry.flags & FLAG_HANDED and not entry.delivery_count:
+            entry.flags &= ~FLAG_HANDED
+            effects.durable.entries[entry.key] = entry
+        self.give_back(entry, effects)
+
     def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Keep a message for the consumer whose listener failed to process it: it comes next.
 
@@ -1094,6 +1101,13 @@ class QueueState:
 
     # What is kept beside the entries.
 
+    def end_run(self) -> bool:
+        """Nothing is in anybody's hands, and what has failed says so itself; returns whether counters are to be noted."""
+        for lane in self.lanes:
+            if lane.cursor != lane.restart_cursor:
+                lane.cursor = lane.restart_cursor
+                self.counters_due = True
+        return self.counters_due
     def counters(self) -> Counters:
         """What a restart must know."""
         lanes = [LaneCounters(lane.number, lane.stored, lane.cursor) for lane in (*self.lanes, self.delayed)]
