@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -97,7 +98,7 @@ class QueueBrowser:
                     if message is not None:
                         yield message
         finally:
-            self._end(look)
+            self._end(look, self._state.settings.close_timeout_seconds)
 
     def _open(self) -> _Look:
         state = self._state
@@ -145,11 +146,11 @@ class QueueBrowser:
             self._state.report(error)
             return None
 
-    def _end(self, look: _Look) -> None:
+    def _end(self, look: _Look, timeout: float) -> None:
         if self._looks.pop(look.link, None) is None:
             return
         try:
-            self._state.transport.detach(look.link, self._state.settings.close_timeout_seconds)
+            self._state.transport.detach(look.link, timeout)
         except JMSException as error:
             log.debug("! %s ends without the broker: %s", self._lifecycle.name, error)
 
@@ -179,9 +180,13 @@ class QueueBrowser:
 
     def close(self) -> None:
         """Close; legal twice.  An iteration that is under way raises IllegalStateException at its next fetch."""
+        self.shut(time.monotonic() + self._state.settings.close_timeout_seconds)
+
+    def shut(self, deadline: float) -> None:
+        """Close before this instant (monotonic seconds); for the session."""
         if self._lifecycle.process(Event.BEGIN_CLOSE):
             for look in list(self._looks.values()):
-                self._end(look)
+                self._end(look, max(0.001, deadline - time.monotonic()))
             self._lifecycle.process(Event.END_CLOSE)
             self._on_close(self)
 

@@ -84,6 +84,7 @@ class Connection:
         self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
+        self._closed = threading.Event()
         self._sessions: dict[int, Session] = {}
         self._session_numbers = itertools.count(1)
         self._producer_id = str(uuid4())
@@ -255,25 +256,30 @@ class Connection:
         """Close with all sessions; legal twice, and from any thread but those of its sessions' listeners.
 
         Temporary destinations end.  What was received and not acknowledged or committed comes again.  Waits as
-        ``Session.close`` does, for one session after the other, and never fails for a network that is away.
+        ``Session.close`` does, for all sessions together at most ``close_timeout_seconds``, and never fails for a
+        network that is away.  Where another thread is closing it already, this waits until that has ended.
 
         Raises:
             IllegalStateException: called from a listener or completion callback of one of its sessions.
         """
         self._refuse_own_threads("close")
+        deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._lock:
-            if not self._lifecycle.process(Event.BEGIN_CLOSE):
-                return
+            is_first = self._lifecycle.process(Event.BEGIN_CLOSE)
             sessions = list(self._sessions.values())
+        if not is_first:
+            self._closed.wait(2 * self._settings.close_timeout_seconds)  # which is longer than the first one takes
+            return
         try:
             if self._standing[1]:
                 self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
-                session.close()
+                session.shut(deadline)
         finally:
-            self._transport.close(self._settings.close_timeout_seconds)
+            self._transport.close(max(0.001, deadline - time.monotonic()))
             with self._lock:
                 self._lifecycle.process(Event.END_CLOSE)
+            self._closed.set()
 
     def _refuse_own_threads(self, what: str) -> None:
         with self._lock:

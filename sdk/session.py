@@ -712,12 +712,16 @@ class Session:
         Raises:
             IllegalStateException: called from a listener or completion callback of this session.
         """
+        if self._state.in_own_thread():
+            raise IllegalStateException(f"cannot close: {self._state.name} is in one of its own listeners or callbacks")
+        self.shut(time.monotonic() + self._settings.close_timeout_seconds)
+
+    def shut(self, deadline: float) -> None:
+        """Close before this instant (monotonic seconds); for the connection."""
         state = self._state
-        if state.in_own_thread():
-            raise IllegalStateException(f"cannot close: {state.name} is in one of its own listeners or callbacks")
-        deadline = time.monotonic() + self._settings.close_timeout_seconds
         if not state.process(Event.BEGIN_CLOSE):
-            state.wait_until(lambda: state.lifecycle.state is State.CLOSED, deadline)
+            longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
+            state.wait_until(lambda: state.lifecycle.state is State.CLOSED, longer)
             return
         owned = False
         try:
@@ -744,7 +748,7 @@ class Session:
         for consumer in list(self._consumers.values()):
             consumer.shut(deadline)
         for browser in list(self._browsers):
-            browser.close()
+            browser.shut(deadline)
         try:
             with state.settling:
                 state.settle(state.policy.recover())
