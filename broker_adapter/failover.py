@@ -54,6 +54,7 @@ from broker_adapter.errors import (
     JMSException,
     JMSSecurityException,
     OperationTimedOutException,
+    StoreException,
     TransactionInDoubtException,
     TransactionRolledBackException,
     copied,
@@ -677,13 +678,20 @@ class FailoverTransport:
         """Do something that may be done again where the connection is lost in the middle of it."""
         limit = self._url.client.request_timeout_seconds if timeout is None else timeout
         deadline = time.monotonic() + limit
+        ends = 0
         while True:
             inner = self._serving(deadline, what)
             try:
                 return act(inner, max(0.0, deadline - time.monotonic()))
-            except JMSException:
+            except JMSException as error:
                 if not inner.is_lost:
                     raise
+                ends += _says_why(error)
+                if ends >= _MOST_ENDS:
+                    raise type(error)(
+                        f"{what} failed: the broker ended the connection {ends} times meanwhile: {error.reason}",
+                        error_code=error.error_code,
+                    ) from error
             self._past(inner, deadline, what)
 
     def _usable(self) -> Inner:
@@ -1043,8 +1051,15 @@ class _Answer:
 
 #: The inner number of a link that is not attached.
 _NO_LINK: Final = -(1 << 62)
+#: Ends of the connection for a reason, in the middle of the same request, after which it is not repeated any more.
+_MOST_ENDS: Final = 2
 #: Refusals that another attempt would not change.
 _LASTING: Final = (InvalidDestinationException, InvalidSelectorException, JMSSecurityException)
+
+
+def _says_why(error: JMSException) -> bool:
+    """Whether the broker has ended the connection for something that it was sent, and did not just go."""
+    return error.error_code is not None and not isinstance(error, ConnectionLostException | StoreException)
 
 
 def _browses(link: _Link) -> bool:

@@ -53,7 +53,7 @@ from broker_adapter.amqp import frames
 from broker_adapter.amqp.buffers import SMALL_BYTES, DeliveryBuffers
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
-from broker_adapter.errors import IllegalStateException, MessageFormatException
+from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from broker_adapter.settings import GIB, KIB, MIB
 
 _log = logging.getLogger(__name__)
@@ -205,6 +205,7 @@ class LinkRemoteOpen(NamedTuple):
     presettled: bool  #: snd-settle-mode ``settled``
     max_message_bytes: int | None
     properties: dict[Any, Any]
+    excess: AmqpError | None = None  #: the limit that the peer's attach goes beyond: ``refuse_link`` with it
 
 
 class LinkRemoteClose(NamedTuple):
@@ -347,6 +348,12 @@ _wrap_delivery: Any = proton.Delivery.wrap
 _HEADER: Final = b"AMQP\x00\x01\x00\x00"
 #: Bytes of the attaches of all links of a connection, which are kept as long as the links.
 _MAX_ATTACH_BYTES: Final = 8 * MIB
+#: What our attach has beside its names, filters and properties, in bytes, at most.
+_ATTACH_REST_BYTES: Final = 512
+#: What an answer to an attach may say beyond it, in bytes.
+_ANSWER_MORE_BYTES: Final = 64
+#: Links beyond the limit that may be refused at a time; one more ends the connection.
+_MAX_REFUSED: Final = 64
 #: Longest id of a transaction, in bytes.  AMQP 1.0 (section 4.5.4) says 32, and those of Artemis have 36.  What is
 #: longer might not fit into a frame with the rest of a transfer, and proton cannot write such a transfer; a broker
 #: chooses the size of both.
@@ -402,7 +409,7 @@ class Peer:
         self._engine: Any = PublicEngine(self._transport, self._collector) if public_classes else lib
         self._c_transport = self._transport._impl
         self._c_collector = self._collector._impl
-        self._rules = frames.FrameRules(max_sessions=limits.max_sessions, max_links=limits.max_links)
+        self._rules = frames.FrameRules(max_sessions=limits.max_sessions, max_links=limits.max_links + _MAX_REFUSED)
         self._written = b""  #: taken out of proton, and not asked for yet
         self._unwritten_begins = 0  #: begins of ours whose channel is not known yet
         self._attach_bytes = 0  #: of all links
@@ -998,11 +1005,6 @@ class Peer:
             session = self._sessions_by_pointer.get(lib.pn_link_session(pointer))
             if session is None:
                 return
-            if len(self._links) >= self._limits.max_links:
-                self._fail(
-                    AmqpError("amqp:resource-limit-exceeded", f"more links than the limit of {self._limits.max_links}")
-                )
-                return
             name = _text(lib.pn_link_name(pointer)) or ""
             link = self._add_link(session, _wrap_link(pointer), name, by_peer=True)
         if link.remote_opened:
@@ -1010,9 +1012,9 @@ class Peer:
         link.remote_opened = True
         link.attach_bytes = size
         self._attach_bytes += size
-        if self._attach_bytes > _MAX_ATTACH_BYTES:
-            reason = f"the attaches of all links are larger than the limit of {_MAX_ATTACH_BYTES} bytes"
-            self._fail(AmqpError("amqp:resource-limit-exceeded", reason))
+        if link.by_peer and len(link.name.encode()) > self._frame_bytes - _ANSWER_MORE_BYTES:
+            # Also a refusal has to repeat the name.
+            self._fail(AmqpError("amqp:resource-limit-exceeded", "the name of a link does not fit into a frame"))
             return
         limit = lib.pn_link_remote_max_message_size(pointer)
         happened.append(
@@ -1027,8 +1029,28 @@ class Peer:
                 lib.pn_link_remote_snd_settle_mode(pointer) == lib.PN_SND_SETTLED,
                 limit or None,
                 _mapping(lib.pn_link_remote_properties(pointer)),
+                self._excess(size) if link.by_peer else None,
             )
         )
+
+    def _excess(self, size: int) -> AmqpError | None:
+        """The limit that the link attached last goes beyond, with an attach of so many bytes."""
+        most = self._limits.max_links
+        if len(self._links) > most:
+            reason = f"more links than the limit of {most} of a connection; close some, or use another connection"
+        elif self._attach_bytes > _MAX_ATTACH_BYTES:
+            reason = f"the attaches of all links are larger than the limit of {_MAX_ATTACH_BYTES} bytes"
+        elif size > self._frame_bytes - _ANSWER_MORE_BYTES:
+            reason = f"the answer to an attach of {size} bytes does not fit into a frame of {self._frame_bytes} bytes"
+        else:
+            return None
+        return AmqpError("amqp:resource-limit-exceeded", reason)
+
+    @property
+    def _frame_bytes(self) -> int:
+        """The largest performative that can be sent, and repeated in an answer."""
+        frame = min(self._limits.max_frame_bytes, self._transport.remote_max_frame_size or GIB)
+        return min(frames.MAX_PERFORMATIVE_BYTES, frame)
 
     def _read_state(self, delivery: Any, code: int) -> State:
         try:
@@ -1206,6 +1228,13 @@ class Peer:
             _c_text(name)
         except ValueError as error:
             raise MessageFormatException(f"the link cannot be attached: {error}") from error
+        size = _text_bytes((name, *_words(source), *_words(target), properties))
+        most = self._frame_bytes - min(_ATTACH_REST_BYTES, self._frame_bytes // 2)
+        if size > most:
+            raise ResourceAllocationException(
+                f"the link cannot be attached: its names, selector and properties have {size} bytes, and at most "
+                f"{most} fit into a frame to this broker and back"
+            )
         endpoint = found.endpoint.sender(name) if is_sender else found.endpoint.receiver(name)
         link = self._add_link(found, endpoint, name, by_peer=False)
         try:
@@ -1843,6 +1872,26 @@ def _write_condition(condition: Any, error: AmqpError) -> None:
             lib.pn_condition_info(condition),
             {Symbol(key): Symbol(value) if isinstance(value, str) else value for key, value in error.info.items()},
         )
+
+
+def _words(terminus: Terminus | None) -> tuple[Any, ...]:
+    """What in a terminus may be long."""
+    return () if terminus is None else (terminus.address, terminus.filters, terminus.dynamic_properties)
+
+
+def _text_bytes(value: Any) -> int:
+    """The bytes of all text in a value that is about to be encoded."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="replace"))
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum([_text_bytes(key) + _text_bytes(each) for key, each in value.items()])
+    if isinstance(value, Described):
+        return _text_bytes(value.value)
+    if isinstance(value, list | tuple):
+        return sum(map(_text_bytes, value))
+    return 0
 
 
 def _read_terminus(terminus: Any) -> Terminus | None:

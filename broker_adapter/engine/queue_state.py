@@ -1102,12 +1102,16 @@ class QueueState:
     # What is kept beside the entries.
 
     def end_run(self) -> bool:
-        """Nothing is in anybody's hands, and what has failed says so itself; returns whether counters are to be noted."""
+        """Nothing is in anybody's hands, and what has failed says so itself.
+
+        Returns whether counters are to be noted.
+        """
         for lane in self.lanes:
             if lane.cursor != lane.restart_cursor:
                 lane.cursor = lane.restart_cursor
                 self.counters_due = True
         return self.counters_due
+
     def counters(self) -> Counters:
         """What a restart must know."""
         lanes = [LaneCounters(lane.number, lane.stored, lane.cursor) for lane in (*self.lanes, self.delayed)]

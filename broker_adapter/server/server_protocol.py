@@ -612,6 +612,9 @@ class ServerProtocol:
         self._sessions.setdefault(event.session, set()).add(event.link)
         if not self._peer.has_link(event.link):
             return  # gone while the engine had not answered the connection's open yet
+        if event.excess is not None:
+            self._peer.refuse_link(event.link, event.excess)
+            return
         try:
             if event.is_sender:
                 self._attach_consumer(event)

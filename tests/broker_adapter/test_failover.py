@@ -819,3 +819,50 @@ def test_a_link_that_is_refused_in_the_middle_of_many_is_the_only_one_that_is_lo
                 made.transport.send(link, message(number), None, WAIT)
         else:
             made.transport.send(link, message(number), None, WAIT)
+
+
+class Ending(ScriptedBroker):
+    """Ends the connection over each link that is asked for, so often in all; with this error, or without a word."""
+
+    def __init__(self, ends: list[AmqpError | None]) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def _attach(self, event: Any) -> None:
+        if not self._ends:
+            super()._attach(event)
+            return
+        self.peer.close(self._ends.pop(0))
+
+
+TOO_MUCH = AmqpError("amqp:resource-limit-exceeded", "more links than the limit of 3")
+
+
+def test_a_request_for_which_the_broker_ends_the_connection_twice_fails_with_its_words(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    ends: list[AmqpError | None] = [TOO_MUCH] * 10
+    made = client(url_of(servers(lambda: Ending(ends))))
+    made.open()
+    with pytest.raises(
+        ResourceAllocationException, match=r"ended the connection 2 times meanwhile: more links than"
+    ) as told:
+        made.sender()
+    assert told.value.error_code == "amqp:resource-limit-exceeded"
+    assert len(ends) == 8
+    made.wait_for(Interrupted, Restored, Interrupted, Restored)
+    ends.clear()
+    made.transport.send(made.sender(), message(1), None, WAIT)
+
+
+@pytest.mark.parametrize(
+    "error", [None, AmqpError("amqp:connection:forced", "an operator stops it")], ids=["no word", "forced"]
+)
+def test_a_request_is_repeated_as_long_as_the_broker_does_not_say_that_it_is_at_fault(
+    servers: Callable[..., BrokerServer], client: MakeClient, error: AmqpError | None
+) -> None:
+    ends = [error] * 5 + [TOO_MUCH]
+    made = client(url_of(servers(lambda: Ending(ends))))
+    made.open()
+    made.transport.send(made.sender(), message(1), None, WAIT)
+    assert ends == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from sdk import AcknowledgeMode, Connection, Session
+import pytest
+
+from sdk import AcknowledgeMode, Connection, JMSException, ResourceAllocationException, Session
 from tests.faults.conftest import Connect
 from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import wait_for
@@ -86,3 +88,42 @@ def test_what_a_caller_says_about_a_run_reaches_the_engine(server: ServerProcess
     send(client.connection, "q", "c")
     again = client.connection.request("bounds", {"destination": "q", "run": now["run"]})
     assert (again["next"], again["kept"]) == (now["next"] + 1, now["next"])
+
+
+def test_a_link_beyond_the_limit_is_refused_and_interrupts_nothing(connect: Connect) -> None:
+    client = connect()
+    session = client.connection.create_session()
+    queue = session.create_queue("many links")
+    producers = []
+
+    def fill() -> None:
+        while True:
+            producers.append(session.create_producer(queue))
+
+    with pytest.raises(ResourceAllocationException, match="more links than the limit of 1024"):
+        fill()
+    assert 1000 < len(producers) <= 1024
+    producers[0].send("x")
+    producers.pop().close()
+    count = len(producers)
+    with pytest.raises(ResourceAllocationException):
+        fill()
+    assert len(producers) == count + 1
+    producers[-1].send("y")
+    assert client.told == []
+    assert client.events == []
+
+
+@pytest.mark.parametrize("size", [300_000, 1_100_000])
+def test_a_name_that_fits_into_no_frame_is_an_error_and_interrupts_nothing(connect: Connect, size: int) -> None:
+    client = connect()
+    session = client.connection.create_session()
+    topic = session.create_topic("t")
+    with pytest.raises(JMSException, match=r"[Ll]imit|fit into a frame"):
+        session.create_shared_durable_consumer(topic, "s" * size)
+    with pytest.raises(JMSException, match=r"[Ll]imit|fit into a frame"):
+        session.create_consumer(topic, f"name = '{'x' * size}'")
+    with pytest.raises(JMSException):
+        client.connection.request("o" * size, {})
+    assert client.told == []
+    assert client.events == []

@@ -41,7 +41,7 @@ from broker_adapter.amqp.peer import (
     check_engine,
 )
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong
-from broker_adapter.errors import IllegalStateException, MessageFormatException
+from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from tests.broker_adapter.amqp.frames import (
     BEGIN,
     END,
@@ -776,11 +776,73 @@ def test_links_and_sessions_have_a_limit() -> None:
         pair.client.attach_sender(sessions[0], name, Terminus(), Terminus("q"))
     pair.pump()
     assert every(pair.server_events, TransportFailed) == []
-    pair.client.attach_sender(sessions[1], "c", Terminus(), Terminus("q"))
+    refused = pair.client.attach_sender(sessions[1], "c", Terminus(), Terminus("q"))
     pair.pump()
+    opened = last(pair.server_events, LinkRemoteOpen)
+    assert opened.excess is not None
+    pair.server.refuse_link(opened.link, opened.excess)
+    pair.pump()
+    closed = last(pair.client_events, LinkRemoteClose)
+    assert (closed.link, closed.error) == (refused, opened.excess._replace(info={}))
+    assert opened.excess.condition == "amqp:resource-limit-exceeded"
+    pair.client.close_link(refused)
+    pair.pump()
+    assert every(pair.server_events, TransportFailed) == []
 
+
+def test_a_peer_that_attaches_on_although_it_is_refused_loses_its_connection() -> None:
+    pair = Pair(PeerLimits(), PeerLimits(max_links=2)).opened()
+    session = pair.client.begin_session()
+    for number in range(2 + 64):
+        pair.client.attach_sender(session, str(number), Terminus(), Terminus("q"))
+    pair.pump()
+    assert every(pair.server_events, TransportFailed) == []
+    assert [each.excess is None for each in every(pair.server_events, LinkRemoteOpen)] == [True] * 2 + [False] * 64
+    pair.client.attach_sender(session, "one more", Terminus(), Terminus("q"))
+    pair.pump()
     assert last(pair.server_events, TransportFailed).error.condition == "amqp:resource-limit-exceeded"
     assert last(pair.client_events, RemoteClose).error is not None
+
+
+@pytest.mark.parametrize("frame_bytes", [512, 4096, 1 << 20])
+def test_an_attach_that_does_not_fit_into_a_frame_is_not_sent(frame_bytes: int) -> None:
+    for limits in (
+        (PeerLimits(max_frame_bytes=frame_bytes), PeerLimits()),
+        (PeerLimits(), PeerLimits(max_frame_bytes=frame_bytes)),
+    ):
+        pair = Pair(*limits).opened()
+        session = pair.client.begin_session()
+        most = min(frame_bytes, 256 * 1024)
+        rest = min(512, most // 2)
+        for name, target in (("s", "q" * (most - rest)), ("s" * (most - rest + 1), None)):
+            with pytest.raises(ResourceAllocationException, match="fit into a frame"):
+                pair.client.attach_sender(session, name, Terminus(), Terminus(target))
+        longest = "\N{EURO SIGN}" * ((most - rest - 1) // 3)
+        link = pair.client.attach_sender(session, "s", Terminus(), Terminus(longest))
+        pair.pump()
+        opened = last(pair.server_events, LinkRemoteOpen)
+        assert opened.excess is None
+        pair.server.accept_link(opened.link, opened.source, opened.target)
+        pair.pump()
+        answer = last(pair.client_events, LinkRemoteOpen)
+        assert (answer.link, answer.target and answer.target.address) == (link, longest)
+        assert every(pair.client_events, TransportFailed) == []
+
+
+def test_what_an_answer_would_repeat_beyond_the_peers_frames_is_refused() -> None:
+    pair = Pair(PeerLimits(max_frame_bytes=512), PeerLimits()).opened()
+    pair.client._limits = PeerLimits()  # it does not heed its own limit
+    session = pair.client.begin_session()
+    pair.client.attach_sender(session, "s", Terminus(), Terminus("q" * 600))
+    pair.pump()
+    opened = last(pair.server_events, LinkRemoteOpen)
+    assert opened.excess is not None
+    pair.server.refuse_link(opened.link, opened.excess)
+    pair.pump()
+    assert every(pair.client_events, TransportFailed) == []
+    pair.client.attach_sender(session, "s" * 600, Terminus(), Terminus("q"))
+    pair.pump()
+    assert last(pair.server_events, TransportFailed).error.description == "the name of a link does not fit into a frame"
 
 
 def test_sessions_and_links_that_end_make_room_for_others() -> None:
