@@ -18,6 +18,7 @@ class AutoPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = True
+    raises_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple

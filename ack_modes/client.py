@@ -16,6 +16,7 @@ class ClientPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = False
+    raises_lost_acknowledgements = True
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple

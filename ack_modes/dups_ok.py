@@ -18,6 +18,7 @@ class DupsOkPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = False
+    raises_lost_acknowledgements = False
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
         self._messages, self._delay_seconds = batch

@@ -20,6 +20,7 @@ class IndividualPolicy:
     transacted = False
     presettled = False
     tells_lost_acknowledgements = False
+    raises_lost_acknowledgements = True
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple

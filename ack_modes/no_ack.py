@@ -16,6 +16,7 @@ class NoAckPolicy:
     transacted = False
     presettled = True
     tells_lost_acknowledgements = False
+    raises_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple

@@ -59,7 +59,14 @@ class AckPolicy(Protocol):
 
     @property
     def tells_lost_acknowledgements(self) -> bool:
-        """Whether the application is told where a consumed message could not be accepted, the connection being lost."""
+        """Whether the exception listener is told where a consumed message could not be accepted.
+
+        The connection was lost, that is, and perhaps another consumer has the message by now.
+        """
+
+    @property
+    def raises_lost_acknowledgements(self) -> bool:
+        """Whether the next ``acknowledge()`` raises where an earlier one was lost, and others have the messages."""
 
     @property
     def due_at(self) -> float | None:

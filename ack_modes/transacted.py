@@ -16,6 +16,7 @@ class TransactedPolicy:
     transacted = True
     presettled = False
     tells_lost_acknowledgements = False
+    raises_lost_acknowledgements = False
     due_at = None
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple

@@ -61,13 +61,24 @@ class IllegalStateException(JMSException):
 class StaleAcknowledgementException(IllegalStateException):
     """Messages that were held when the connection was lost can no longer be acknowledged.
 
+    Or they were acknowledged, the acknowledgements were lost with the connection, and others have the messages.
+
     Attributes:
         stale_count: how many deliveries it concerned.
+        message_ids: of those that were acknowledged, and that another consumer has all the same.
     """
 
-    def __init__(self, reason: str = "", *, stale_count: int = 0, error_code: str | None = None) -> None:
+    def __init__(
+        self,
+        reason: str = "",
+        *,
+        stale_count: int = 0,
+        message_ids: tuple[str, ...] = (),
+        error_code: str | None = None,
+    ) -> None:
         super().__init__(reason, error_code=error_code)
         self.stale_count = stale_count
+        self.message_ids = message_ids
 
 
 class InvalidClientIDException(JMSException):

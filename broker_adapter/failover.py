@@ -859,6 +859,10 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
         self._usable().settle(settlements)
 
+    def confirm(self, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.confirm`."""
+        self._repeated("the acknowledgement", timeout, lambda inner, left: inner.confirm(left))
+
     # Sending.
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

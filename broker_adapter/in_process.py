@@ -357,6 +357,11 @@ class InProcessTransport:
         self._outbox.append(settlements if type(settlements) is list else list(settlements))
         self._flush()
 
+    def confirm(self, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.confirm`."""
+        self._usable_to_wait()
+        self._call(c.ResolveCommit(c.CommitId("", 0)), timeout)  # what was handed over before it is done
+
     # Sending.
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

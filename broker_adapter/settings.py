@@ -75,6 +75,9 @@ class ClientSettings:
     local_message_expiry: bool = _option(
         True, "whether a message that expired on its way, by this machine's clock, is kept from the application"
     )
+    synchronous_acknowledge: bool = _option(
+        False, "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits until the broker has done it"
+    )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
     )

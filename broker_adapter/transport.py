@@ -276,6 +276,17 @@ class Transport(Protocol):
             IllegalStateException: the link is closed.
         """
 
+    def confirm(self, timeout: float | None) -> None:
+        """Return when the broker has carried out what was settled before.
+
+        Our own engine has it on disk then.  Of another broker it is known that it has taken note of it.  Where the
+        connection is lost and restored meanwhile, what was lost with it has been given again.
+
+        Raises:
+            ConnectionLostException: the connection is lost for good.
+            OperationTimedOutException: no answer in time.
+        """
+
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
         """Send on a sender's link.
 

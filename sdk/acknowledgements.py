@@ -19,7 +19,7 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -57,8 +57,11 @@ class Source:
 
 #: What a message is known again by: its source, and its identity or id.
 Key = tuple[Source, Identity | str]
-#: An acknowledgement: the same, and at which position of its source the message was, where the broker says so.
-Given = tuple[Source, Identity | str, int | None]
+#: An acknowledgement: the same; at which position of its source the message was, where the broker says so; how many
+#: deliveries of it had failed before; and its message id.
+Given = tuple[Source, Identity | str, int | None, int, str | None]
+#: Hears the ids of messages that were acknowledged, and that others have, since the acknowledgements were lost.
+TooLate = Callable[[list[str]], None]
 
 
 #: Asks the broker something beyond messaging.
@@ -76,7 +79,9 @@ def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> 
     if source is None:
         return None
     name = envelope.identity or envelope.message_id
-    return None if name is None else (source, name, delivery.position)
+    if name is None:
+        return None
+    return source, name, delivery.position, delivery.delivery_count, envelope.message_id
 
 
 class LostAcknowledgements:
@@ -86,8 +91,8 @@ class LostAcknowledgements:
     """
 
     def __init__(self) -> None:
-        self._lost: dict[Key, int | None] = {}
-        self._seen: dict[Key, None] = {}
+        self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
+        self._seen: OrderedDict[Key, None] = OrderedDict()
 
     @property
     def knows_any(self) -> bool:
@@ -97,19 +102,19 @@ class LostAcknowledgements:
     def __len__(self) -> int:
         return len(self._lost)
 
-    def add(self, given: Iterable[Given]) -> None:
-        """These were under way when the connection was lost."""
-        for source, name, position in given:
-            self._lost[source, name] = position
+    def add(self, given: Iterable[Given], too_late: TooLate) -> None:
+        """These were under way when the connection was lost; ``too_late`` hears of those that others have."""
+        for each in given:
+            self._lost[each[0], each[1]] = each, too_late
         while len(self._lost) > MAX_GIVEN:
-            self._lost.pop(next(iter(self._lost)), None)
+            self._lost.popitem(last=False)
 
     def add_seen(self, given: Iterable[Given]) -> None:
         """The application had these when the connection was lost, and had not acknowledged them."""
-        for source, name, _ in given:
-            self._seen[source, name] = None
+        for each in given:
+            self._seen[each[0], each[1]] = None
         while len(self._seen) > MAX_GIVEN:
-            self._seen.pop(next(iter(self._seen)), None)
+            self._seen.popitem(last=False)
 
     def was_seen(self, given: Given) -> bool:
         """A message has come: returns whether the application had it before."""
@@ -122,7 +127,8 @@ class LostAcknowledgements:
     def give_again(self, request: Request) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
-        What is not there any more had arrived.  What another consumer has in hand by now is lost: it comes twice.
+        What another consumer has in hand by now, or has processed since, is processed twice: the session hears of that.
+        What else is not there any more had arrived.
 
         Args:
             request: asks the broker, as ``Transport.request``.
@@ -130,10 +136,21 @@ class LostAcknowledgements:
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
         """
-        for part, done in _asked(request, "settle_positions", [(*key, at) for key, at in list(self._lost.items())]):
-            _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), done)
-            for source, name, _ in part:
-                self._lost.pop((source, name), None)
+        lost = list(self._lost.values())
+        told = {(each[0], each[2]): too_late for each, too_late in lost}
+        failures = {each: each[3] for each, _ in lost}
+        late: dict[TooLate, list[str]] = {}
+        try:
+            for part, answer in _asked(request, "settle_positions", failures):
+                settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
+                _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), settled)
+                for each in part:
+                    self._lost.pop((each[0], each[1]), None)
+                    if each[2] in taken:
+                        late.setdefault(told[each[0], each[2]], []).append(each[4] or str(each[1]))
+        finally:
+            for too_late, ids in late.items():
+                too_late(ids)
 
 
 def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:
@@ -149,17 +166,14 @@ def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:
     Raises:
         JMSException: the connection is lost again.
     """
-    failures = dict(unseen)
-    for part, done in _asked(request, "forgive", failures, failures):
-        _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done)
+    for part, done in _asked(request, "forgive", dict(unseen)):
+        _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done or 0)
 
 
-def _asked(
-    request: Request, operation: str, given: Iterable[Given], failures: Mapping[Given, int] | None = None
-) -> Iterator[tuple[list[Given], int]]:
-    """Ask something of the messages that have a position, source by source, in parts; with the answer."""
+def _asked(request: Request, operation: str, failures: Mapping[Given, int]) -> Iterator[tuple[list[Given], Any]]:
+    """Ask something of the messages that have a position, source by source, in parts; with the answer, or None."""
     by_source: dict[Source, list[Given]] = {}
-    for each in given:
+    for each in failures:
         if each[2] is not None:
             by_source.setdefault(each[0], []).append(each)
     for source, all_of_it in by_source.items():
@@ -167,29 +181,31 @@ def _asked(
         for first in range(0, len(all_of_it), _REQUEST_POSITIONS):
             part = all_of_it[first : first + _REQUEST_POSITIONS]
             named = [
-                (
-                    each[2],
-                    list(each[1]) if isinstance(each[1], tuple) else each[1],
-                    *(() if failures is None else (failures[each],)),
-                )
-                for each in part
+                (each[2], list(each[1]) if isinstance(each[1], tuple) else each[1], failures[each]) for each in part
             ]
-            done = 0
+            answer = None
             try:
-                done = request(operation, {**arguments, "given": named}, None)
+                answer = request(operation, {**arguments, "given": named}, None)
             except (ConnectionLostException, OperationTimedOutException):
                 raise
             except JMSException as error:
                 # The queue or subscription went with the connection, say: nothing of it comes again.
                 _log.debug("= %s of %s was not possible: %s", operation, source, error)
-            yield part, done
+            yield part, answer
 
 
 class Acknowledgements:
     """What one session has acknowledged lately.  Its calls are made one at a time, as those of its policy."""
 
-    def __init__(self, lost: LostAcknowledgements) -> None:
+    def __init__(self, lost: LostAcknowledgements, too_late: TooLate) -> None:
+        """Nothing so far.
+
+        Args:
+            lost: those of the connection.
+            too_late: hears of what others have, since the acknowledgement was lost.
+        """
         self.lost = lost
+        self.too_late = too_late
         self._reach = _MARGIN  #: deliveries that an acknowledgement is remembered for
         self._delivered = 0
         self._held: dict[DeliveryTag, Given] = {}
@@ -238,7 +254,7 @@ class Acknowledgements:
 
     def interrupted(self) -> None:
         """The connection was lost."""
-        self.lost.add(given for _, given in self._recent)
+        self.lost.add([given for _, given in self._recent], self.too_late)
         self.lost.add_seen(self._held.values())
         self._recent.clear()
         self._held.clear()

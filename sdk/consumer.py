@@ -313,6 +313,8 @@ class MessageConsumer:
         if policy.due_at is not None:
             state.keep_time(policy.due_at)
         self._count_used()
+        if state.confirms and settlements:
+            state.confirm_or_report()
         return message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
 
     def _opened(self, delivery: Delivery) -> Envelope | None:
@@ -368,9 +370,9 @@ class MessageConsumer:
                     acknowledgements.delivered(tag, given)  # this one may be lost as well
                     state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
                 else:
-                    acknowledgements.lost.add((given,))
+                    acknowledgements.lost.add((given,), acknowledgements.too_late)
             except ConnectionLostException:
-                acknowledgements.lost.add((given,))
+                acknowledgements.lost.add((given,), acknowledgements.too_late)
         self._count_used()
         return True
 
@@ -459,8 +461,10 @@ class MessageConsumer:
                 now = time.monotonic()
                 is_stale = tag.epoch != state.epoch or tag.link == self._stale_link
                 failed = policy.listener_raised(tag, now) if raised else ()
-                if not raised:
-                    state.settle(policy.consumed(tag, now))
+                settlements = () if raised else policy.consumed(tag, now)
+                state.settle(settlements)
+            if state.confirms and settlements:
+                state.confirm()
             if is_stale and not raised and policy.tells_lost_acknowledgements:
                 raise ConnectionLostException("the connection was lost while its listener ran")
             if policy.due_at is not None:

@@ -46,7 +46,7 @@ from sdk.consumer import MessageConsumer
 from sdk.lifecycle import Event, State
 from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
-from sdk.session_state import SessionState, log
+from sdk.session_state import SessionState, log, too_late
 from sdk.session_thread import SessionThread
 
 _T = TypeVar("_T")
@@ -628,6 +628,11 @@ class Session:
                     f"{state.name}; they will come again",
                     stale_count=ending.stale_count,
                 )
+            if state.confirms and ending.settlements:
+                state.confirm()
+            late = state.take_too_late()
+            if late:
+                raise too_late(state.name, late)
         finally:
             state.disown()
 
@@ -733,6 +738,9 @@ class Session:
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)
             self._end_links(deadline)
+            late = state.take_too_late()
+            if late:
+                state.report(too_late(state.name, late))  # nobody will acknowledge any more
             state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
         finally:
             if self._thread is not None:

@@ -32,6 +32,7 @@ from broker_adapter import (
     IllegalStateException,
     JMSException,
     ResourceAllocationException,
+    StaleAcknowledgementException,
     Transport,
     pack,
 )
@@ -40,6 +41,22 @@ from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
 log: Final = logging.getLogger("sdk")
+
+#: Message ids that the text of an error names.
+_NAMED_IDS: Final = 5
+
+
+def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementException:
+    """What the application is told of messages that were acknowledged, and that other consumers have."""
+    named = ", ".join(message_ids[:_NAMED_IDS])
+    more = len(message_ids) - _NAMED_IDS
+    return StaleAcknowledgementException(
+        f"{len(message_ids)} messages that {session} has acknowledged are processed twice: the acknowledgements were "
+        f"lost with the connection, and other consumers have them: {named}{f' and {more} more' if more > 0 else ''}",
+        stale_count=len(message_ids),
+        message_ids=tuple(message_ids),
+    )
+
 
 #: Called when an asynchronous send has ended: with None, or with what became of it.
 OnCompletion = Callable[[Message, JMSException | None], None]
@@ -89,6 +106,7 @@ class SessionState:
         user_id: what its messages say about who sent them; None: nothing.
         epoch: what deliveries carry that can still be settled.
         interrupted: whether the network is away, and the connection being restored.
+        confirms: whether acknowledging waits for the broker, as the options say.
         acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
     """
 
@@ -115,10 +133,12 @@ class SessionState:
         self.acknowledge = acknowledge
         self.is_holdfast = is_holdfast
         self.user_id = user_id
+        self.confirms = settings.synchronous_acknowledge
         self.lifecycle = Lifecycle(self.name)
         self.epoch = 0
         self.interrupted = False
-        self.acknowledgements = None if lost is None else Acknowledgements(lost)
+        self.acknowledgements = None if lost is None else Acknowledgements(lost, self._lost_for_good)
+        self._too_late: list[str] = []  #: ids of messages that were acknowledged, and that others have; under ``lock``
         self.running = False
         self.listeners = 0
         self.dispatching: object = None
@@ -214,6 +234,37 @@ class SessionState:
             # The news of it is on its way; until it is here nothing more of that connection may be given out.
             self._lose(self.epoch + 1)
             raise
+
+    def confirm(self) -> None:
+        """Wait until the broker has carried out what was settled; outside ``settling``.
+
+        Raises:
+            JMSException: the broker has not said so; what was settled may have been lost.
+        """
+        self.transport.confirm(self.settings.request_timeout_seconds)
+
+    def confirm_or_report(self) -> None:
+        """``confirm``, where the caller has a message for the application: the exception listener hears of it."""
+        try:
+            self.confirm()
+        except JMSException as error:
+            self.report(error)
+
+    def _lost_for_good(self, message_ids: list[str]) -> None:
+        """These were acknowledged, the acknowledgements were lost, and other consumers have the messages."""
+        if self.policy.raises_lost_acknowledgements and self.lifecycle.state is not State.CLOSED:
+            with self.lock:
+                self._too_late += message_ids
+        elif self.policy.tells_lost_acknowledgements or self.policy.raises_lost_acknowledgements:
+            self.report(too_late(self.name, message_ids))
+
+    def take_too_late(self) -> list[str]:
+        """What is to be raised once: the ids of messages that were acknowledged, and that other consumers have."""
+        if not self._too_late:
+            return []
+        with self.lock:
+            found, self._too_late = self._too_late, []
+        return found
 
     def pass_over(self, tags: Sequence[DeliveryTag], outcome: Outcome) -> None:
         """End deliveries that the application never saw; where the network is away, they come again by themselves."""

@@ -548,6 +548,10 @@ class ClientProtocol:
         else:
             self._end(session, done)
 
+    def go_round(self, done: Done) -> None:
+        """Done when the broker has read all that was sent before: a session of its own has begun and ended."""
+        self._end(self._peer.begin_session(), done)
+
     def _end(self, session: int, done: Done) -> None:
         self._ended[session] = done
         self._peer.end_session(session)

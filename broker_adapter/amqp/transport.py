@@ -467,6 +467,13 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
         self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout)
 
+    def confirm(self, timeout: float | None) -> None:
+        """See :meth:`broker_adapter.transport.Transport.confirm`."""
+        if self._protocol_in_use().is_holdfast:
+            self.request("confirm", {}, timeout)
+        else:
+            self._ask("the acknowledgement", lambda protocol, done: protocol.go_round(done), timeout)
+
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""
         return self._ask(

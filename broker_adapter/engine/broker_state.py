@@ -52,6 +52,7 @@ from broker_adapter.engine.records import (
     short_name,
     stream_key,
 )
+from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import Room
 from broker_adapter.engine.selection import Formats, Selectable, selects
@@ -166,6 +167,7 @@ class BrokerState:
         self.commits = LastNumbers("commits", int(settings.commit_memory_seconds * 1000), durable=durable)
         self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.totals = Totals()
+        self.redelivered = Redelivered()
         self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
@@ -1341,6 +1343,8 @@ class BrokerState:
                     continue
                 settled += 1
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
+                    if entry.delivery_count:
+                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
                     queue.forget(entry, effects)
                 else:
                     self._return(queue, entry, outcome, effects, consumer)
@@ -1632,6 +1636,8 @@ class BrokerState:
             entry = consumer.unsettled.pop(number)
             self._let_go(consumer, 1)
             if outcome is Outcome.ACCEPTED:
+                if entry.delivery_count:
+                    self.redelivered.accepted(consumer.queue.id, entry.position, entry.delivery_count)
                 consumer.queue.forget(entry, effects)
             else:
                 self._return(consumer.queue, entry, outcome, effects)

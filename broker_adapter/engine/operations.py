@@ -34,9 +34,13 @@ transaction) and ``messages`` (packed envelopes)
     The last number of the group that was published; None where none was, or nothing is known of it.
 ``discard`` with ``transactions``, and ``prefixes`` (of further ones' names) without those that begin as ``keep`` says
     The number of staged transactions dropped.
-``settle_positions`` of a queue, with ``given``: (position, name) each, where the name is the message's identity (as a
-list) or else its message id
-    The number of messages dropped: those that wait at such a position under that name, and nobody has in hand.
+``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
+identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
+    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
+    hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
+    that were processed after a failed delivery, since the engine began).
+``confirm``
+    True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
 the one that was lost
     The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.
@@ -466,12 +470,35 @@ def _rolled_back(kept: int) -> str:
 
 
 def _settle_positions(arguments: _Arguments) -> Steps:
+    failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
+    lost: list[int] = []
+
     def trim(queue: int, positions: list[int]) -> Steps:
         wanted = c.Range(queue, positions[0], positions[-1], _SETTLE_ENTRIES, frozenset(positions))
         dropped, _ = yield c.Trim(wanted)
+        if dropped < len(positions):
+
+            def left(reader: EngineReader) -> list[int]:
+                found = reader.entries(queue, positions[0], positions[-1], _SETTLE_ENTRIES).entries
+                return sorted({each.position for each in found}.intersection(positions))
+
+            lost.extend((yield left))
         return dropped
 
-    return (yield from _with_given(arguments, trim))
+    settled = yield from _with_given(arguments, trim)
+
+    def processed(reader: EngineReader) -> list[int]:
+        queue = arguments.queue(reader.state).id
+        was = reader.state.redelivered.was_accepted_later
+        return [position for position, count in failures.items() if was(queue, position, count)]
+
+    lost += yield processed
+    return {"settled": settled, "lost": lost}
+
+
+def _confirm(arguments: _Arguments) -> Steps:
+    yield c.ResolveCommit(c.CommitId("", 0))  # what came before it is done
+    return True
 
 
 def _forgive(arguments: _Arguments) -> Steps:
@@ -599,6 +626,7 @@ _OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {
     "read_range": _read_range,
     "settle_through": _settle_through,
     "settle_positions": _settle_positions,
+    "confirm": _confirm,
     "forgive": _forgive,
     "stage": _stage,
     "publish": _publish,

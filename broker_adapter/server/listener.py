@@ -81,7 +81,7 @@ TICK_SECONDS = 1.0
 #: of each group under way.  A repetition of one that is under way waits for its answer without a thread.
 _RESTORING = frozenset(("resolve_commit", "settle_positions", "forgive"))
 _RESTORING_THREADS = 2
-_SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard", "published"))
+_SHORT = frozenset(("confirm", "statistics", "bounds", "read_range", "stage", "discard", "published"))
 _SHORT_THREADS = 2
 _STREAMING = frozenset(("publish", "settle_through"))
 _STREAMING_THREADS = 2

@@ -426,3 +426,4 @@ def test_a_commit_that_was_done_leaves_nothing_of_the_loss_behind() -> None:
 @pytest.mark.parametrize("mode", [mode.name for mode in AcknowledgeMode])
 def test_only_auto_tells_of_an_acknowledgement_that_was_lost(mode: str) -> None:
     assert _new(mode).tells_lost_acknowledgements is (mode == "AUTO")
+    assert _new(mode).raises_lost_acknowledgements is (mode in ("CLIENT", "INDIVIDUAL"))

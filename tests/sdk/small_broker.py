@@ -180,6 +180,9 @@ class SmallBroker:
         self._push()
         self._receivers[link].credit = 0
 
+    def confirm(self, timeout: float | None) -> None:
+        self._check()
+
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
         self._check()
         if self.refuse_send is not None and on_settled is None:

@@ -31,7 +31,11 @@ SOURCE = Source("orders")
 
 
 def given(number: int, source: Source = SOURCE, position: int | None = -1) -> Given:
-    return source, Identity("producer", 1, number), number if position == -1 else position
+    return source, Identity("producer", 1, number), number if position == -1 else position, number % 3, f"ID:{number}"
+
+
+def ignore(message_ids: list[str]) -> None:
+    pytest.fail(f"nobody has {message_ids}")
 
 
 def tag(number: int, link: int = 1) -> DeliveryTag:
@@ -68,7 +72,7 @@ def test_a_message_is_known_by_its_identity_or_else_its_id(
     envelope: Envelope, source: Source | None, expected: object
 ) -> None:
     found = given_for(source, envelope, delivery(envelope))
-    assert found == (None if expected is None else (source, expected, 7))
+    assert found == (None if expected is None else (source, expected, 7, 0, "ID:1"))
 
 
 # What is remembered.
@@ -76,7 +80,7 @@ def test_a_message_is_known_by_its_identity_or_else_its_id(
 
 def test_what_was_accepted_last_is_lost_with_the_connection() -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     session.widen(10)
     accept(session, 1, 2)
     accept(session, 3, outcome=Outcome.MODIFIED)
@@ -89,7 +93,7 @@ def test_what_was_accepted_last_is_lost_with_the_connection() -> None:
 @pytest.mark.parametrize("windows", [(1,), (10,), (500, 20)])
 def test_an_acknowledgement_is_remembered_for_two_windows_of_deliveries(windows: tuple[int, ...]) -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     for window in windows:
         session.widen(window)
     reach = 2 * sum(windows) + 16
@@ -101,7 +105,7 @@ def test_an_acknowledgement_is_remembered_for_two_windows_of_deliveries(windows:
 
 def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     session.widen(10)
     for number in range(50):
         session.accepted(given(number))
@@ -112,7 +116,7 @@ def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> N
 
 def test_what_was_seen_and_not_acknowledged_is_known_again_once() -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     accept(session, 1)
     session.delivered(tag(2, link=1), given(2))
     session.delivered(tag(3, link=2), given(3))
@@ -125,7 +129,7 @@ def test_what_was_seen_and_not_acknowledged_is_known_again_once() -> None:
 
 def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     session.widen(5)
     for number in range(1000):
         session.delivered(tag(number), given(number))
@@ -136,7 +140,7 @@ def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
 
 def test_what_a_commit_settled_is_done_and_not_remembered() -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     session.delivered(tag(1), given(1))
     session.committed([Settlement(tag(1), Outcome.ACCEPTED)])
     session.settled([Settlement(tag(1), Outcome.ACCEPTED)])
@@ -146,7 +150,7 @@ def test_what_a_commit_settled_is_done_and_not_remembered() -> None:
 
 def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -> None:
     lost = LostAcknowledgements()
-    session = Acknowledgements(lost)
+    session = Acknowledgements(lost, ignore)
     accept(session, 1)
     session.delivered(tag(2, link=1), given(2))
     session.delivered(tag(3, link=2), given(3))
@@ -160,7 +164,7 @@ def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
     lost = LostAcknowledgements()
     lost.add_seen(given(number) for number in range(MAX_GIVEN + 3))
     assert [lost.was_seen(given(number)) for number in (2, 3)] == [False, True]
-    lost.add(given(number) for number in range(MAX_GIVEN + 3))
+    lost.add([given(number) for number in range(MAX_GIVEN + 3)], ignore)
     assert len(lost) == MAX_GIVEN
     assert keys(lost, 2, 3) == [False, True]
 
@@ -173,32 +177,32 @@ class Broker:
         self.asked: list[Mapping[str, Any]] = []
         self._fails_after = fails_after
 
-    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
         assert operation == "settle_positions"
         if len(self.asked) >= self._fails_after:
             raise ConnectionLostException("again")
         self.asked.append(arguments)
-        return len(arguments["given"])
+        return {"settled": len(arguments["given"]), "lost": []}
 
 
 def test_they_are_given_again_by_source_with_positions_and_names() -> None:
     lost = LostAcknowledgements()
     subscription = Source("news", "topic", "mine", "client")
-    lost.add([given(1), given(2), given(3, subscription), (SOURCE, "ID:4", 4)])
+    lost.add([given(1), given(2), given(3, subscription), (SOURCE, "ID:4", 4, 7, "ID:4")], ignore)
     broker = Broker()
     lost.give_again(broker.request)
     assert broker.asked == [
         {
             "destination": "orders",
             "kind": "queue",
-            "given": [(1, ["producer", 1, 1]), (2, ["producer", 1, 2]), (4, "ID:4")],
+            "given": [(1, ["producer", 1, 1], 1), (2, ["producer", 1, 2], 2), (4, "ID:4", 7)],
         },
         {
             "destination": "news",
             "kind": "topic",
             "subscription": "mine",
             "client_id": "client",
-            "given": [(3, ["producer", 1, 3])],
+            "given": [(3, ["producer", 1, 3], 0)],
         },
     ]
     assert len(lost) == 0
@@ -206,14 +210,14 @@ def test_they_are_given_again_by_source_with_positions_and_names() -> None:
 
 def test_a_source_that_is_gone_is_passed_over_and_a_loss_is_not() -> None:
     lost = LostAcknowledgements()
-    lost.add([given(1, Source("gone")), given(2)])
+    lost.add([given(1, Source("gone")), given(2)], ignore)
     asked: list[str] = []
 
-    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
         asked.append(arguments["destination"])
         if arguments["destination"] == "gone":
             raise InvalidDestinationException("no such queue")
-        return 1
+        return {"settled": 1, "lost": []}
 
     lost.give_again(request)
     assert asked == ["gone", "orders"]
@@ -235,7 +239,7 @@ def test_what_nobody_saw_is_forgiven_where_it_has_a_position() -> None:
 
 def test_those_without_a_position_wait_for_their_message() -> None:
     lost = LostAcknowledgements()
-    lost.add([given(1, position=None)])
+    lost.add([given(1, position=None)], ignore)
     broker = Broker()
     lost.give_again(broker.request)
     assert broker.asked == []
@@ -244,9 +248,44 @@ def test_those_without_a_position_wait_for_their_message() -> None:
 
 def test_a_long_list_is_given_in_parts_and_what_was_not_given_is_kept() -> None:
     lost = LostAcknowledgements()
-    lost.add(given(number) for number in range(12_000))
+    lost.add([given(number) for number in range(12_000)], ignore)
     broker = Broker(fails_after=2)
     with pytest.raises(ConnectionLostException):
         lost.give_again(broker.request)
     assert [len(each["given"]) for each in broker.asked] == [5000, 5000]
     assert len(lost) == 2000
+
+
+def test_each_session_hears_of_what_others_have_once() -> None:
+    lost = LostAcknowledgements()
+    told: dict[str, list[list[str]]] = {"a": [], "b": []}
+    other = Source("other")
+    lost.add([given(1), given(2), given(3, other)], told["a"].append)
+    lost.add([given(1, other), given(4)], told["b"].append)
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        return {"settled": 0, "lost": [1, 2, 3] if arguments["destination"] == "other" else [1, 2, 4]}
+
+    lost.give_again(request)
+    assert told == {"a": [["ID:1", "ID:2", "ID:3"]], "b": [["ID:4", "ID:1"]]}
+    lost.give_again(request)
+    assert [len(each) for each in told.values()] == [1, 1]
+
+
+def test_what_others_have_is_told_also_where_the_connection_is_lost_again_meanwhile() -> None:
+    lost = LostAcknowledgements()
+    told: list[list[str]] = []
+    lost.add([given(number) for number in range(6000)], told.append)
+    asked = 0
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise ConnectionLostException("again")
+        return {"settled": 0, "lost": [7]}
+
+    with pytest.raises(ConnectionLostException):
+        lost.give_again(request)
+    assert told == [["ID:7"]]
+    assert len(lost) == 1000

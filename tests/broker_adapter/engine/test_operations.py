@@ -379,7 +379,7 @@ def test_what_was_acknowledged_is_settled_by_position_and_name(broker: Broker) -
     # Priorities: positions are not in the order of delivery.
     broker.call(c.Enqueue(client, queue("q"), [named(1, 1), named(2, 9), named(3, 4), named(4, 4)]), WAIT)
     settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2), (3, 99), (7, 7)))
-    assert settled == 2, "another name, and no such position"
+    assert settled == {"settled": 2, "lost": []}, "another name, and no such position"
     assert [
         unpack(payload).body for payload in bodies(ask(broker, "read_range", destination="q", first=0, last=9))
     ] == [
@@ -425,7 +425,7 @@ def test_of_positions_that_are_given_a_bounded_part_of_the_bodies_is_read_at_onc
     engine = Weighing(broker)
     wanted = [(*each, 0) for each in given(*((number, number) for number in range(1, count + 1)))]
     if operation == "settle_positions":
-        assert perform(engine, operation, {"destination": "q", "given": wanted}, WAIT) == count
+        assert perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)["settled"] == count
         assert depth(broker, "q") == 0
     else:
         perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)
@@ -438,7 +438,8 @@ def test_what_is_settled_by_position_is_not_taken_from_a_consumer(broker: Broker
     broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
     consumer, inbox = attach(broker, client, "q", credit=1)
     got = inbox.wait_for(1)
-    assert ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2))) == 1
+    settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2)))
+    assert settled == {"settled": 1, "lost": [1]}
     settle(broker, consumer, got, Outcome.ACCEPTED)
     assert depth(broker, "q") == 0
 
@@ -448,15 +449,38 @@ def test_what_a_lost_connection_held_is_given_back_before_it_is_settled_by_posit
     broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
     attach(broker, client, "q", credit=2)
     broker.submit(c.Disconnect(client))  # nobody waits for it
-    assert ask(broker, "settle_positions", destination="q", given=given((1, 1))) == 1
+    assert ask(broker, "settle_positions", destination="q", given=given((1, 1)))["settled"] == 1
     assert depth(broker, "q") == 1
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["settled", "committed"])
+def test_what_another_consumer_has_processed_meanwhile_is_told(broker: Broker, committed: bool) -> None:
+    lost = connect(broker)
+    broker.call(c.Enqueue(lost, queue("q"), [named(1), named(2), named(3)]), WAIT)
+    first, inbox = attach(broker, lost, "q", credit=3)
+    settle(broker, first, inbox.wait_for(3)[:1], Outcome.ACCEPTED)
+    broker.call(c.Disconnect(lost), WAIT)
+    other = connect(broker)
+    second, inbox = attach(broker, other, "q", credit=1)
+    got = inbox.wait_for(1)
+    if committed:
+        broker.call(c.Commit(other, None, [], [(second, got[0].number, Outcome.ACCEPTED)]), WAIT)
+    else:
+        settle(broker, second, got, Outcome.ACCEPTED)
+    acknowledged = [(*each, 0) for each in given((1, 1), (2, 2), (3, 3))]
+    for _ in range(2):  # it may be asked twice
+        answer = ask(broker, "settle_positions", destination="q", given=acknowledged)
+        assert answer["lost"] == [2], "the first one had arrived, the third one is settled now"
+    assert depth(broker, "q") == 0
+    after_the_loss = [(*each, 1) for each in given((2, 2))]
+    assert ask(broker, "settle_positions", destination="q", given=after_the_loss)["lost"] == [], "it was this delivery"
 
 
 def test_a_message_without_an_identity_is_settled_by_its_id(broker: Broker) -> None:
     client = connect(broker)
     payload = envelope("x", message_id="ID:1")
     broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, payload)] * 2), WAIT)
-    assert ask(broker, "settle_positions", destination="q", given=[(1, "ID:1"), (2, "ID:2")]) == 1
+    assert ask(broker, "settle_positions", destination="q", given=[(1, "ID:1"), (2, "ID:2")])["settled"] == 1
 
 
 @pytest.mark.parametrize("wrong", [[1], [("1", "ID:1")], [(1, "a", "b")], "text", [(True, "ID:1")]])
@@ -471,7 +495,7 @@ def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monk
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 21)]), WAIT)
     wanted = [1, 2, 3, 4, 9, 10, 20]
     settled = ask(broker, "settle_positions", destination="q", given=given(*((each, each) for each in wanted)))
-    assert settled == len(wanted)
+    assert settled["settled"] == len(wanted)
     assert depth(broker, "q") == 13
 
 

@@ -1,0 +1,190 @@
+"""Acknowledgements that the network swallowed, of messages that another consumer has by now."""
+
+from __future__ import annotations
+
+import threading
+from uuid import uuid4
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, JMSException, Message, Session, StaleAcknowledgementException
+from tests.faults.conftest import Client, Connect
+from tests.faults.proxy import Direction, Proxy
+from tests.faults.scenarios import WAIT, wait_for
+
+pytestmark = pytest.mark.crash
+
+COUNT = 40
+MODES = [AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL]
+
+
+def fill(direct: Connection, name: str) -> list[str]:
+    """Send; returns the ids."""
+    ids = []
+    with direct.create_session() as session:
+        producer = session.create_producer(session.create_queue(name))
+        for number in range(COUNT):
+            message = session.create_text_message(str(number))
+            producer.send(message)
+            ids.append(str(message.message_id))
+    return ids
+
+
+def stale(told: list[JMSException]) -> list[StaleAcknowledgementException]:
+    return [each for each in told if isinstance(each, StaleAcknowledgementException)]
+
+
+def acknowledged_into_the_void(client: Client, proxy: Proxy, name: str, mode: AcknowledgeMode) -> Session:
+    """A session that has received and acknowledged all; the server has heard nothing of it."""
+    session = client.connection.create_session(mode)
+    consumer = session.create_consumer(session.create_queue(name))
+    assert wait_for(lambda: len(consumer._buffer) == COUNT)
+    proxy.hold(Direction.TO_SERVER)
+    received = []
+    for _ in range(COUNT):
+        message = consumer.receive(timeout=WAIT)
+        assert message is not None
+        received.append(message)
+    if mode is not AcknowledgeMode.AUTO:
+        for message in received:
+            message.acknowledge()
+    return session
+
+
+@pytest.mark.parametrize("in_hand", [True, False], ids=["in hand", "processed"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_what_another_consumer_has_by_now_is_told(
+    proxy: Proxy, direct: Connection, connect: Connect, mode: AcknowledgeMode, in_hand: bool
+) -> None:
+    """The server hears of the loss; the client comes back when the other one has what it had acknowledged."""
+    name = f"queue {uuid4()}"
+    ids = fill(direct, name)
+    client = connect("reconnect_delay_seconds=0.01")
+    session = acknowledged_into_the_void(client, proxy, name, mode)
+    other = direct.create_session(AcknowledgeMode.CLIENT)
+    taking = other.create_consumer(other.create_queue(name))
+    proxy.refuse()
+    proxy.cut()
+    again = [taking.receive(timeout=WAIT) for _ in range(COUNT)]
+    assert [str(message) for message in again] == [str(number) for number in range(COUNT)]
+    assert {message.delivery_count for message in again if message is not None} == {2}
+    if not in_hand:
+        assert again[-1] is not None
+        again[-1].acknowledge()
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    if mode is AcknowledgeMode.AUTO:
+        assert wait_for(lambda: stale(client.told))
+        (told,) = stale(client.told)
+    else:
+        with direct.create_session() as sending:
+            sending.create_producer(sending.create_queue(f"{name} more")).send("more")
+        message = session.create_consumer(session.create_queue(f"{name} more")).receive(timeout=WAIT)
+        assert message is not None
+        with pytest.raises(StaleAcknowledgementException) as raised:
+            message.acknowledge()
+        told = raised.value
+        message.acknowledge()  # once
+        assert stale(client.told) == []
+    assert list(told.message_ids) == ids
+    assert told.stale_count == COUNT
+    assert ids[0] in told.reason
+    other.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_nothing_is_told_where_nobody_else_has_them(
+    proxy: Proxy, direct: Connection, connect: Connect, mode: AcknowledgeMode
+) -> None:
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect()
+    session = acknowledged_into_the_void(client, proxy, name, mode)
+    proxy.refuse()
+    proxy.cut()
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    consumer = session.create_consumer(session.create_queue(name))
+    assert consumer.receive(timeout=0.5) is None, "they were acknowledged again"
+    session.close()
+    assert stale(client.told) == []
+    with direct.create_session() as looking:
+        assert looking.create_consumer(looking.create_queue(name)).receive(timeout=0.5) is None
+
+
+def test_what_nobody_will_acknowledge_any_more_is_told_when_the_session_ends(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect()
+    session = acknowledged_into_the_void(client, proxy, name, AcknowledgeMode.CLIENT)
+    other = direct.create_session(AcknowledgeMode.CLIENT)
+    taking = other.create_consumer(other.create_queue(name))
+    proxy.refuse()
+    proxy.cut()
+    assert taking.receive(timeout=WAIT) is not None
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    session.close()
+    assert wait_for(lambda: stale(client.told))
+    other.close()
+
+
+@pytest.mark.parametrize("mode", [*MODES, AcknowledgeMode.DUPS_OK], ids=lambda mode: mode.name)
+def test_acknowledging_synchronously_returns_when_the_server_has_it(
+    proxy: Proxy, direct: Connection, connect: Connect, mode: AcknowledgeMode
+) -> None:
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("synchronous_acknowledge=true&dups_ok_batch_messages=1")
+    session = client.connection.create_session(mode)
+    consumer = session.create_consumer(session.create_queue(name))
+
+    def waiting() -> int:
+        return sum(each.messages for each in direct.statistics().queues if each.name == name)
+
+    for number in range(5):
+        message = consumer.receive(timeout=WAIT)
+        assert message is not None
+        message.acknowledge()
+        assert waiting() == COUNT - number - 1
+    proxy.hold(Direction.TO_CLIENT)
+    returned = threading.Event()
+
+    def go_on(message: Message | None) -> None:
+        assert message is not None
+        message.acknowledge()
+        returned.set()
+
+    thread = threading.Thread(target=lambda: go_on(consumer.receive(timeout=WAIT)))
+    thread.start()
+    assert wait_for(lambda: waiting() == COUNT - 6)
+    assert not returned.wait(0.3), "the answer is not there"
+    proxy.hold()
+    assert returned.wait(WAIT)
+    thread.join(WAIT)
+    session.close()
+    assert waiting() == COUNT - 6
+
+
+def test_a_listener_acknowledges_synchronously(direct: Connection, connect: Connect) -> None:
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("synchronous_acknowledge=true")
+    session = client.connection.create_session()
+    left: list[int] = []
+    done = threading.Event()
+
+    def listen(message: Message) -> None:
+        left.append(sum(each.messages for each in direct.statistics().queues if each.name == name))
+        if len(left) == COUNT:
+            done.set()
+
+    session.create_consumer(session.create_queue(name)).listener = listen
+    assert done.wait(WAIT)
+    session.close()
+    assert left == list(range(COUNT, 0, -1))
