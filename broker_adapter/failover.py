@@ -952,10 +952,12 @@ class FailoverTransport:
         """
         limit = self._url.client.request_timeout_seconds if timeout is None else timeout
         deadline = time.monotonic() + limit
-        inner = self._serving(deadline, "the commit")
-        peer = self._peer
         try:
+            inner = self._serving(deadline, "the commit")
+            peer = self._peer
             mapped = [(self._attached(link, deadline, "the commit").inner, envelope) for link, envelope in sends]
+        except OperationTimedOutException as error:
+            raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         except IllegalStateException as error:
             # What they were received by has let go of them.
             inner.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])

@@ -522,7 +522,7 @@ class Session:
                 f"the transaction of {state.name} is rolled back: the connection was lost during it, "
                 f"with {ending.stale_count} received messages"
             )
-            state.end_sends(error)
+            self._end_sends(error)
             self._give_back(ending.settlements)
             raise error
         if not state.sends and not ending.settlements:

@@ -29,7 +29,12 @@ from broker_adapter.amqp.peer import (
     State,
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong, encode
-from broker_adapter.errors import JMSException, TransactionInDoubtException, TransactionRolledBackException
+from broker_adapter.errors import (
+    JMSException,
+    OperationTimedOutException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
 from broker_adapter.transport import OnSettled
 
 #: Message annotation of a discharge that names the commit for our own server: [session, number].
@@ -133,6 +138,17 @@ class Coordinator:
         """Do a commit once those before it are done."""
         self._commits.append(commit)
         self._start()
+
+    def withdraw(self, number: int) -> bool:
+        """Nobody waits for a commit any more: returns whether nothing of it will be done."""
+        commit = next((each for each in self._commits if each.number == number), None)
+        if commit is None or (commit.discharged and commit.refusal is None):
+            return False
+        if not commit.started:
+            self._commits.remove(commit)
+        elif commit.refusal is None:
+            commit.refusal = OperationTimedOutException("it was not ready in time")  # its discharge says so
+        return True
 
     def on_credit(self, credit: int) -> None:
         """The coordinator's credit changed."""

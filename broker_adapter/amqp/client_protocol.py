@@ -1163,6 +1163,17 @@ class ClientProtocol:
             coordinator = self._coordinators[session] = self._attach_coordinator(session)
         coordinator.commit(commit)
 
+    def withdraw(self, session: int, commit_number: int, done: Done) -> None:
+        """Nobody waits for a commit any more; done with whether it is done (True), never will be (False), or neither.
+
+        The last is None: it was sent, and has no answer.
+        """
+        coordinator = self._coordinators.get(session)
+        if self._committed.get(session, -1) >= commit_number:
+            done(True, None)
+        else:
+            done(False if coordinator is not None and coordinator.withdraw(commit_number) else None, None)
+
     def _commit_refusal(self, commit: Commit) -> JMSException | None:
         """Why nothing of a commit can be done, where that is clear before anything is sent."""
         for link, _ in commit.sends:

@@ -41,6 +41,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     OperationTimedOutException,
     ProtocolException,
+    TransactionRolledBackException,
     copied,
 )
 from broker_adapter.mechanisms import Trust, usable_mechanisms
@@ -77,6 +78,8 @@ class Io(Protocol):
         """Whether the caller is that thread, which must not wait."""
 
 
+#: Longest wait for something that only the loop's own thread does, in seconds.
+_OWN_THREAD_SECONDS = 5.0
 #: Waits for an answer, at most so many seconds (None: as long as requests may take); returns it, or raises.
 _Wait = Callable[[float | None], Any]
 
@@ -495,11 +498,22 @@ class AmqpTransport:
         for link, envelope in sends:
             real = self._real_link(link, envelope)
             packed.append((real, self._packed(real, envelope)))
-        self._ask(
-            "the commit",
-            lambda protocol, done: protocol.commit(session, commit_number, packed, settlements, done),
-            timeout,
-        )
+        try:
+            self._ask(
+                "the commit",
+                lambda protocol, done: protocol.commit(session, commit_number, packed, settlements, done),
+                timeout,
+            )
+        except OperationTimedOutException as error:
+            was_done = self._ask(
+                "the end of the commit",
+                lambda protocol, done: protocol.withdraw(session, commit_number, done),
+                _OWN_THREAD_SECONDS,
+            )
+            if was_done is None:
+                raise
+            if not was_done:
+                raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
 
     # What does not wait.
 

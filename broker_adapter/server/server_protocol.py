@@ -138,7 +138,8 @@ _PREFIXES: Final = {
 }
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
 _TIMED_OUT: Final = "amqp:transaction:timeout"
-_FAILED_ALREADY: Final = State(REJECTED, error=AmqpError("amqp:transaction:rollback", "the transaction failed already"))
+_ROLLED_BACK: Final = "amqp:transaction:rollback"
+_FAILED_ALREADY: Final = State(REJECTED, error=AmqpError(_ROLLED_BACK, "the transaction failed already"))
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 
 
@@ -1306,10 +1307,17 @@ class ServerProtocol:
             self._peer.settle(link, (number,), ACCEPTED_STATE)
             return
         self._roll_back(transaction)
-        error = error_for(result)
-        if error.condition != _TIMED_OUT:
-            error = error._replace(condition="amqp:transaction:rollback")
-        self._peer.settle(link, (number,), State(REJECTED, error=error))
+        self._peer.settle(link, (number,), State(REJECTED, error=self._why_nothing(result)))
+
+    def _why_nothing(self, error: JMSException) -> AmqpError:
+        """What a refused discharge says: the condition of its cause, since clients take ``rollback`` for a doubt."""
+        cause = error.__cause__
+        condition = error_for(error).condition
+        if condition == _ROLLED_BACK and isinstance(cause, JMSException):
+            condition = error_for(cause).condition
+        if condition == _ROLLED_BACK and not self._is_own:
+            condition = "amqp:precondition-failed"
+        return AmqpError(condition, error.reason)
 
     def _roll_back(self, transaction: _Transaction) -> None:
         """What was settled in it comes again: the client has let go of it."""

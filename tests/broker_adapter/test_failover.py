@@ -489,6 +489,32 @@ def test_a_commit_in_flight_is_in_doubt_where_the_broker_cannot_tell(
     assert [type(each) for each in results] == [TransactionInDoubtException]
 
 
+def test_a_commit_that_was_never_sent_is_rolled_back(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
+    """The network is away for as long as the commit may take: nobody is in doubt."""
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    server.close()
+    made.wait_for(Interrupted)
+    with pytest.raises(TransactionRolledBackException, match="nothing was committed"):
+        made.transport.commit(1, 1, [(link, message(1))], [], 0.2)
+
+
+def test_a_commit_whose_broker_opens_no_transaction_is_rolled_back(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    class Silent(ScriptedBroker):
+        def _coordinate(self, link: int, delivery: Any) -> None:
+            """No answer to the declare."""
+
+    made = client(url_of(servers(Silent)))
+    made.open()
+    link = made.sender()
+    with pytest.raises(TransactionRolledBackException, match="nothing was committed"):
+        made.transport.commit(1, 1, [(link, message(1))], [], 0.3)
+
+
 def test_a_commit_through_a_link_that_is_closed_does_nothing(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:

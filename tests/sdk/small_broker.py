@@ -156,6 +156,7 @@ class SmallBroker:
         self._check()
         if link in self._receivers:
             self._receivers[link].attached = False
+        self._senders.pop(link, None)
 
     def unsubscribe(self, name: str, timeout: float | None) -> None:
         self._check()

@@ -145,6 +145,26 @@ def test_dirty_transaction_is_rolled_back_by_its_commit(broker: SmallBroker, con
     assert len(broker.waiting[out]) == 1
 
 
+def test_the_commit_of_a_dirty_transaction_returns_when_its_callbacks_have_and_ends_closed_producers(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    producer = session.create_producer(session.create_queue("out"))
+    told: list[tuple[str, type]] = []
+    for body in "ab":
+        producer.send(body, on_completion=lambda message, error: told.append((str(message), type(error))))
+    _received(consumer)
+    link = producer.link
+    producer.close()
+    assert link in broker._senders
+    _lose(broker)
+
+    with pytest.raises(TransactionRolledBackException):
+        session.commit()
+    assert told == [("a", TransactionRolledBackException), ("b", TransactionRolledBackException)]
+    assert link not in broker._senders
+
+
 def test_rollback_of_a_dirty_transaction_succeeds(broker: SmallBroker, connection: Connection) -> None:
     session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
     _received(consumer)

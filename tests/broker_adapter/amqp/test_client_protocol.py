@@ -934,6 +934,43 @@ def test_damaged_answers_give_callbacks_or_one_failure(data: st.DataObject) -> N
     busy(wired, feed)
 
 
+def test_a_commit_that_is_withdrawn_before_its_discharge_is_never_done(wired: Wired) -> None:
+    wired.broker.credit = 2
+    link = sender(wired)
+    far = attached(wired).link
+    wired.broker.credit = 100  # of the coordinator
+    first, second = Result(waits=False), Result(waits=False)
+    wired.client.commit(1, 1, [(link, BODY)] * 5, [], first)
+    wired.client.commit(1, 2, [(link, BODY)], [], second)
+    wired.pump()
+    assert first.pending
+    assert wired.ask(wired.client.withdraw, 1, 2) is False, "it was not begun"
+    assert wired.ask(wired.client.withdraw, 1, 1) is False, "a part of it was sent"
+    wired.broker.peer.credit(far, 10)
+    wired.pump()
+    assert [(fails, annotations[COMMIT_ID][1]) for fails, annotations in wired.broker.discharges] == [(True, 1)]
+    with pytest.raises(TransactionRolledBackException):
+        _ = first.value
+    assert wired.ask(wired.client.commit, 1, 3, [(link, BODY)], []) is None
+
+
+def test_a_commit_that_was_discharged_cannot_be_withdrawn(wired: Wired) -> None:
+    link = sender(wired)
+    result = Result(waits=False)
+    wired.client.commit(1, 1, [(link, BODY)], [], result)
+    assert wired.ask(wired.client.withdraw, 2, 1) is None, "of another session"
+    wired.pump()
+    assert wired.ask(wired.client.withdraw, 1, 1) is True
+    discharge = wired.broker.peer.settle
+    wired.broker.peer.settle = lambda *_arguments: None  # type: ignore[method-assign]
+    late = Result(waits=False)
+    wired.client.commit(1, 2, [(link, BODY)], [], late)
+    wired.pump()
+    assert late.pending
+    assert wired.ask(wired.client.withdraw, 1, 2) is None
+    wired.broker.peer.settle = discharge  # type: ignore[method-assign]
+
+
 def test_a_repeated_commit_is_answered_without_the_broker(wired: Wired) -> None:
     link = sender(wired)
     wired.ask(lambda done: wired.client.commit(1, 7, [(link, BODY)], [], done))

@@ -1465,7 +1465,7 @@ def test_a_refused_message_refuses_its_transaction(
         assert code_of(state) == (REJECTED, condition)
     client.send(producer, "good", address="q", state=in_transaction(txn_id))
     discharged = client.discharge(coordinator, txn_id)
-    assert code_of(discharged) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(discharged) == (REJECTED, condition or "amqp:not-found")
     assert depth(broker, "q") == 0
 
 
@@ -1485,7 +1485,8 @@ class Doomed:
         """Its discharge fails with this reason, nothing of it was done, and what it had taken comes again."""
         client = self.client
         state = client.discharge(self.coordinator, self.txn_id)
-        assert code_of(state) == (REJECTED, "amqp:transaction:rollback")
+        assert state.code == REJECTED
+        assert code_of(state)[1] != "amqp:transaction:rollback", "Qpid JMS takes that for a doubt"
         assert state.error is not None
         assert reason in str(state.error.description)
         assert depth(client.broker, "out") == 0
@@ -1636,7 +1637,7 @@ def test_a_transaction_has_a_size(make_broker: Callable[..., Broker], limit: dic
     txn_id = client.declare(coordinator)
     client.send(producer, *["x" * 60] * 9, state=in_transaction(txn_id))
     state = client.discharge(coordinator, txn_id)
-    assert code_of(state) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(state) == (REJECTED, "amqp:resource-limit-exceeded")
     assert state.error is not None
     assert "the transaction is larger than" in str(state.error.description)
     assert depth(broker, "q") == 3
@@ -1653,7 +1654,7 @@ def test_a_commit_that_the_engine_refuses_is_rolled_back(client: Client) -> None
     client.send(producer, "x", state=in_transaction(txn_id))
     client.settle(consumer, client.receive(consumer, 1), in_transaction(txn_id, ACCEPTED_STATE))
     client.close_link(temporary)
-    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:not-found")
     client.peer.credit(consumer, 1)
     assert decoded(client.receive(consumer, 2)[1].payload).delivery_count == 1
 
@@ -1901,7 +1902,7 @@ def test_the_largest_transaction_beyond_the_budget_is_undone_and_its_discharge_t
     late = small.send(producer, "x", state=in_transaction(large))
     assert code_of(late[0]) == (REJECTED, "amqp:transaction:rollback")
     state = small.discharge(coordinator, large)
-    assert code_of(state) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(state) == (REJECTED, "amqp:resource-limit-exceeded")
     assert "option max_connection_bytes" in str(state.error.description)  # type: ignore[union-attr]
     assert small.discharge(coordinator, other) == ACCEPTED_STATE
     assert depth(broker, "out") == 4
@@ -1920,7 +1921,7 @@ def test_unfinished_messages_and_transactions_share_the_budget(small: Client) ->
     assert parts.refusal(0) is None
     parts.send(1, 300_000)
     assert [parts.refusal(link) for link in range(2)] == [None, None]
-    assert code_of(small.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(small.discharge(coordinator, txn_id)) == (REJECTED, "amqp:resource-limit-exceeded")
 
 
 def test_many_small_messages_of_a_transaction_count_for_what_they_cost(broker: Broker) -> None:
@@ -1932,7 +1933,7 @@ def test_many_small_messages_of_a_transaction_count_for_what_they_cost(broker: B
         client.until(lambda: client.peer.remaining_credit(producer) > 0)
         states += client.send(producer, *["x"] * client.peer.remaining_credit(producer), state=in_transaction(txn_id))
     assert 1_000 < len(states) < 4_000
-    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(client.discharge(coordinator, txn_id)) == (REJECTED, "amqp:resource-limit-exceeded")
 
 
 def test_messages_that_the_engine_holds_stop_the_reading_until_they_are_answered(
