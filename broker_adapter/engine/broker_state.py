@@ -29,6 +29,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load, Scan
 from broker_adapter.engine.holding import Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
+from broker_adapter.engine.limits import QueueLimits
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
     FIRST_STAGED_QUEUE,
@@ -168,6 +169,10 @@ class BrokerState:
         self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.totals = Totals()
         self.redelivered = Redelivered()
+        self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
+        self._is_limited = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
+        #: published transactions whose messages are still to be moved, by their target's name
+        self._publishing: dict[str, dict[int, QueueState]] = {}
         self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
@@ -229,6 +234,8 @@ class BrokerState:
                 self.staged[record.name] = queue
                 if not record.publishing:
                     self.staging.begin(record.name, record.created_ms)
+                else:
+                    self._publishing.setdefault(record.target or "", {})[number] = queue
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
             elif record.kind == "subscription":
                 self.subscriptions[record.client_id, record.name, True] = queue
@@ -684,6 +691,11 @@ class BrokerState:
             self._idle.pop(queue.id, None)
             if self.staged.get(queue.record.name) is queue:
                 del self.staged[queue.record.name]
+            target = queue.record.target
+            if target is not None and target in self._publishing:
+                self._publishing[target].pop(queue.id, None)
+                if not self._publishing[target]:
+                    del self._publishing[target]
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), None)
                 effects.durable.put("queues", queue_key(queue.id), None)
@@ -1070,6 +1082,13 @@ class BrokerState:
 
     # Sending.
 
+    def _promised(self, queue: QueueState) -> tuple[int, int]:
+        """Messages and bytes that were published to a queue, and are on their way into it."""
+        moving = self._publishing.get(queue.destination.name) if self._publishing else None
+        if not moving or queue.record.kind != "queue":
+            return 0, 0
+        return sum([each.depth for each in moving.values()]), sum([each.bytes for each in moving.values()])
+
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
         targets = self._targets(command.destination, effects)
         held = self._arrived(command, now_ms)
@@ -1097,11 +1116,8 @@ class BrokerState:
         messages = command.messages
         name, kind = command.destination
         settings = self.settings
-        limit, limit_bytes, max_bytes = (
-            settings.max_queue_messages,
-            settings.max_queue_bytes,
-            settings.max_message_bytes,
-        )
+        max_bytes = settings.max_message_bytes
+        limited = self._is_limited
         local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
         selective = any(queue.selector is not None for queue in local)
         wanting: Sequence[QueueState] = local
@@ -1119,13 +1135,12 @@ class BrokerState:
                 continue
             if selective:
                 wanting = self._wanting(message, local)
-            for queue in wanting:
-                if (limit is not None and queue.depth >= limit) or (
-                    limit_bytes is not None and queue.bytes >= limit_bytes
-                ):
-                    blocked = queue
-                    reason = queue_full(queue, limit, limit_bytes)
-                    break
+            if limited:
+                for queue in wanting:
+                    refusal = self.limits.refusal(queue, *self._promised(queue))
+                    if refusal is not None:
+                        blocked, reason = queue, refusal
+                        break
             if message.persistent and self.held_because:
                 reason = self.held_because
             elif (
@@ -1229,7 +1244,7 @@ class BrokerState:
 
     # Holding back.
 
-    def _arrived(self, command: c.Enqueue | c.Commit, now_ms: int) -> Held:
+    def _arrived(self, command: c.Enqueue | c.Commit | c.Publish, now_ms: int) -> Held:
         return self._holding.arrived(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
 
     def _may_hold(self, held: Held, reason: str, effects: Effects) -> bool:
@@ -1298,6 +1313,8 @@ class BrokerState:
         try:
             if isinstance(held.command, c.Commit):
                 return self._do_commit(held, now_ms, effects)
+            if isinstance(held.command, c.Publish):
+                return self._do_publish(held, now_ms, effects)
             return self._take(held, self._targets(held.command.destination, effects), now_ms, effects)
         except JMSException as error:
             if isinstance(held.command, c.Commit):
@@ -1317,6 +1334,9 @@ class BrokerState:
         if isinstance(command, c.Commit):
             self._roll_back(command, rolled_back(error), effects)
             return
+        if isinstance(command, c.Publish):
+            self._reply(command, error, effects)
+            return
         for index in range(held.index, len(command.messages)):
             self._note_error(held, index, error)
         self._reply(command, held.errors, effects)
@@ -1325,7 +1345,7 @@ class BrokerState:
         """Sends of a connection that is gone are not taken any more: nobody was told that they would be."""
         closed = IllegalStateException("the connection was closed while the send was held back at a limit")
         for line in self._holding.lines():
-            for held in self._holding.remove(line, lambda held: held.command.client == client):
+            for held in self._holding.remove(line, lambda held: _is_of(held, client)):
                 self._end_held(held, closed, effects)
 
     # Settling.
@@ -1553,18 +1573,27 @@ class BrokerState:
                 )
             )
         settled: set[tuple[int, int]] = set()
-        for consumer_number, number, _ in command.settlements:
+        #: by queue: messages and bytes that it will have beside those that it has
+        more: dict[int, tuple[int, int]] = {}
+        for consumer_number, number, outcome in command.settlements:
             consumer = self.consumers.get(consumer_number)
             if consumer is None or number not in consumer.unsettled or (consumer_number, number) in settled:
                 raise rolled_back(
                     IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
                 )
             settled.add((consumer_number, number))
+            if outcome is Outcome.ACCEPTED:
+                count, size = more.get(consumer.queue.id, (0, 0))
+                more[consumer.queue.id] = count - 1, size - consumer.unsettled[number].size
+        head = self._holding.head_of(command.client, {destination for destination, _ in command.sends})
+        if head is not None:
+            # What its connection sent to the same destination before waits, and is not overtaken.
+            if self._may_hold(held, head.reason, effects):
+                self._holding.follow(head, held)
+            return True
         sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
-        wanted: dict[int, tuple[int, int]] = {}  #: by queue: the how manieth message comes next, and bytes so far
         entries = 0
         volatile_bytes = 0
-        limit, limit_bytes = settings.max_queue_messages, settings.max_queue_bytes
         for destination, message in command.sends:
             if len(message.payload) > settings.max_message_bytes:
                 raise rolled_back(message_too_large(len(message.payload), settings.max_message_bytes))
@@ -1600,13 +1629,16 @@ class BrokerState:
                     reason = self._volatile_full()
             if reason:
                 return not self._hold(held, None, reason, effects)
-            for queue in queues:
-                count, size = wanted.get(queue.id, (1, 0))
-                if (limit is not None and queue.depth + count > limit) or (
-                    limit_bytes is not None and queue.bytes + size >= limit_bytes
-                ):
-                    return not self._hold(held, queue, queue_full(queue, limit, limit_bytes), effects)
-                wanted[queue.id] = count + 1, size + len(message.payload)
+            for queue in queues if self._is_limited else ():
+                count, size = more.get(queue.id, (0, 0))
+                never = self.limits.never("the transaction", count + 1, size)
+                if never is not None:
+                    raise rolled_back(ResourceAllocationException(never))
+                promised, promised_bytes = self._promised(queue)
+                refusal = self.limits.refusal(queue, count + promised, size + promised_bytes)
+                if refusal is not None:
+                    return not self._hold(held, queue, refusal, effects)
+                more[queue.id] = count + 1, size + len(message.payload)
         # From here on nothing can fail.
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes
@@ -1681,6 +1713,12 @@ class BrokerState:
                 raise message_too_large(len(message.payload), max_bytes)
             if message.deliver_at_ms is not None:
                 raise JMSException("a staged message cannot have a delivery delay")
+        sizes = [len(each.payload) for each in command.messages[have - command.first :]]
+        if sizes:
+            before = queue.bytes if queue is not None else 0
+            never = self.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
+            if never is not None:
+                raise ResourceAllocationException(never)
         if queue is None:
             self._check_room_for_destination()
             checked_name(command.transaction)
@@ -1700,6 +1738,12 @@ class BrokerState:
         self._reply(command, True, effects)
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
+        self._do_publish(self._arrived(command, now_ms), now_ms, effects)
+
+    def _do_publish(self, held: Held, now_ms: int, effects: Effects) -> bool:
+        """All or nothing; returns False where it has to wait for room."""
+        command = held.command
+        assert isinstance(command, c.Publish)
         last = self.published.last(command.group)
         checked_number(command.number)
         published = last is not None and command.number <= last
@@ -1712,7 +1756,7 @@ class BrokerState:
             for name in (*command.transactions, *self.staging.through(command.group, command.number)):
                 self._end_staged(name, effects)
             self._reply(command, False, effects)
-            return
+            return True
         found = []
         for name, queue in staged.items():
             if queue is None:
@@ -1735,11 +1779,17 @@ class BrokerState:
                 if target in self.by_destination:
                     continue
                 made.append(self._queue(target, effects))
+            full, reason = self._no_room_for(found)
         except JMSException:
             self._unmake(made, effects)
             raise
+        if full is not None:
+            waits = self._hold(held, full, reason, effects)
+            self._unmake(made, effects)
+            return not waits
         for queue in found:
             self.staging.end(queue.record.name)
+            self._publishing.setdefault(queue.record.target or "", {})[queue.id] = queue
             queue.record = queue.record._replace(publishing=self._next_publishing)
             self._next_publishing += 1
             effects.published.append(queue.id)
@@ -1749,6 +1799,33 @@ class BrokerState:
             self._end_staged(name, effects)  # of attempts that do not count
         self.published.note(command.group, command.number, now_ms, effects.durable)
         self._reply(command, True, effects)
+        return True
+
+    def _no_room_for(self, staged: Sequence[QueueState]) -> tuple[QueueState | None, str]:
+        """The first queue that has no room for what is to be published into it, and why.
+
+        Raises:
+            ResourceAllocationException: it would have none if it were empty.
+        """
+        more: dict[str, tuple[int, int]] = {}
+        for each in staged if self._is_limited else ():
+            name = each.record.target or ""
+            target = self.by_destination[Destination(name)]
+            count, size = more.get(name, (0, 0))
+            count, size = count + each.depth, size + each.bytes
+            more[name] = count, size
+            if not each.depth:
+                continue
+            never = self.limits.never("the batch", count, size - each.bytes // each.depth)
+            if never is not None:
+                raise ResourceAllocationException(never)
+            promised, promised_bytes = self._promised(target)
+            refusal = self.limits.refusal(
+                target, promised + count - 1, promised_bytes + size - max(1, each.bytes // each.depth)
+            )
+            if refusal is not None:
+                return target, refusal
+        return None, ""
 
     def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
         self._reply(command, sum(self._end_staged(name, effects) for name in command.transactions), effects)
@@ -1787,10 +1864,9 @@ class BrokerState:
         source = self.queues.get(command.range.queue)
         moved = 0
         if source is not None:
-            limit = self.settings.max_queue_messages
             for raw, annotations in command.found:
                 target = self._home(annotations, command.to, effects)
-                if target is None or target is source or (limit is not None and target.depth >= limit):
+                if target is None or target is source or self.limits.refusal(target, *self._promised(target)):
                     continue
                 if raw.flags & FLAG_PERSISTENT and not target.durable:
                     continue  # a temporary queue, or a subscription in memory, keeps nothing on the disk
@@ -1959,16 +2035,10 @@ def message_too_large(size: int, limit: int) -> ResourceAllocationException:
     )
 
 
-def queue_full(queue: QueueState, limit: int | None, limit_bytes: int | None) -> str:
-    """Why a queue takes no more."""
-    if limit is not None and queue.depth >= limit:
-        return (
-            f"queue {queue.label!r} is full: {queue.depth} messages, limit {limit} (option max_queue_messages),"
-            f" {len(queue.consumers)} consumers"
-        )
-    if limit_bytes is not None and queue.bytes >= limit_bytes:
-        return f"queue {queue.label!r} is full: {queue.bytes} bytes, limit {limit_bytes} (option max_queue_bytes)"
-    return f"queue {queue.label!r} has no room for the whole transaction: {queue.depth} messages, limit {limit}"
+def _is_of(held: Held, client: int) -> bool:
+    """Whether what waits was sent or committed by a connection; a publication is of nobody."""
+    command = held.command
+    return not isinstance(command, c.Publish) and command.client == client
 
 
 def rolled_back(error: JMSException) -> TransactionRolledBackException:

@@ -1,4 +1,4 @@
-"""Sends and commits that wait for room: where each of them waits, and who is next.
+"""Sends, commits and publications that wait for room: where each of them waits, and who is next.
 
 Theory of operation
     Who waits stands in a *line*: that of the queue that has no room, or the one *at large* where the whole engine has
@@ -12,7 +12,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from broker_adapter.destination import Destination
@@ -22,7 +22,7 @@ from broker_adapter.errors import JMSException
 
 
 class Held:
-    """A send or commit that waits for room, or may have to.
+    """A send, commit or publication that waits for room, or may have to.
 
     Attributes:
         arrival: a number that grows with each.
@@ -50,7 +50,7 @@ class Held:
         "since_ms",
     )
 
-    def __init__(self, command: c.Enqueue | c.Commit, arrival: int, now_ms: int, deadline_ms: int) -> None:
+    def __init__(self, command: c.Enqueue | c.Commit | c.Publish, arrival: int, now_ms: int, deadline_ms: int) -> None:
         self.command = command
         self.arrival = arrival
         self.since_ms = now_ms
@@ -86,14 +86,21 @@ class Holding:
                 yield held
                 yield from held.followers or ()
 
-    def arrived(self, command: c.Enqueue | c.Commit, now_ms: int, deadline_ms: int) -> Held:
-        """A send or commit has come; it does not wait yet."""
+    def arrived(self, command: c.Enqueue | c.Commit | c.Publish, now_ms: int, deadline_ms: int) -> Held:
+        """A send, commit or publication has come; it does not wait yet."""
         self._arrivals += 1
         return Held(command, self._arrivals, now_ms, deadline_ms)
 
     def head(self, command: c.Enqueue) -> Held | None:
         """Whom a send of this connection to this destination must not overtake."""
         return self._heads.get((command.client, command.destination)) if self._heads else None
+
+    def head_of(self, client: int, destinations: Iterable[Destination]) -> Held | None:
+        """Whom a commit of this connection to these destinations must not overtake."""
+        heads = self._heads
+        if not heads:
+            return None
+        return next((heads[client, each] for each in destinations if (client, each) in heads), None)
 
     def follow(self, head: Held, held: Held) -> None:
         """Wait behind the head."""

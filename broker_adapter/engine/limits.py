@@ -1,0 +1,78 @@
+"""How much a queue may hold: one rule for sends, commits, staged and published batches, and dead letters put back.
+
+A queue takes a message while it has fewer messages, and fewer bytes, than its limits.  What is decided and not there
+yet counts as there, and what a transaction takes from the queue counts as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Protocol
+
+import attrs
+
+
+class Filled(Protocol):
+    """What the rule needs of a queue."""
+
+    depth: int
+    bytes: int
+
+    @property
+    def label(self) -> str:
+        """What it is called in errors."""
+
+    @property
+    def consumers(self) -> Sized:
+        """Those that take from it."""
+
+
+@attrs.frozen
+class QueueLimits:
+    """The limits of each queue; None: none.
+
+    Attributes:
+        messages: option ``max_queue_messages``.
+        bytes: option ``max_queue_bytes``.
+    """
+
+    messages: int | None
+    bytes: int | None
+
+    def refusal(self, queue: Filled, more: int = 0, more_bytes: int = 0) -> str | None:
+        """Why a queue takes no further message; None where it takes one.
+
+        Args:
+            queue: the queue.
+            more: messages that it will have beside those that it has; below 0: that will be gone.
+            more_bytes: the same in bytes.
+        """
+        if self.messages is not None and queue.depth + more >= self.messages:
+            return (
+                f"queue {queue.label!r} is full: {_with(queue.depth, more)} messages, limit {self.messages} (option"
+                f" max_queue_messages), {len(queue.consumers)} consumers"
+            )
+        if self.bytes is not None and queue.bytes + more_bytes >= self.bytes:
+            return (
+                f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes)} bytes, limit {self.bytes} (option"
+                " max_queue_bytes)"
+            )
+        return None
+
+    def never(self, what: str, messages: int, size: int) -> str | None:
+        """Why this many at once find no room in any queue; None where they may.
+
+        Args:
+            what: puts them into one queue, all or none.
+            messages: how many they are, beyond what is taken from the queue at once.
+            size: their bytes but for those of the last one.
+        """
+        if self.messages is not None and messages > self.messages:
+            return f"{what} has {messages} messages for one queue, limit {self.messages} (option max_queue_messages)"
+        if self.bytes is not None and size >= self.bytes:
+            return f"{what} has more than {size} bytes for one queue, limit {self.bytes} (option max_queue_bytes)"
+        return None
+
+
+def _with(now: int, more: int) -> str:
+    return str(now) if not more else f"{now} and {more} more" if more > 0 else f"{now}, of which {-more} are taken"
