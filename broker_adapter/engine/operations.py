@@ -488,7 +488,10 @@ def _settle_positions(arguments: _Arguments) -> Steps:
     settled = yield from _with_given(arguments, trim)
 
     def processed(reader: EngineReader) -> list[int]:
-        queue = arguments.queue(reader.state).id
+        try:
+            queue = arguments.queue(reader.state).id
+        except InvalidDestinationException:
+            return []  # it was deleted meanwhile
         was = reader.state.redelivered.was_accepted_later
         return [position for position, count in failures.items() if was(queue, position, count)]
 

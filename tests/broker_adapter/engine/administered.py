@@ -339,7 +339,7 @@ class History:
         except StopIteration as end:
             self.administrators.remove(administrator)
             if administrator.name != "redrive":
-                self.dropped += end.value
+                self.dropped += end.value["settled"] if administrator.name == "settle_positions" else end.value
         except JMSException:
             self.administrators.remove(administrator)  # the queue or subscription is not there, or has consumers
             if administrator.name == "settle_through" and administrator.result is not None:
@@ -426,10 +426,11 @@ class History:
         while self.administrators:  # an operation ends with its engine, so what it did is counted first
             self.go_on()
         self.settled_down()
-        self.expired += self.broker._state.totals.expired
         if self.chance.random() < 0.5:
-            self.broker.close()
+            self.broker.close()  # what is given back may have expired
+            self.expired += self.broker._state.totals.expired
         else:
+            self.expired += self.broker._state.totals.expired
             copied = self.path / str(self.generation + 1)
             shutil.copytree(self.path / str(self.generation), copied, ignore=shutil.ignore_patterns("lock.mdb"))
             self.broker.close()

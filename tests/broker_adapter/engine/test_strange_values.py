@@ -47,6 +47,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "discard": ("transactions", "prefixes", "keep"),
     "settle_positions": (*_QUEUE, "given"),
     "forgive": (*_QUEUE, "given"),
+    "confirm": (),
     "resolve_commit": ("session", "number", "age_ms"),
 }
 _POSITIONS = st.integers(0, 20) | NUMBERS
