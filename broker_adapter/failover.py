@@ -954,7 +954,10 @@ class FailoverTransport:
         deadline = time.monotonic() + limit
         try:
             inner = self._serving(deadline, "the commit")
-            peer = self._peer
+        except OperationTimedOutException as error:
+            raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        peer = self._peer
+        try:
             mapped = [(self._attached(link, deadline, "the commit").inner, envelope) for link, envelope in sends]
         except OperationTimedOutException as error:
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error

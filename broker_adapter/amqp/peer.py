@@ -346,7 +346,8 @@ _wrap_link: Any = proton.Link.wrap
 _wrap_delivery: Any = proton.Delivery.wrap
 
 _HEADER: Final = b"AMQP\x00\x01\x00\x00"
-#: Bytes of the attaches of all links of a connection, which are kept as long as the links.
+#: Bytes of the attaches of all links of a connection, which are kept as long as the links.  Further links are refused,
+#: and twice this size ends the connection.
 _MAX_ATTACH_BYTES: Final = 8 * MIB
 #: What our attach has beside its names, filters and properties, in bytes, at most.
 _ATTACH_REST_BYTES: Final = 512
@@ -1012,6 +1013,10 @@ class Peer:
         link.remote_opened = True
         link.attach_bytes = size
         self._attach_bytes += size
+        if self._attach_bytes > 2 * _MAX_ATTACH_BYTES:
+            reason = f"the attaches of all links are far larger than the limit of {_MAX_ATTACH_BYTES} bytes"
+            self._fail(AmqpError("amqp:resource-limit-exceeded", reason))
+            return
         if link.by_peer and len(link.name.encode()) > self._frame_bytes - _ANSWER_MORE_BYTES:
             # Also a refusal has to repeat the name.
             self._fail(AmqpError("amqp:resource-limit-exceeded", "the name of a link does not fit into a frame"))
