@@ -39,7 +39,7 @@ identity (as a list) or else its message id, and the failures are the failed del
     A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
     hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
     that were processed after a failed delivery, since the engine began).
-``confirm``
+``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
 the one that was lost
