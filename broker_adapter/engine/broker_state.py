@@ -1169,10 +1169,8 @@ class BrokerState:
                     self.totals.duplicates_rejected += 1
                     continue
             taken += 1
-            if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
-                self.totals.expired += 1
-                continue
-            self._spread(message, wanting, now_ms, effects)
+            if not self._is_over(message, now_ms):
+                self._spread(message, wanting, now_ms, effects)
         else:
             held.index = len(messages)
         self.totals.enqueued += taken
@@ -1183,6 +1181,13 @@ class BrokerState:
         if reason:
             return not self._hold(held, blocked, reason, effects)
         self._reply(command, held.errors, effects)
+        return True
+
+    def _is_over(self, message: c.NewMessage, now_ms: int) -> bool:
+        """Whether a message has expired before it is stored, and needs not be: it expires in its queue otherwise."""
+        if message.expires_at_ms is None or message.expires_at_ms > now_ms or self.settings.expiry_queue is not None:
+            return False
+        self.totals.expired += 1
         return True
 
     def _spread(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
@@ -1656,7 +1661,7 @@ class BrokerState:
                     continue
                 streams[stream] = seen
             self.totals.enqueued += 1
-            if message.expires_at_ms is None or message.expires_at_ms > now_ms:
+            if not self._is_over(message, now_ms):
                 self._spread(message, queues, now_ms, effects)
             for queue in queues:
                 self._awake[queue.id] = queue
