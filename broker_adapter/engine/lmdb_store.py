@@ -122,8 +122,11 @@ class LmdbStore:
         self._complain_at = 0.0  #: by the clock that never goes back
         self._owner: IO[str] | None = None
         if not is_owned:
+            new = [each for each in (self.path, *self.path.parents) if not each.exists()]
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for each in new:
+                    sync_directory(each.parent)
             except OSError as error:
                 raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {error}") from error
             self._owner = own(self.path)
@@ -135,6 +138,7 @@ class LmdbStore:
             raise
 
     def _open(self) -> None:
+        is_new = not (self.path / "data.mdb").exists()
         _check_size(self.path / "data.mdb")
         _allocate_lock(self.path / "lock.mdb")
         try:
@@ -143,6 +147,7 @@ class LmdbStore:
                 map_size=self._settings.max_store_bytes + max(_MAP_RESERVE_BYTES, self._settings.max_store_bytes // 4),
                 max_dbs=len(TABLES),
                 max_readers=126,
+                mode=0o600,
             )
             self._db = {table: self._env.open_db(table.encode()) for table in TABLES}
         except lmdb.Error as error:
@@ -150,6 +155,8 @@ class LmdbStore:
                 f"the store in {str(self.path)!r} is not one, or is damaged: {error};"
                 f" run: holdfast check {str(self.path)!r}"
             ) from error
+        if is_new:
+            sync_directory(self.path)  # the file is named on the disk before a message is confirmed
         with self._env.begin(write=True) as txn:
             meta = self._db["meta"]
             version = txn.get(b"version", db=meta)
@@ -748,6 +755,20 @@ def _check_size(data: Path) -> None:
     os.truncate(data, needed)
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its user may read."""
+    return os.open(path, flags, 0o600)
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def own(path: Path) -> IO[str]:
     """Take the lock on a store, and write into it who has it; the lock is given up when the file is closed.
 
@@ -756,7 +777,8 @@ def own(path: Path) -> IO[str]:
         StoreException: it cannot be taken.
     """
     try:
-        file = open(path / "owner", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the store
+        # It stays open as long as the store.
+        file = open(path / "owner", "a+", encoding="utf-8", opener=_private)  # noqa: SIM115
     except OSError as error:
         raise StoreException(f"the store in {str(path)!r} cannot be opened: {error}") from error
     try:

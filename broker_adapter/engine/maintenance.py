@@ -21,7 +21,7 @@ import lmdb
 import msgpack
 
 from broker_adapter.engine.check import Check, Finding, Summary
-from broker_adapter.engine.lmdb_store import LmdbStore, own, reader_of
+from broker_adapter.engine.lmdb_store import LmdbStore, own, reader_of, sync_directory
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
@@ -241,7 +241,7 @@ def _rebuild(
     target = directory / _REBUILDING
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o700)
-    env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False)
+    env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False, mode=0o600)
     try:
         read, size = reader_of(handle), os.fstat(handle).st_size
         salvage = Salvage(
@@ -399,6 +399,7 @@ def compact_store(
         finally:
             store.close()
         with open(target / _DATA, "rb") as data:
+            os.fchmod(data.fileno(), 0o600)
             os.fsync(data.fileno())
         os.replace(target / _DATA, directory / _DATA)
         shutil.rmtree(target, ignore_errors=True)
@@ -407,15 +408,6 @@ def compact_store(
         sync_directory(directory)
         progress("compacting", 1, 1)
         return before, (directory / _DATA).stat().st_size
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory on disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # The quarantine.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import lmdb
 import msgpack
 import pytest
 
+from broker_adapter.engine import lmdb_store
 from broker_adapter.engine.commands import NewMessage
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.maintenance import check_store, compact_store
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.pages import metas
 from broker_adapter.engine.records import (
@@ -417,3 +419,32 @@ def test_a_disk_that_is_nearly_full_holds_producers_back(tmp_path: Path) -> None
     assert room.is_used_up
     assert "min_free_disk_bytes" in room.reason
     store.close()
+
+
+def test_a_new_store_is_for_its_user_alone_and_named_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss may take the file, with all its messages."""
+    synced: list[Path] = []
+    real = lmdb_store.sync_directory
+
+    def sync(path: Path) -> None:
+        synced.append(path)
+        real(path)
+
+    monkeypatch.setattr(lmdb_store, "sync_directory", sync)
+    path = tmp_path / "new" / "store"
+    before = os.umask(0o022)
+    try:
+        LmdbStore(path, EngineSettings()).close()
+        compact_store(path, EngineSettings())
+        LmdbStore(path, EngineSettings()).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.iterdir()} == {
+        "data.mdb": 0o600,
+        "lock.mdb": 0o600,
+        "owner": 0o600,
+    }
+    assert synced == [path.parent, path.parent.parent, path]
