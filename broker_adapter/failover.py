@@ -91,6 +91,8 @@ RESENT_PROPERTY: Final = "JMS_HOLDFAST_RESENT"
 _WARN_EACH: Final = 10
 #: Links, or temporary destinations, that are asked for at once when a connection is restored.
 _AT_ONCE: Final = 100
+#: Arguments by which a repeated request is known again.
+_REPETITION: Final = ("request_id", "request_run")
 #: Most links that are remembered as closed by the broker before they were known here.
 _MAX_CLOSED_EARLY: Final = 1000
 
@@ -1022,9 +1024,10 @@ class FailoverTransport:
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`.
 
-        It is asked again where the connection is lost.  Our own server knows it again by its id, and what is not the
-        same when it is carried out twice is carried out once.
+        It is asked again where the connection is lost.  Our own server knows it again by its id and run, those that
+        the caller has given or others, and what is not the same when it is carried out twice is carried out once.
         """
+        given = {name: value for name, value in arguments.items() if value is not None or name not in _REPETITION}
         request_id = str(uuid4())
         first_run: str | None = None
 
@@ -1034,7 +1037,7 @@ class FailoverTransport:
             if peer is None or peer.run is None:
                 return inner.request(operation, arguments, left)
             first_run = first_run or peer.run
-            return inner.request(operation, {**arguments, "request_id": request_id, "request_run": first_run}, left)
+            return inner.request(operation, {"request_id": request_id, "request_run": first_run, **given}, left)
 
         return self._repeated(f"request {operation!r}", timeout, ask)
 

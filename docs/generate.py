@@ -48,8 +48,8 @@ What a Holdfast broker, embedded or a server, can be asked beyond messaging. Gen
 
 Arguments are a dictionary by name, and the call waits for the result: at most `timeout` seconds, or
 `request_timeout_seconds` of the URL. What an operation refuses is raised as a `JMSException` that says why, and an
-unknown operation or an argument of another type as `MessageFormatException`. `connection.statistics()` gives
-`statistics` as an object.
+unknown operation, an unknown argument or one of another type as `MessageFormatException`. `connection.statistics()`
+gives `statistics` as an object.
 
 """
 

@@ -35,6 +35,7 @@ from broker_adapter import (
     statistics_from,
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
+from sdk.checks import check_request, check_timeout
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -204,9 +205,13 @@ class Connection:
 
         Raises:
             IllegalStateException: the connection is closed.
+            MessageFormatException: the operation is unknown, or an argument is not what it must be.
+            ValueError: the time-out is no number of seconds.
             JMSException: the broker is not a Holdfast engine, or what the operation raises.
         """
         self._lifecycle.require_usable()
+        check_request(operation, arguments)
+        check_timeout(timeout, "None stands for request_timeout_seconds of the URL")
         limit = self._settings.request_timeout_seconds if timeout is None else timeout
         return self._transport.request(operation, arguments, limit)
 

@@ -32,6 +32,7 @@ from broker_adapter import (
     OperationTimedOutException,
 )
 from sdk.acknowledgements import Given, Source, given_for
+from sdk.checks import check_timeout
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -195,8 +196,7 @@ class MessageConsumer:
         self._require_usable()
         if self._state.listeners:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
-            raise ValueError(f"timeout={timeout!r} is not a number of seconds; None waits without limit")
+        check_timeout(timeout)
         if timeout is None:
             return self._receive_before(None)
         deadline = time.monotonic() + timeout

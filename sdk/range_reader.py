@@ -114,7 +114,8 @@ class RangeReader:
         Raises:
             InvalidDestinationException: there is no such subscription.
         """
-        answer = self._connection.request("bounds", {**self._queue, "run": run})
+        make = self._queue["kind"] == "queue"
+        answer = self._connection.request("bounds", {**self._queue, "run": run, "make": make})
         position = answer["next"]
         return Bounds(
             answer["incarnation"],

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from broker_adapter import Destination, IllegalStateException, InvalidDestinationException, OperationTimedOutException
+from sdk.checks import check_timeout
 from sdk.message import Message, wrapped
 from sdk.session import Session
 
@@ -65,6 +66,7 @@ class Requestor:
             IllegalStateException: closed while it waited.
             JMSException: see ``MessageProducer.send`` and ``MessageConsumer.receive``.
         """
+        check_timeout(timeout)
         request = wrapped(message)
         request.reply_to = self._replies
         deadline = None if timeout is None else time.monotonic() + timeout

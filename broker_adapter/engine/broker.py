@@ -40,7 +40,7 @@ from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.memory_store import MemoryStore
-from broker_adapter.engine.operations import ONCE, perform
+from broker_adapter.engine.operations import ONCE, checked_arguments, perform
 from broker_adapter.engine.queue_state import Browser, Entry, QueueState
 from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.records import (
@@ -276,24 +276,32 @@ class Broker:
         the answer or the error.
         """
         if operation == "check":
-
-            def look(*_: object) -> None:
-                if is_cancelled is not None and is_cancelled():
-                    raise ConnectionLostException("the check was cancelled: the connection that asked for it ended")
-
-            # Beside the engine: it reads the store as of one commit.
-            return as_answer(check_records(self.store, look))
-        request_id = arguments.get("request_id")
-        if operation not in ONCE or not isinstance(request_id, str):
+            checked_arguments(operation, arguments)
+            return self._checked(is_cancelled)
+        if operation not in ONCE:
             return perform(self, operation, arguments, timeout, is_cancelled)
-        if arguments.get("request_run", self.run) != self.run:
+        what = checked_arguments(operation, arguments)
+        request_id, run = what.pop("request_id"), what.pop("request_run")
+        if run is not None and run != self.run:
             raise IllegalStateException(
                 f"the engine was started again while the request {operation!r} was under way: look what it has done,"
                 " and ask again"
             )
+        if request_id is None:
+            return perform(self, operation, arguments, timeout, is_cancelled)
         return self._requests.once(
-            request_id[:100], lambda: perform(self, operation, arguments, timeout), timeout, is_cancelled, later
+            *(request_id, lambda: perform(self, operation, arguments, timeout), timeout, is_cancelled, later),
+            what={"operation": operation, **what},
         )
+
+    def _checked(self, is_cancelled: Callable[[], bool] | None) -> dict[str, Any]:
+        """What the store says of itself as of one commit, read beside the engine."""
+
+        def look(*_: object) -> None:
+            if is_cancelled is not None and is_cancelled():
+                raise ConnectionLostException("the check was cancelled: the connection that asked for it ended")
+
+        return as_answer(check_records(self.store, look))
 
     @property
     def store(self) -> LmdbStore:

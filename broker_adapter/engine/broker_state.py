@@ -846,7 +846,9 @@ class BrokerState:
                     if (queue.record.name, queue.record.client_id) == (command.subscription, command.client_id)
                 ]
             if not found:
-                raise InvalidDestinationException(self._no_such_topic(command))
+                if command.subscription is None:
+                    raise InvalidDestinationException(f"there is no topic {destination.name!r}")
+                raise self._no_such_subscription(destination, command.subscription, command.client_id)
         else:
             if destination in self._own:
                 raise InvalidDestinationException(
@@ -875,18 +877,25 @@ class BrokerState:
             self._end_any(queue, effects)
         self._reply(command, messages, effects)
 
-    def _no_such_topic(self, command: c.Delete) -> str:
-        name = command.destination.name
-        if command.subscription is None:
-            return f"there is no topic {name!r}"
-        whose = "without a client id" if command.client_id is None else f"of client id {command.client_id!r}"
+    def subscription(self, topic: Destination, name: str, client_id: str | None) -> QueueState:
+        """The queue of a subscription; raises InvalidDestinationException where there is none."""
+        for durable in (True, False):
+            queue = self.subscriptions.get((client_id, name, durable))
+            if queue is not None and queue.destination == topic:
+                return queue
+        raise self._no_such_subscription(topic, name, client_id)
+
+    def _no_such_subscription(
+        self, topic: Destination, name: str, client_id: str | None
+    ) -> InvalidDestinationException:
+        whose = "without a client id" if client_id is None else f"of client id {client_id!r}"
         others = [
             "one without a client id" if record.client_id is None else f"one of client id {record.client_id!r}"
-            for record in (queue.record for queue in self._topic(command.destination))
-            if record.name == command.subscription
+            for record in (queue.record for queue in self._topic(topic))
+            if record.name == name
         ]
-        hint = f"; there is {' and '.join(others[:10])} (--client-id)" if others else ""
-        return f"there is no subscription {command.subscription!r} {whose} on {name!r}{hint}"
+        hint = f"there is {' and '.join(others[:10])} (--client-id)" if others else "a durable consumer makes one"
+        return InvalidDestinationException(f"there is no subscription {name!r} {whose} on {topic.name!r}; {hint}")
 
     def _used_by(self, queue: QueueState) -> str | None:
         """Who uses a queue, in words; None: nobody."""

@@ -25,6 +25,8 @@ from broker_adapter.errors import MessageFormatException
 #: Numbers below the highest one that are known one by one where there are gaps.
 WINDOW: Final = 8192
 _FULL: Final = (1 << WINDOW) - 1
+#: Highest number of a commit or of a published batch.
+MAX_NUMBER: Final = (1 << 63) - 1
 #: Names of a table that are kept in memory where the store has the others.
 CACHED_NAMES: Final = 10_000
 #: Names of a table that an engine without a disk remembers at most.
@@ -119,7 +121,7 @@ def checked_number(number: int) -> int:
     Raises:
         MessageFormatException: it is below zero, or does not fit into 63 bits.
     """
-    if not 0 <= number < 1 << 63:
+    if not 0 <= number <= MAX_NUMBER:
         raise MessageFormatException(f"number {number} is not from 0 to 2^63 - 1")
     return number
 

@@ -1,7 +1,9 @@
 """What our own engine can be asked beyond messaging: ``Transport.request``, in process and over AMQP.
 
 Arguments and results are plain data (what msgpack carries).  A queue is named by ``destination``, ``kind`` ("queue",
-the default, or "topic") and for a topic ``subscription`` and ``client_id``.
+the default, or "topic") and for a topic ``subscription`` and ``client_id``; a queue has neither of the last two.  An
+argument that an operation does not have is refused, as is a value of another type.  Positions and other numbers are
+from 0 to 2^64 - 1; True is not a number.
 
 ``statistics`` of nothing
     ``BrokerStatistics`` as a map.
@@ -12,7 +14,7 @@ the default, or "topic") and for a topic ``subscription`` and ``client_id``.
 ``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)
     ``moved`` and ``left``: how many of its messages went back to where they were set aside, or to ``to``, and how many
     stayed, because that is gone, full or unknown.
-``bounds`` of a queue, with ``run`` (or None)
+``bounds`` of a queue, with ``run`` (or None) and ``make`` (default: false; true makes a queue that does not exist)
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
     run of the engine in which they are given.  ``kept``: positions below it, seen in the run that was asked about, are
     still those of the same messages.  ``settled``: the last position that ``settle_through`` was asked to settle, or 0.
@@ -52,9 +54,11 @@ was made; default 0)
 or subscription; or None)
     The number of messages that it had.  It is refused while it is in use, unless by force.
 
-``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word that the
-client makes up) and ``request_run`` (the run of the engine, which a restart changes: then nobody knows, and that is the
-answer).
+``purge``, ``redrive`` and ``delete`` take effect once where they are repeated under one ``request_id`` (a word of at
+most 100 characters that the client makes up, for this one request) and ``request_run`` (the ``run`` that ``bounds``
+returns; a restart of the engine changes it, and a request that names an earlier run is refused, because the engine does
+not remember whether it was carried out).  An answer is remembered for ten minutes, unless 1,000 others came after it.
+A connection that restores itself adds both where they are not given.  Other operations accept them, without effect.
 
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
@@ -72,9 +76,9 @@ from typing import Any, Protocol
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import (
-    BrokerState,
-)
+from broker_adapter.engine.arguments import QUEUE, Argument, checked
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
@@ -195,44 +199,36 @@ def steps_of(operation: str, arguments: Mapping[str, Any]) -> Steps:
     """The steps of one operation; each may be carried out in another cycle of the engine, and others in between.
 
     Raises:
-        MessageFormatException: the operation is unknown.
+        MessageFormatException: the operation is unknown, or an argument is not what it must be.
     """
-    handler = _OPERATIONS.get(operation)
-    if handler is None:
-        raise MessageFormatException(f"unknown operation {operation!r}; the operations are {', '.join(_OPERATIONS)}")
-    return handler(_Arguments(operation, arguments))
+    values = checked_arguments(operation, arguments)
+    return _HANDLERS[operation](_Arguments(values))
+
+
+def checked_arguments(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of an operation, those that are not given with their default.
+
+    Raises:
+        MessageFormatException: the operation is unknown, or an argument is not what it must be.
+    """
+    wanted = ARGUMENTS.get(operation) if isinstance(operation, str) else None
+    if wanted is None:
+        raise MessageFormatException(f"unknown operation {operation!r:.100}; the operations are {', '.join(ARGUMENTS)}")
+    return checked(operation, wanted, arguments)
 
 
 class _Arguments:
-    """Arguments with their types checked."""
+    """Arguments that were checked."""
 
-    def __init__(self, operation: str, values: Mapping[str, Any]) -> None:
-        self._operation = operation
+    def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
-    def get(self, name: str, kind: type, default: Any = ...) -> Any:
-        value = self._values.get(name, default)
-        if value is ... or (not isinstance(value, kind) and value is not default):
-            found = "and it is missing" if value is ... else f"not {value!r:.100}"
-            raise MessageFormatException(
-                f"operation {self._operation!r} needs the argument {name!r} of type {kind.__name__}, {found}"
-            )
-        return value
-
-    def strings(self, name: str, default: Any = ...) -> list[str]:
-        values = self.get(name, list, default)
-        if not all(isinstance(value, str) for value in values):
-            raise MessageFormatException(f"operation {self._operation!r}: argument {name!r} is not a list of strings")
-        return list(values)
-
-    def position(self, name: str, default: Any = ...) -> int:
-        """A position: those below the first and behind the last that can be are these."""
-        position: int = self.get(name, int, default)
-        return max(-1, min(position, LAST_POSITION))
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
 
     def given(self) -> list[Sequence[Any]]:
         """The argument ``given``: (position, name) or (position, name, failures) each."""
-        values: list[Sequence[Any]] = self.get("given", list)
+        values: list[Sequence[Any]] = self["given"]
         for each in values:
             if (
                 not isinstance(each, list | tuple)
@@ -244,33 +240,26 @@ class _Arguments:
                 raise MessageFormatException(f"{each!r:.100} is not a position, a name, and a number of failures")
         return values
 
-    def queue(self, state: BrokerState, default: Any = ...) -> QueueState:
+    def queue(self, state: BrokerState) -> QueueState:
         """The queue that they name."""
-        name = self.get("destination", str, default)
-        kind = self.get("kind", str, "queue")
-        subscription = self.get("subscription", str, None)
-        if kind == "topic":
+        name = self["destination"]
+        if name is None:
+            name = state.settings.dead_letter_queue
+        if self["kind"] == "topic":
+            subscription = self["subscription"]
             if subscription is None:
                 raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
-            client_id = self.get("client_id", str, None)
-            queue = state.subscriptions.get((client_id, subscription, True))
-            queue = queue or state.subscriptions.get((client_id, subscription, False))
-            if queue is None or queue.record.topic != name:
-                raise InvalidDestinationException(
-                    f"topic {name!r} has no subscription {subscription!r}; make it first with a durable consumer"
-                )
-        else:
-            found = state.by_destination.get(Destination(name))
-            found = found or state.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
-            if found is None:
-                raise InvalidDestinationException(f"there is no queue {name!r}")
-            queue = found
-        return queue
+            return state.subscription(Destination(name, DestinationKind.TOPIC), subscription, self["client_id"])
+        found = state.by_destination.get(Destination(name))
+        found = found or state.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
+        if found is None:
+            raise InvalidDestinationException(f"there is no queue {name!r}")
+        return found
 
     def this_queue(self, reader: EngineReader) -> QueueState:
         """The queue that they name, of the incarnation that they name."""
         queue = self.queue(reader.state)
-        wanted = self.get("incarnation", str, None)
+        wanted = self["incarnation"]
         incarnation = reader.state.incarnation(queue)
         if wanted is not None and wanted != incarnation:
             raise InvalidDestinationException(
@@ -329,11 +318,10 @@ def _settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> 
 
 
 def _redrive(arguments: _Arguments) -> Steps:
-    to = arguments.get("to", str, None)
-    limit = arguments.get("limit", int, None)
+    to, limit = arguments["to"], arguments["limit"]
 
     def through(reader: EngineReader) -> tuple[int, int]:
-        queue = arguments.queue(reader.state, reader.state.settings.dead_letter_queue)
+        queue = arguments.queue(reader.state)
         return queue.id, queue.next_position - 1
 
     number, last = yield through
@@ -348,26 +336,24 @@ def _redrive(arguments: _Arguments) -> Steps:
 
 
 def _delete(arguments: _Arguments) -> Steps:
-    is_topic = arguments.get("kind", str, "queue") == "topic"
-    subscription = arguments.get("subscription", str, None)
+    kind = DestinationKind.TOPIC if arguments["kind"] == "topic" else DestinationKind.QUEUE
     number: int | None = None
-    if arguments.get("incarnation", str, None) is not None:
+    if arguments["incarnation"] is not None:
         number = (yield arguments.this_queue).id
-    kind = DestinationKind.TOPIC if is_topic else DestinationKind.QUEUE
     return (
         yield c.Delete(
-            Destination(arguments.get("destination", str), kind),
-            subscription if is_topic else None,
-            arguments.get("client_id", str, None),
-            arguments.get("force", bool, False),
+            Destination(arguments["destination"], kind),
+            arguments["subscription"],
+            arguments["client_id"],
+            arguments["force"],
             number,
         )
     )
 
 
 def _bounds(arguments: _Arguments) -> Steps:
-    if arguments.get("kind", str, "queue") == "queue":
-        yield c.Declare(Destination(arguments.get("destination", str)))
+    if arguments["make"]:
+        yield c.Declare(Destination(arguments["destination"]))
 
     def bounds(reader: EngineReader) -> dict[str, Any]:
         queue = arguments.queue(reader.state)
@@ -378,7 +364,7 @@ def _bounds(arguments: _Arguments) -> Steps:
             "first": queue.next_position if first is None else first,
             "next": queue.next_position,
             "run": reader.run,
-            "kept": _kept(reader, queue, arguments.get("run", str, None)),
+            "kept": _kept(reader, queue, arguments["run"]),
             "settled": reader.last_published(reader.state.settled_group(queue)) or 0,
         }
 
@@ -386,20 +372,20 @@ def _bounds(arguments: _Arguments) -> Steps:
 
 
 def _read_range(arguments: _Arguments) -> Steps:
-    first, last = arguments.position("first"), arguments.position("last")
-    max_bytes = min(arguments.get("max_bytes", int, MAX_RANGE_BYTES), MAX_RANGE_BYTES)
-    skip_damaged = arguments.get("skip_damaged", bool, False)
+    first, last = arguments["first"], arguments["last"]
+    max_bytes = min(arguments["max_bytes"], MAX_RANGE_BYTES)
+    skip_damaged = arguments["skip_damaged"]
 
     def read(reader: EngineReader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
         reader.note_use(queue)
-        run = arguments.get("run", str, None)
+        run = arguments["run"]
         kept = _kept(reader, queue, run)
         if run and last >= kept:
             raise InvalidDestinationException(
                 f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
             )
-        found = reader.entries(queue.id, max(first, 0), min(last, queue.next_position - 1), _RANGE_ENTRIES)
+        found = reader.entries(queue.id, first, min(last, queue.next_position - 1), _RANGE_ENTRIES)
         entries: list[RawEntry] = []
         size = 0
         for entry in found.entries:
@@ -446,8 +432,8 @@ def _settle_through(arguments: _Arguments) -> Steps:
                 f"cannot settle a range of {queue.label!r}: sessions hold {queue.in_hand} messages of it, of consumers"
                 " that are closed; acknowledge or commit them, or close the sessions"
             )
-        first, last = arguments.position("first", 0), arguments.position("position")
-        kept = _kept(reader, queue, arguments.get("run", str, None))
+        first, last = arguments["first"], arguments["position"]
+        kept = _kept(reader, queue, arguments["run"])
         if last >= kept:
             raise InvalidDestinationException(
                 f"cannot settle queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
@@ -567,17 +553,15 @@ def _name(formats: Formats, form: int, payload: bytes) -> Any:
 
 def _stage(arguments: _Arguments) -> Steps:
     messages = []
-    for payload in arguments.get("messages", list):
-        if not isinstance(payload, bytes):
-            raise MessageFormatException(f"a staged message is bytes, not {type(payload).__name__}")
+    for payload in arguments["messages"]:
         envelope = unpack(payload)
         check_stored(envelope)
         messages.append(c.from_envelope(payload, envelope)._replace(persistent=True, identity=None))
     return (
         yield c.Stage(
-            arguments.get("transaction", str),
-            Destination(arguments.get("queue", str)),
-            arguments.get("first", int),
+            arguments["transaction"],
+            Destination(arguments["queue"]),
+            arguments["first"],
             messages,
         )
     )
@@ -585,13 +569,10 @@ def _stage(arguments: _Arguments) -> Steps:
 
 def _publish(arguments: _Arguments) -> Steps:
     """Returns when the messages are in their queue."""
-    transactions = arguments.strings("transactions")
-    counts = arguments.get("counts", list, None)
-    if counts is not None and (len(counts) != len(transactions) or not all(type(count) is int for count in counts)):
+    transactions, counts = arguments["transactions"], arguments["counts"]
+    if counts is not None and len(counts) != len(transactions):
         raise MessageFormatException("operation 'publish': argument 'counts' is not a number for each transaction")
-    published: bool = yield c.Publish(
-        *(arguments.get("group", str), arguments.get("number", int)), transactions, counts
-    )
+    published: bool = yield c.Publish(arguments["group"], arguments["number"], transactions, counts)
     # One that was published before may still be under way.  Those behind it are not waited for.
     through, done = yield lambda reader: reader.moves
     while done < through:
@@ -601,14 +582,13 @@ def _publish(arguments: _Arguments) -> Steps:
 
 
 def _published(arguments: _Arguments) -> Steps:
-    group = arguments.get("group", str)
+    group = arguments["group"]
     return (yield lambda reader: reader.last_published(group))
 
 
 def _discard(arguments: _Arguments) -> Steps:
-    transactions = arguments.strings("transactions", [])
-    prefixes = tuple(arguments.strings("prefixes", []))
-    keep = tuple(arguments.strings("keep", []))
+    transactions = list(arguments["transactions"])
+    prefixes, keep = tuple(arguments["prefixes"]), tuple(arguments["keep"])
     if prefixes:
         found = yield lambda reader: [name for name in reader.state.staged if name.startswith(prefixes)]
         transactions += [name for name in found if not name.startswith(keep)]
@@ -616,11 +596,11 @@ def _discard(arguments: _Arguments) -> Steps:
 
 
 def _resolve_commit(arguments: _Arguments) -> Steps:
-    commit_id = c.CommitId(arguments.get("session", str), arguments.get("number", int))
-    return (yield c.ResolveCommit(commit_id, arguments.get("age_ms", int, 0)))
+    commit_id = c.CommitId(arguments["session"], arguments["number"])
+    return (yield c.ResolveCommit(commit_id, arguments["age_ms"]))
 
 
-_OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {
+_HANDLERS: dict[str, Callable[[_Arguments], Steps]] = {
     "statistics": _statistics,
     "purge": _purge,
     "redrive": _redrive,
@@ -636,4 +616,55 @@ _OPERATIONS: dict[str, Callable[[_Arguments], Steps]] = {
     "published": _published,
     "discard": _discard,
     "resolve_commit": _resolve_commit,
+}
+
+_RUN = Argument(str, None)
+_NUMBER = Argument(int, most=MAX_NUMBER)
+_NAMES = Argument(list, (), of=str)
+#: The arguments of each operation; ``check`` is carried out beside the engine.
+ARGUMENTS: dict[str, dict[str, Argument]] = {
+    "statistics": {},
+    "check": {},
+    "purge": QUEUE,
+    "redrive": {
+        **QUEUE,
+        "destination": Argument(str, None),
+        "to": Argument(str, None),
+        "limit": Argument(int, None),
+    },
+    "delete": {**QUEUE, "force": Argument(bool, False), "incarnation": Argument(str, None)},
+    "bounds": {**QUEUE, "run": _RUN, "make": Argument(bool, False)},
+    "read_range": {
+        **QUEUE,
+        "first": Argument(int),
+        "last": Argument(int),
+        "max_bytes": Argument(int, MAX_RANGE_BYTES, least=1),
+        "incarnation": Argument(str, None),
+        "run": _RUN,
+        "skip_damaged": Argument(bool, False),
+    },
+    "settle_through": {
+        **QUEUE,
+        "position": Argument(int),
+        "first": Argument(int, 0),
+        "incarnation": Argument(str, None),
+        "run": _RUN,
+    },
+    "settle_positions": {**QUEUE, "given": Argument(list)},
+    "forgive": {**QUEUE, "given": Argument(list)},
+    "stage": {
+        "transaction": Argument(str),
+        "queue": Argument(str),
+        "first": Argument(int),
+        "messages": Argument(list, of=bytes),
+    },
+    "publish": {
+        "group": Argument(str),
+        "number": _NUMBER,
+        "transactions": Argument(list, of=str),
+        "counts": Argument(list, None, of=int),
+    },
+    "published": {"group": Argument(str)},
+    "discard": {"transactions": _NAMES, "prefixes": _NAMES, "keep": _NAMES},
+    "resolve_commit": {"session": Argument(str), "number": _NUMBER, "age_ms": Argument(int, 0)},
 }

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from broker_adapter.errors import (
     ConnectionLostException,
+    IllegalStateException,
     JMSException,
     OperationTimedOutException,
     ResourceAllocationException,
@@ -35,7 +36,8 @@ IsCancelled = Callable[[], bool]
 class _Request:
     """One request: under way, or answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: Any) -> None:
+        self.what = what
         self.over = threading.Event()
         self.result: Any = None
         self.ended = 0.0  #: by the clock that never goes back
@@ -84,6 +86,8 @@ class RecentRequests:
         timeout: float | None,
         is_cancelled: IsCancelled | None = None,
         later: Callable[[Any], None] | None = None,
+        *,
+        what: Any = None,
     ) -> Any:
         """The result of a request, which is carried out if it is new.
 
@@ -94,12 +98,14 @@ class RecentRequests:
             is_cancelled: looked at now and then while waiting for one that is under way, which goes on in any case.
             later: called with the answer, or the error, of one that is under way, in the thread that carries it out;
                 None: this call waits.
+            what: what is asked for; the same each time.
 
         Returns:
             The result; ``UNDER_WAY`` where ``later`` will be called.
 
         Raises:
             ConnectionLostException: cancelled while it was under way.
+            IllegalStateException: something else was asked for under this id.
             OperationTimedOutException: it is still under way; it may be asked for again.
             ResourceAllocationException: too many wait for it already.
             JMSException: what the request has raised, each time.
@@ -109,7 +115,11 @@ class RecentRequests:
             is_new = request is None
             if request is None:
                 self._forget_old()
-                request = self._requests[request_id] = _Request()
+                request = self._requests[request_id] = _Request(what)
+            elif request.what != what:
+                raise IllegalStateException(
+                    f"the request id {request_id!r} was given to another request; give each request an id of its own"
+                )
             elif later is not None and not request.over.is_set():
                 request.check_place()
                 request.waiting.append((is_cancelled, later))

@@ -18,6 +18,7 @@ from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
+    MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
     TransactionRolledBackException,
@@ -971,7 +972,7 @@ def test_the_queue_of_a_subscription_is_read_like_any_other(engine: Engine) -> N
     bounds = client.transport.request("bounds", named, WAIT)
     assert bounds["next"] - bounds["first"] == 2
     assert client.transport.request("purge", named, WAIT) == 2
-    with pytest.raises(InvalidDestinationException, match="has no subscription"):
+    with pytest.raises(InvalidDestinationException, match="there is one of client id 'me'"):
         client.transport.request("bounds", {**named, "client_id": "you"}, WAIT)
 
 
@@ -996,6 +997,24 @@ def test_staging_is_idempotent_and_publishing_all_or_nothing(client: Client) -> 
 def test_a_request_with_wrong_arguments_is_refused(client: Client, arguments: dict[str, Any]) -> None:
     with pytest.raises(JMSException, match="needs the argument"):
         client.transport.request("read_range", arguments, WAIT)
+
+
+def test_a_request_is_carried_out_once_under_the_id_and_run_of_its_caller(engine: Engine) -> None:
+    client = engine.open()
+    client.send("q", "a", "b")
+    run = client.transport.request("bounds", {"destination": "q"}, WAIT)["run"]
+    purge = {"destination": "q", "request_id": "mine", "request_run": run}
+    assert client.transport.request("purge", purge, WAIT) == 2
+    client.send("q", "c")
+    assert client.transport.request("purge", purge, WAIT) == 2
+    assert engine.open().transport.request("purge", purge, WAIT) == 2
+    with pytest.raises(IllegalStateException, match="started again"):
+        client.transport.request("purge", {**purge, "request_id": "other", "request_run": "earlier"}, WAIT)
+    for name, value in (("request_id", 7), ("request_run", 7)):
+        with pytest.raises(MessageFormatException, match=f"'{name}' of type str, not 7"):
+            client.transport.request("purge", {**purge, name: value}, WAIT)
+    assert client.bodies("q") == ["c"]
+    assert client.transport.request("purge", {**purge, "request_id": "other"}, WAIT) == 1
 
 
 def test_requests_of_many_threads_get_their_own_answers(client: Client) -> None:

@@ -141,7 +141,9 @@ def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Serv
         assert go_on.wait(WAIT)
         return 7
 
-    first = threading.Thread(target=server.broker._requests.once, args=("one", act, WAIT))
+    asked = {"destination": "q", "kind": "queue", "subscription": None, "client_id": None}
+    once = partial(server.broker._requests.once, what={"operation": "purge", **asked})
+    first = threading.Thread(target=once, args=("one", act, WAIT))
     first.start()
     assert begun.wait(WAIT)
     sockets = [socket.socketpair() for _ in range(listener._LONG_THREADS + 1)]
@@ -163,11 +165,16 @@ def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Serv
         each.close()
 
 
-@pytest.mark.parametrize("operation", ["settle_positions", "read_range", "purge"])
-def test_requests_that_wait_when_their_connection_ends_are_not_begun(server: Server, operation: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "further"),
+    [("settle_positions", {"given": []}), ("read_range", {"first": 0, "last": 1}), ("purge", {})],
+)
+def test_requests_that_wait_when_their_connection_ends_are_not_begun(
+    server: Server, operation: str, further: dict[str, Any]
+) -> None:
     server.broker.gated = frozenset([operation])
     leaving, other = server.client("q"), server.client()
-    arguments = {"destination": "q", "given": [], "first": 0, "last": 1}
+    arguments = {"destination": "q", **further}
     asked = [server.ask(leaving, operation, **arguments) for _ in range(5)]
     server.broker.wait_for(1)
     leaving._transport._inner._io.abort()  # the network is cut, without a word

@@ -1,0 +1,117 @@
+"""What the arguments of a request must be.  No operation is begun with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker_adapter.engine.records import LAST_POSITION
+from broker_adapter.errors import MessageFormatException
+
+#: Longest id of a request, in characters.
+MAX_REQUEST_ID: Final = 100
+
+_NEEDED: Final = object()
+
+
+class Argument(NamedTuple):
+    """One argument.  ``default`` is what it is where it is not given, and may be given as well."""
+
+    kind: type
+    default: Any = _NEEDED
+    least: int = 0  #: of a number
+    most: int = LAST_POSITION  #: of a number
+    of: type | None = None  #: what a list is of
+
+
+#: What names a queue.
+QUEUE: Final = {
+    "destination": Argument(str),
+    "kind": Argument(str, "queue"),
+    "subscription": Argument(str, None),
+    "client_id": Argument(str, None),
+}
+#: What makes a repeated request known again; every operation takes it.
+REPETITION: Final = {"request_id": Argument(str, None), "request_run": Argument(str, None)}
+
+
+def checked(operation: str, wanted: Mapping[str, Argument], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of an operation, those that are not given with their default.
+
+    Args:
+        operation: its name.
+        wanted: the arguments that it has.
+        given: the arguments of the request.
+
+    Raises:
+        MessageFormatException: one is missing, unknown or of another type, or does not go with another one.
+    """
+    if not isinstance(given, Mapping):
+        raise MessageFormatException(f"the arguments of operation {operation!r} are not a map by name: {given!r:.100}")
+    unknown = [name for name in given if name not in wanted and name not in REPETITION]
+    if unknown:
+        raise MessageFormatException(f"operation {operation!r} {_has_not(unknown, wanted)}")
+    values = {name: _value(operation, name, each, given) for name, each in (*wanted.items(), *REPETITION.items())}
+    if "destination" in wanted:
+        _check_queue(operation, values)
+    request_id = values["request_id"]
+    if request_id is not None and not 0 < len(request_id) <= MAX_REQUEST_ID:
+        raise MessageFormatException(
+            f"the argument 'request_id' is a string of 1 to {MAX_REQUEST_ID} characters, not {request_id!r:.120}"
+        )
+    return values
+
+
+def _has_not(unknown: Sequence[Any], wanted: Mapping[str, Argument]) -> str:
+    names = " and ".join(f"{name!r:.100}" for name in unknown[:5])
+    has = f"it has {', '.join(wanted)}" if wanted else "it has none"
+    return f"has no argument{'s' if len(unknown) > 1 else ''} {names}; {has}"
+
+
+def _value(operation: str, name: str, wanted: Argument, given: Mapping[str, Any]) -> Any:
+    value: Any = given.get(name, wanted.default)
+    if value is wanted.default and value is not _NEEDED:
+        return value
+    if not _is_of(value, wanted.kind):
+        found = "and it is missing" if value is _NEEDED else f"not {value!r:.100}"
+        raise MessageFormatException(
+            f"operation {operation!r} needs the argument {name!r} of type {wanted.kind.__name__}, {found}"
+        )
+    if wanted.kind is int and not wanted.least <= value <= wanted.most:
+        found = str(value) if value.bit_length() <= 64 else f"a number of {value.bit_length()} bits"
+        raise MessageFormatException(
+            f"the argument {name!r} of operation {operation!r} is not from {wanted.least} to {wanted.most}: {found}"
+        )
+    if wanted.of is not None and not all(type(each) is wanted.of for each in value):
+        raise MessageFormatException(
+            f"the argument {name!r} of operation {operation!r} is not a list of {wanted.of.__name__}"
+        )
+    return value
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind.  To Python True is an int; here it is none."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _check_queue(operation: str, values: Mapping[str, Any]) -> None:
+    """A word that is misspelt must not name something larger."""
+    kind = values["kind"]
+    if kind not in ("queue", "topic"):
+        raise MessageFormatException(
+            f'the argument \'kind\' is "queue" or "topic", not {kind!r:.100} (operation {operation!r})'
+        )
+    if kind == "queue":
+        for name in ("subscription", "client_id"):
+            if values[name] is not None:
+                raise MessageFormatException(
+                    f'the argument {name!r} needs the kind "topic": a queue has none (operation {operation!r})'
+                )
+    elif values.get("make"):
+        raise MessageFormatException(
+            "the argument 'make' needs the kind \"queue\"; make a subscription with a consumer"
+        )
+    elif values["client_id"] is not None and values["subscription"] is None:
+        raise MessageFormatException(
+            f"the argument 'client_id' needs a 'subscription' whose it is (operation {operation!r})"
+        )

@@ -1,0 +1,48 @@
+"""Checks of what callers give, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker_adapter import MessageFormatException
+
+#: Numbers that a request can carry.
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+
+
+def check_timeout(timeout: object, none: str = "None waits without limit") -> None:
+    """Make sure that this is a number of seconds, or None.
+
+    Args:
+        timeout: what the caller has given.
+        none: what None means.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:  # NaN is not, either
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds; {none}")
+
+
+def check_request(operation: object, arguments: object) -> None:
+    """Make sure that this can be asked of a broker, which looks at the rest of it.
+
+    Raises:
+        MessageFormatException: the operation is no string, the arguments are no map by name, or one has no form.
+    """
+    if not isinstance(operation, str):
+        raise MessageFormatException(f"the operation of a request is a string, not {operation!r:.100}")
+    if not isinstance(arguments, Mapping):
+        raise MessageFormatException(
+            f"the arguments of request {operation!r} are a dictionary by name, not {arguments!r:.100}"
+        )
+    for name, value in arguments.items():
+        if not isinstance(name, str):
+            raise MessageFormatException(f"the name {name!r:.100} of an argument of request {operation!r} is no string")
+        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+            raise MessageFormatException(
+                f"the argument {name!r} of request {operation!r} is a number of {value.bit_length()} bits;"
+                " the limit is 64"
+            )

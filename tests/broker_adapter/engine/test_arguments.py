@@ -1,0 +1,190 @@
+"""Each operation knows its arguments: what it does not know is refused, before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.destination import topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
+from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, depth, message, send
+
+
+@pytest.fixture(params=["disk", "memory"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(EngineSettings(), str(tmp_path) if request.param == "disk" else None)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def news(broker: Broker) -> Broker:
+    """A queue and a topic of one name, each with two messages; the topic's are in two durable subscriptions."""
+    client = connect(broker, "me")
+    send(broker, client, "news", "a", "b")
+    for shared in (True, False):
+        subscription = Subscription("reader", durable=True, shared=shared, of_client=not shared)
+        consumer = broker.call(c.Attach(client, topic("news"), Inbox(), subscription=subscription), WAIT)
+        broker.call(c.Detach(consumer), WAIT)
+    broker.call(c.Enqueue(client, topic("news"), [message("c"), message("d")]), WAIT)
+    return broker
+
+
+def ask(broker: Broker, operation: str, arguments: dict[str, Any]) -> Any:
+    return broker.request(operation, arguments, WAIT)
+
+
+def kept(broker: Broker) -> int:
+    """Messages in the queue and the subscriptions."""
+    return sum(each["messages"] for each in ask(broker, "statistics", {})["queues"])
+
+
+@pytest.mark.parametrize("operation", ["purge", "delete"])
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"kind": "Topic", "subscription": "reader"}, "'kind' is \"queue\" or \"topic\", not 'Topic'"),
+        ({"kind": "subscription"}, "'kind' is \"queue\" or \"topic\", not 'subscription'"),
+        ({"kind": None, "subscription": "reader"}, "argument 'kind' of type str, not None"),
+        ({"subscription": "reader"}, "'subscription' needs the kind \"topic\""),
+        ({"kind": "queue", "client_id": "me"}, "'client_id' needs the kind \"topic\""),
+        ({"kind": "topic", "client_id": "me"}, "'client_id' needs a 'subscription'"),
+        ({"Kind": "topic", "subscripton": "reader"}, "no arguments 'Kind' and 'subscripton'; it has destination, kind"),
+        ({"first": 1}, "has no argument 'first'; it has destination, kind, subscription, client_id"),
+    ],
+)
+def test_a_misspelt_argument_does_not_do_the_larger_thing(
+    news: Broker, operation: str, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(MessageFormatException, match=error):
+        ask(news, operation, {"destination": "news", **arguments})
+    assert kept(news) == 6
+
+
+@pytest.mark.parametrize("operation", sorted(ARGUMENTS))
+def test_an_argument_that_an_operation_does_not_have_is_refused(news: Broker, operation: str) -> None:
+    with pytest.raises(MessageFormatException, match=f"operation '{operation}' .*'nonsense'"):
+        ask(news, operation, {"nonsense": 1})
+
+
+def test_the_operations_are_named_to_who_asks_for_another_one(broker: Broker) -> None:
+    with pytest.raises(MessageFormatException, match="the operations are ") as raised:
+        ask(broker, "nothing", {})
+    for operation in ARGUMENTS:
+        assert operation in str(raised.value)
+    assert "check" in ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "error"),
+    [
+        ("redrive", {"limit": True}, "'limit' of type int, not True"),
+        ("redrive", {"limit": -1}, "'limit' of operation 'redrive' is not from 0 to"),
+        ("read_range", {"first": -1, "last": 5}, "'first' of operation 'read_range' is not from 0 to"),
+        ("read_range", {"first": 0, "last": -1}, "'last' of operation 'read_range' is not from 0 to"),
+        ("read_range", {"first": 0, "last": 1 << 64}, "'last' of operation 'read_range' is not from 0 to"),
+        ("read_range", {"first": False, "last": 5}, "'first' of type int, not False"),
+        ("read_range", {"first": 0, "last": 5, "max_bytes": 0}, "'max_bytes' of operation 'read_range' is not from 1"),
+        ("read_range", {"first": 0, "last": 5, "skip_damaged": 1}, "'skip_damaged' of type bool, not 1"),
+        ("settle_through", {"position": -1}, "'position' of operation 'settle_through' is not from 0 to"),
+        ("settle_through", {"position": 1 << 70}, "'position' of operation 'settle_through' is not from 0 to"),
+        ("delete", {"force": "yes"}, "'force' of type bool, not 'yes'"),
+        ("delete", {"destination": 5}, "'destination' of type str, not 5"),
+        ("purge", {"destination": None}, "'destination' of type str, not None"),
+    ],
+)
+def test_a_value_of_another_type_or_beyond_all_that_there_is_names_its_argument(
+    news: Broker, operation: str, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(MessageFormatException, match=error):
+        ask(news, operation, {"destination": "news", **arguments})
+    assert kept(news) == 6
+
+
+def test_arguments_are_a_map(broker: Broker) -> None:
+    for arguments in ([], None, "destination", [("destination", "q")]):
+        with pytest.raises(MessageFormatException, match="arguments of operation 'statistics' are not a map"):
+            broker.request("statistics", arguments, WAIT)  # type: ignore[arg-type]
+
+
+def test_every_operation_takes_what_a_restored_connection_adds(news: Broker) -> None:
+    added = {"request_id": "a", "request_run": news.run}
+    assert len(ask(news, "statistics", added)["queues"]) >= 3
+    assert ask(news, "bounds", {"destination": "news", **added})["first"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"request_id": 7}, "'request_id' of type str, not 7"),
+        ({"request_id": ""}, "'request_id' is a string of 1 to 100 characters"),
+        ({"request_id": "x" * 101}, "'request_id' is a string of 1 to 100 characters"),
+        ({"request_id": "a", "request_run": 7}, "'request_run' of type str, not 7"),
+    ],
+)
+def test_a_request_id_that_cannot_be_one_is_refused(news: Broker, given: dict[str, Any], error: str) -> None:
+    with pytest.raises(MessageFormatException, match=error):
+        ask(news, "purge", {"destination": "news", **given})
+    assert kept(news) == 6
+
+
+def test_a_request_for_another_run_is_refused_without_an_id_as_well(news: Broker) -> None:
+    with pytest.raises(IllegalStateException, match="started again"):
+        ask(news, "purge", {"destination": "news", "request_run": "earlier"})
+    assert kept(news) == 6
+
+
+def test_an_id_that_another_request_had_is_refused(news: Broker) -> None:
+    assert ask(news, "purge", {"destination": "news", "request_id": "a"}) == 2
+    assert ask(news, "purge", {"destination": "news", "kind": "queue", "request_id": "a"}) == 2
+    for operation, arguments in (
+        ("delete", {"destination": "news"}),
+        ("purge", {"destination": "news", "kind": "topic", "subscription": "reader"}),
+    ):
+        with pytest.raises(IllegalStateException, match="request id 'a' was given to another request"):
+            ask(news, operation, {**arguments, "request_id": "a"})
+    assert kept(news) == 4
+
+
+def test_looking_makes_no_queue(broker: Broker) -> None:
+    for operation, arguments in (
+        ("bounds", {}),
+        ("read_range", {"first": 0, "last": 10}),
+        ("settle_through", {"position": 1}),
+        ("settle_positions", {"given": [(1, "x")]}),
+        ("forgive", {"given": [(1, "x", 0)]}),
+        ("purge", {}),
+        ("redrive", {}),
+        ("delete", {}),
+    ):
+        with pytest.raises(InvalidDestinationException, match="no queue 'n1'"):
+            ask(broker, operation, {"destination": "n1", **arguments})
+    ask(broker, "published", {"group": "n1"})
+    assert "n1" not in {each["name"] for each in ask(broker, "statistics", {})["queues"]}
+
+
+def test_bounds_make_a_queue_for_who_says_so(broker: Broker) -> None:
+    bounds = ask(broker, "bounds", {"destination": "n1", "make": True})
+    assert bounds["first"] == bounds["next"]
+    assert depth(broker, "n1") == 0
+    with pytest.raises(MessageFormatException, match="'make' needs the kind \"queue\""):
+        ask(broker, "bounds", {"destination": "t", "kind": "topic", "subscription": "s", "make": True})
+
+
+def test_a_subscription_that_needs_a_client_id_is_told_by_every_operation(news: Broker) -> None:
+    where = {"destination": "news", "kind": "topic", "subscription": "reader", "client_id": "you"}
+    for operation in ("purge", "delete", "bounds", "redrive"):
+        with pytest.raises(
+            InvalidDestinationException,
+            match=r"no subscription 'reader' of client id 'you' on 'news'; there is one without a client id and one of"
+            r" client id 'me' \(--client-id\)",
+        ):
+            ask(news, operation, where)

@@ -1,0 +1,57 @@
+"""What callers give is looked at before anything is sent, and refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sdk import Connection, ConnectionFactory, MessageFormatException, Requestor
+from sdk.checks import check_timeout
+
+WAIT = 120.0
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    with ConnectionFactory("embedded:").create_connection() as connection:
+        connection.start()
+        yield connection
+
+
+@pytest.mark.parametrize("arguments", [[], None, "x", 5, [("destination", "q")]])
+def test_arguments_of_a_request_that_are_no_dictionary_are_refused(connection: Connection, arguments: Any) -> None:
+    with pytest.raises(MessageFormatException, match="arguments of request 'statistics' are a dictionary by name"):
+        connection.request("statistics", arguments)
+
+
+def test_a_number_that_a_request_cannot_carry_names_its_argument(connection: Connection) -> None:
+    for number in (1 << 64, -(1 << 63) - 1, 1 << 9000):
+        with pytest.raises(MessageFormatException, match="argument 'limit' of request 'redrive' is a number of"):
+            connection.request("redrive", {"limit": number})
+
+
+def test_names_that_are_no_strings_are_refused(connection: Connection) -> None:
+    with pytest.raises(MessageFormatException, match="operation of a request is a string, not None"):
+        connection.request(None, {})  # type: ignore[arg-type]
+    with pytest.raises(MessageFormatException, match="name 5 of an argument of request 'purge' is no string"):
+        connection.request("purge", {5: 1})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("timeout", ["x", True, -1, float("nan"), [1]])
+def test_a_time_out_that_is_no_number_of_seconds_is_refused(connection: Connection, timeout: Any) -> None:
+    with pytest.raises(ValueError, match=r"is not a number of seconds; None stands for request_timeout_seconds"):
+        connection.request("statistics", {}, timeout)
+    with connection.create_session() as session:
+        consumer = session.create_consumer(session.create_queue("q"))
+        with pytest.raises(ValueError, match="is not a number of seconds; None waits without limit"):
+            consumer.receive(timeout)
+        requestor = Requestor(session, session.create_queue("q"))
+        with pytest.raises(ValueError, match="is not a number of seconds; None waits without limit"):
+            requestor.request("?", timeout)
+
+
+def test_numbers_of_seconds_are_time_outs() -> None:
+    for timeout in (None, 0, 1, 0.5, float("inf")):
+        check_timeout(timeout)
