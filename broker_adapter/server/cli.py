@@ -6,58 +6,37 @@ Exit status: 0 done, 1 it did not work (the error says why, and what to do), 2 w
 from __future__ import annotations
 
 import argparse
-import base64
 import getpass
 import json
 import logging
 import os
-import queue
 import signal
 import ssl
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TextIO
-from uuid import uuid4
+from collections.abc import Sequence
+from typing import Any
 
-from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.connect import open_transport
-from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
-from broker_adapter.envelope import BodyKind, Envelope
-from broker_adapter.errors import JMSException, OperationTimedOutException, StoreCorruptException
+from broker_adapter.errors import JMSException, StoreCorruptException
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.message_commands import browse, receive, send
 from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
-from broker_adapter.server.terminal import PrintableFormatter, printable, printable_lines
+from broker_adapter.server.terminal import PrintableFormatter, printable
+from broker_adapter.server.tools import connected, say, warn
 from broker_adapter.server.users import UsersFile
-from broker_adapter.settings import ClientSettings, EngineSettings, ServerSettings, options_of, settings_from
-from broker_adapter.transport import (
-    Credentials,
-    Delivery,
-    Failed,
-    LinkLost,
-    OnSettled,
-    ReceiverSpec,
-    SenderSpec,
-    Subscription,
-    Transport,
-    TransportEvent,
-)
+from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.version import own_version
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"
-#: Messages that a tool asks for ahead.
-_PREFETCH = 100
 #: Longest wait for something that takes its time, such as a check.
 _LONG_SECONDS = 3600.0
 #: Longest time that may be given, about 30 years.
@@ -88,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except BrokenPipeError:
-        # Who read the output has gone; the interpreter must not try to write the rest of it as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # who read it has gone
         return 1
     except (JMSException, ValueError, OSError) as error:
-        _say(f"holdfast: {error}", file=sys.stderr)
+        warn(str(error))
+        _drop_output()
         return 1
     except EOFError:
         print("holdfast: nobody answers the question; give --yes, or $HOLDFAST_PASSWORD", file=sys.stderr)
@@ -100,6 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again as the interpreter ends, which would say so once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,29 +127,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
 
-    send = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
-    send.add_argument("body", nargs="*", metavar="TEXT")
-    send.add_argument("--count", type=_positive, default=1, help="send each text so often")
-    send.add_argument("--property", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="several times")
-    send.add_argument("--priority", type=int, default=4, choices=range(10), metavar="0..9")
-    send.add_argument("--ttl", type=_seconds, metavar="SECONDS", help="time to live; default: for ever")
-    send.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
-    send.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
-    send.set_defaults(run=_send)
+    sending = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
+    sending.add_argument("body", nargs="*", metavar="TEXT")
+    sending.add_argument("--count", type=_positive, default=1, help="send each text so often")
+    sending.add_argument(
+        "--property", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="several times"
+    )
+    sending.add_argument("--priority", type=int, default=4, choices=range(10), metavar="0..9")
+    sending.add_argument("--ttl", type=_seconds, metavar="SECONDS", help="time to live; default: for ever")
+    sending.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
+    sending.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
+    sending.set_defaults(run=send)
 
-    receive = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
-    receive.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
-    receive.add_argument(
+    receiving = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
+    receiving.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
+    receiving.add_argument(
         "--timeout", type=_seconds, default=1.0, metavar="SECONDS", help="longest wait for the next one; default 1"
     )
-    receive.add_argument("--subscription", metavar="NAME", help="of a topic: a durable shared subscription")
-    receive.add_argument("--selector", metavar="TEXT", help="only these, such as \"colour = 'red'\"")
-    receive.set_defaults(run=_receive)
+    receiving.add_argument("--subscription", metavar="NAME", help="of a topic: a durable shared subscription")
+    receiving.add_argument("--selector", metavar="TEXT", help="only these, such as \"colour = 'red'\"")
+    receiving.set_defaults(run=receive)
 
-    browse = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)
-    browse.add_argument("--selector", metavar="TEXT", help='only these, such as "JMSPriority > 5"')
-    browse.add_argument("--count", type=_positive, help="stop after so many")
-    browse.set_defaults(run=_browse)
+    browsing = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)
+    browsing.add_argument("--selector", metavar="TEXT", help='only these, such as "JMSPriority > 5"')
+    browsing.add_argument("--count", type=_positive, help="stop after so many")
+    browsing.set_defaults(run=browse)
 
     stat = _client(commands, "stat", "figures of the server and its queues", destination=False)
     stat.set_defaults(run=_stat)
@@ -349,198 +338,21 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
 # The tools.
 
 
-@contextmanager
-def _connected(
-    options: argparse.Namespace, listener: Callable[[TransportEvent], None] = lambda _event: None
-) -> Iterator[tuple[Transport, ClientSettings]]:
-    password = None
-    if options.username is not None:
-        password = os.environ.get("HOLDFAST_PASSWORD") or getpass.getpass(f"password of {options.username}: ")
-    credentials = Credentials(options.username, password)
-    transport, _, settings = open_transport(options.url, credentials, listener, restores=False)
-    try:
-        yield transport, settings
-    finally:
-        transport.close(settings.close_timeout_seconds)
-
-
 def _ask(options: argparse.Namespace, operation: str, arguments: dict[str, Any]) -> Any:
     """Make a request of a running server."""
-    with _connected(options) as (transport, _):
+    with connected(options) as (transport, _):
         return transport.request(operation, arguments, _LONG_SECONDS)
 
 
-def _say(text: str, file: TextIO | None = None) -> None:
-    """Print a line that may hold untrusted text."""
-    print(printable(text), file=file)
-
-
-def _destination(options: argparse.Namespace) -> Destination:
-    return Destination(options.destination, DestinationKind.TOPIC if options.topic else DestinationKind.QUEUE)
-
-
-def _send(options: argparse.Namespace) -> int:
-    texts: Iterator[str] = iter(options.body) if options.body else (line.rstrip("\n") for line in sys.stdin)
-    properties: dict[str, Any] = dict(options.property)
-    destination = _destination(options)
-    answers = _Answers()
-    with _connected(options) as (transport, settings):
-        link = transport.attach(SenderSpec(1, destination), None, None)
-        for text in (text for text in texts for _ in range(options.count)):
-            now_ms = time.time_ns() // 1_000_000
-            envelope = Envelope(
-                destination,
-                BodyKind.TEXT,
-                text,
-                properties or None,
-                message_id=f"ID:{uuid4()}",
-                sent_at_ms=now_ms,
-                expires_at_ms=None if options.ttl is None else now_ms + int(options.ttl * 1000),
-                deliver_at_ms=None if options.delay is None else now_ms + int(options.delay * 1000),
-                priority=options.priority,
-                persistent=not options.non_persistent,
-            )
-            transport.send(link, envelope, answers.expected(), None)
-        sent = answers.wait(settings.send_timeout_seconds)
-    _say(json.dumps({"sent": sent}) if options.json else f"sent {sent} to {destination.name}")
-    return 0
-
-
-class _Answers:
-    """Sends that wait for their answer."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._sent = 0
-        self._answered = 0
-        self._error: JMSException | None = None
-
-    def expected(self) -> OnSettled:
-        """One more is on its way; returns what its answer is told to."""
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            self._sent += 1
-        return self._settled
-
-    def _settled(self, error: JMSException | None) -> None:
-        with self._changed:
-            self._answered += 1
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> int:
-        """Wait for all answers; returns how many were sent, or raises the first refusal."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._answered >= self._sent, seconds):
-                raise OperationTimedOutException(
-                    f"{self._sent - self._answered} of {self._sent} messages had no answer within {seconds:g} s"
-                )
-            if self._error is not None:
-                raise self._error
-            return self._sent
-
-
-def _receive(options: argparse.Namespace) -> int:
-    subscription = Subscription(options.subscription, durable=True, shared=True) if options.subscription else None
-    waiting: queue.SimpleQueue[Delivery | JMSException] = queue.SimpleQueue()
-
-    def listener(event: TransportEvent) -> None:
-        if isinstance(event, Failed | LinkLost):
-            waiting.put(event.error)
-
-    def sink(deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            waiting.put(delivery)
-
-    received = 0
-    with _connected(options, listener) as (transport, _):
-        spec = ReceiverSpec(1, _destination(options), selector=options.selector, subscription=subscription)
-        link = transport.attach(spec, sink, None)
-        wanted = options.count
-        transport.credit(link, _PREFETCH if wanted is None else min(wanted, _PREFETCH))
-        asked = _PREFETCH if wanted is None else min(wanted, _PREFETCH)
-        while wanted is None or received < wanted:
-            try:
-                delivery = waiting.get(timeout=options.timeout)
-            except queue.Empty:
-                break
-            if isinstance(delivery, JMSException):
-                raise delivery
-            _show(options, delivery)
-            transport.settle([Settlement(delivery.tag, Outcome.ACCEPTED)])
-            received += 1
-            if wanted is None or asked < wanted:
-                asked += 1
-                transport.credit(link, 1)
-        transport.detach(link, None)
-        left = [waiting.get() for _ in range(waiting.qsize())]
-        transport.settle([Settlement(each.tag, Outcome.RELEASED) for each in left if isinstance(each, Delivery)])
-    if not options.json:
-        print(f"received {received}", file=sys.stderr)
-    return 0 if wanted is None or received == wanted else 1
-
-
-def _browse(options: argparse.Namespace) -> int:
-    found: list[Delivery] = []
-    shown = 0
-    with _connected(options) as (transport, _):
-        spec = ReceiverSpec(1, Destination(options.destination), selector=options.selector, browse=True)
-        link = transport.attach(spec, found.extend, None)
-        while options.count is None or shown < options.count:
-            transport.credit(link, _PREFETCH)
-            transport.drain(link, None)
-            for delivery in found[: None if options.count is None else options.count - shown]:
-                _show(options, delivery)
-                shown += 1
-            if len(found) < _PREFETCH:
-                break
-            found.clear()
-    if not options.json:
-        print(f"{shown} messages", file=sys.stderr)
-    return 0
-
-
-def _show(options: argparse.Namespace, delivery: Delivery) -> None:
-    envelope = delivery.envelope
-    if not options.json:
-        is_text = envelope.body_kind is BodyKind.TEXT
-        print(printable_lines(str(envelope.body)) if is_text else printable(repr(envelope.body)), flush=True)
-        return
-    fields = {
-        "position": delivery.position,
-        "message_id": envelope.message_id,
-        "destination": envelope.destination.name,
-        "type": envelope.body_kind.name,
-        "body": envelope.body,
-        "properties": envelope.properties,
-        "correlation_id": envelope.correlation_id,
-        "reply_to": None if envelope.reply_to is None else envelope.reply_to.name,
-        "priority": envelope.priority,
-        "persistent": envelope.persistent,
-        "sent_at_ms": envelope.sent_at_ms,
-        "expires_at_ms": envelope.expires_at_ms,
-        "delivery_count": delivery.delivery_count + 1,
-    }
-    print(json.dumps({name: value for name, value in fields.items() if value is not None}, default=_plain), flush=True)
-
-
-def _plain(value: object) -> object:
-    """Bytes have no form in JSON."""
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    return repr(value)
-
-
 def _stat(options: argparse.Namespace) -> int:
-    with _connected(options) as (transport, _):
+    with connected(options) as (transport, _):
         statistics = transport.request("statistics", {}, None)
     if options.json:
         print(json.dumps(statistics))
         return 0
     queues = statistics.pop("queues")
     for name, value in statistics.items():
-        _say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
+        say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
     if queues:
         columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers"]
         if any(each.get("client_id") for each in queues):
@@ -560,9 +372,9 @@ def _stat(options: argparse.Namespace) -> int:
 
 
 def _announce(options: argparse.Namespace) -> int:
-    with _connected(options) as (transport, _):
+    with connected(options) as (transport, _):
         count = transport.request(ANNOUNCE, {"servers": _listed(options.servers)}, None)
-    _say(json.dumps({"servers": count}) if options.json else f"announced: {count} servers")
+    say(json.dumps({"servers": count}) if options.json else f"announced: {count} servers")
     return 0
 
 
@@ -590,9 +402,9 @@ def _purge(options: argparse.Namespace) -> int:
     if not _confirmed(options, f"drop all messages of {what!r}?"):
         print("nothing dropped")
         return 1
-    with _connected(options) as (transport, _):
+    with connected(options) as (transport, _):
         dropped = transport.request("purge", arguments, None)
-    _say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {what}")
+    say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {what}")
     return 0
 
 
@@ -601,9 +413,9 @@ def _delete(options: argparse.Namespace) -> int:
     if not _confirmed(options, f"delete {what!r} with all its messages?"):
         print("nothing deleted")
         return 1
-    with _connected(options) as (transport, _):
+    with connected(options) as (transport, _):
         messages = transport.request("delete", {**arguments, "force": options.force}, None)
-    _say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
+    say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
     return 0
 
 
@@ -611,14 +423,14 @@ def _redrive(options: argparse.Namespace) -> int:
     arguments = {"to": options.to, "limit": options.count}
     if options.destination is not None:
         arguments["destination"] = options.destination
-    with _connected(options) as (transport, _):
+    with connected(options) as (transport, _):
         result = transport.request("redrive", arguments, None)
     if options.json:
         print(json.dumps(result))
     else:
-        _say(f"put back {result['moved']}")
+        say(f"put back {result['moved']}")
         if result["left"]:
-            _say(
+            say(
                 f"{result['left']} stay: nobody knows where they were, or it is gone or full; name a queue with --to",
                 file=sys.stderr,
             )
@@ -628,13 +440,13 @@ def _redrive(options: argparse.Namespace) -> int:
 def _user(options: argparse.Namespace) -> int:
     if options.action == "list":
         for name in UsersFile(options.file).names:
-            _say(name)
+            say(name)
         return 0
     if options.name is None:
         raise ValueError(f"holdfast user {options.action} needs a NAME")
     if options.action == "remove":
         UsersFile(options.file).remove(options.name)
-        _say(f"removed {options.name} from {options.file}")
+        say(f"removed {options.name} from {options.file}")
         return 0
     if sys.stdin.isatty():
         password = getpass.getpass(f"password of {options.name}: ")
@@ -643,7 +455,7 @@ def _user(options: argparse.Namespace) -> int:
     else:
         password = sys.stdin.readline().rstrip("\n")
     is_new = UsersFile.open_or_make(options.file).add(options.name, password)
-    _say(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
+    say(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
     return 0
 
 

@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.server.cli import main
+from broker_adapter.settings import EngineSettings
 from sdk import ConnectionFactory, JMSException
+from tests.broker_adapter.engine.driving import WAIT, connect
 from tests.server_process import ServerProcess
 
 
@@ -401,3 +407,111 @@ def test_an_error_is_a_line_and_a_status_of_the_process() -> None:
     assert "Traceback" not in finished.stderr
     finished = holdfast("nonsense")
     assert (finished.returncode, "invalid choice: 'nonsense'" in finished.stderr) == (2, True)
+
+
+#: A message of another client that nobody can read: its body is cut short.
+UNREADABLE = b"\x00\x53\x77\xa1\x05he"
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose queue has a message between two others that nobody can read."""
+    broker = Broker(EngineSettings(), str(tmp_path / "data"))
+    client = connect(broker)
+    messages = [c.NewMessage(AMQP_FORMAT, body) for body in (b"\x00\x53\x77\xa1\x01a", UNREADABLE)]
+    broker.call(c.Enqueue(client, queue("q"), messages), WAIT)
+    broker.close()
+    with ServerProcess(tmp_path / "data") as server:
+        done("send", "q", *map(str, range(300)), "--url", server.url)
+        yield server
+
+
+def deliveries(server: ServerProcess, name: str) -> dict[str, int]:
+    """The deliveries that the messages of a queue have had, and the one to come."""
+    lines = holdfast("browse", name, "--url", server.url, "--json").stdout.splitlines()
+    return {each["body"]: each["delivery_count"] for each in map(json.loads, lines)}
+
+
+def test_a_message_that_nobody_can_read_is_told_and_the_others_are_received(damaged: ServerProcess) -> None:
+    url = ("--url", damaged.url)
+    finished = holdfast("receive", "q", *url, "--count", "2")
+    assert (finished.returncode, finished.stdout) == (1, "a\n0\n")
+    assert "cannot be read" in finished.stderr
+    assert "it was rejected" in finished.stderr
+    assert "received 2 messages, and 1 that cannot be read" in finished.stderr
+    assert deliveries(damaged, "q") == {str(number): 1 for number in range(1, 300)}, "what was prefetched is as it was"
+    statistics = json.loads(done("stat", *url, "--json"))
+    assert [each["messages"] for each in statistics["queues"] if each["name"] == "DLQ"] == [1]
+    assert done("receive", "q", *url, "--timeout", "0.5").splitlines() == [str(number) for number in range(1, 300)]
+
+
+def test_a_browser_skips_what_nobody_can_read_and_says_so(damaged: ServerProcess) -> None:
+    finished = holdfast("browse", "q", "--url", damaged.url, "--count", "2")
+    assert (finished.returncode, finished.stdout) == (1, "a\n0\n")
+    assert "cannot be read" in finished.stderr
+    assert "2 messages, and 1 that cannot be read" in finished.stderr
+    assert len(holdfast("browse", "q", "--url", damaged.url).stdout.splitlines()) == 301
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_an_output_that_fails_costs_one_delivery_of_one_message(server: ServerProcess) -> None:
+    done("send", "unprinted", *map(str, range(300)), "--url", server.url)
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "unprinted", "--url", server.url]
+    for _ in range(2):
+        with open("/dev/full", "w") as full:
+            finished = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        assert finished.returncode == 1
+        assert finished.stderr.splitlines() == [
+            "holdfast: [Errno 28] the output cannot be written: No space left on device"
+        ]
+    assert deliveries(server, "unprinted") == {"0": 3, **{str(number): 1 for number in range(1, 300)}}
+
+
+def test_an_interrupt_costs_no_delivery_of_what_was_not_printed(server: ServerProcess) -> None:
+    done("send", "waiting", *map(str, range(50)), "--url", server.url)
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "waiting", "--url", server.url]
+    command += ["--timeout", "600", "--selector", "JMSPriority = 4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for number in range(50):
+            assert process.stdout.readline() == f"{number}\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+    assert deliveries(server, "waiting") == {}
+
+
+def test_a_reader_that_goes_away_costs_one_delivery_of_one_message(server: ServerProcess) -> None:
+    done("send", "left", *map(str, range(300)), "--url", server.url)
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "receive", "left", "--url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(120) == 1
+    assert sorted(deliveries(server, "left").values()) == [*[1] * 299, 2]
+
+
+def test_who_sends_is_told_what_was_confirmed_before_it_failed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--option", "max_message_bytes=2000") as server:
+        url = ("--url", server.url)
+        finished = holdfast("send", "q", *url, text="".join(f"{number}\n" for number in range(50)) + "x" * 3000 + "\n")
+        assert (finished.returncode, finished.stdout) == (1, "")
+        assert "50 of 51 messages were confirmed: the first 50;" in finished.stderr
+        assert "larger than the broker's limit" in finished.stderr
+        assert len(done("browse", "q", *url).splitlines()) == 50
+
+
+def test_who_sends_to_a_server_that_dies_is_told_what_was_confirmed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        command = [sys.executable, "-m", "broker_adapter.server.cli", "send", "q", "--url", server.url]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+            process.stdin.write("a\nb\n")
+            process.stdin.flush()
+            while len(holdfast("browse", "q", "--url", server.url).stdout.splitlines()) < 2:
+                pass
+            server.kill()
+            process.stdin.write("c\n")
+            _, errors = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert "2 of" in errors
+        assert "were confirmed: the first 2; one that was not may have arrived" in errors

@@ -1,0 +1,300 @@
+"""The commands of ``holdfast`` for messages: send, receive, browse."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final
+from uuid import uuid4
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.destination import Destination
+from broker_adapter.envelope import BodyKind, Envelope
+from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
+from broker_adapter.server.terminal import printable, printable_lines
+from broker_adapter.server.tools import connected, counted, destination_of, say, warn
+from broker_adapter.transport import (
+    Delivery,
+    Failed,
+    LinkLost,
+    OnSettled,
+    ReceiverSpec,
+    SenderSpec,
+    Subscription,
+    Transport,
+    TransportEvent,
+)
+
+#: Messages that a tool asks for ahead.
+_PREFETCH: Final = 100
+
+
+def send(options: argparse.Namespace) -> int:
+    """Send texts, and wait for their answers."""
+    texts: Iterator[str] = iter(options.body) if options.body else (line.rstrip("\n") for line in sys.stdin)
+    properties: dict[str, Any] = dict(options.property)
+    destination = destination_of(options)
+    answers = _Answers()
+    with connected(options) as (transport, settings):
+        link = transport.attach(SenderSpec(1, destination), None, None)
+        with answers.told_on_failure(settings.send_timeout_seconds):
+            for text in (text for text in texts for _ in range(options.count)):
+                now_ms = time.time_ns() // 1_000_000
+                envelope = Envelope(
+                    destination,
+                    BodyKind.TEXT,
+                    text,
+                    properties or None,
+                    message_id=f"ID:{uuid4()}",
+                    sent_at_ms=now_ms,
+                    expires_at_ms=None if options.ttl is None else now_ms + int(options.ttl * 1000),
+                    deliver_at_ms=None if options.delay is None else now_ms + int(options.delay * 1000),
+                    priority=options.priority,
+                    persistent=not options.non_persistent,
+                )
+                on_settled = answers.expected()
+                try:
+                    transport.send(link, envelope, on_settled, None)
+                except JMSException as error:
+                    on_settled(error)
+                    raise
+            sent = answers.wait(settings.send_timeout_seconds)
+    say(json.dumps({"sent": sent}) if options.json else f"sent {sent} to {destination.name}")
+    return 0
+
+
+class _Answers:
+    """Sends that wait for their answer."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sent = 0
+        self._answered = 0
+        self._confirmed = 0
+        self._unconfirmed: set[int] = set()  #: numbers of messages, from 1 on
+        self._error: JMSException | None = None
+
+    def expected(self) -> OnSettled:
+        """One more is on its way; returns what its answer is told to."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._sent += 1
+            self._unconfirmed.add(self._sent)
+            return partial(self._settled, self._sent)
+
+    def _settled(self, number: int, error: JMSException | None) -> None:
+        with self._changed:
+            self._answered += 1
+            if error is None:
+                self._confirmed += 1
+                self._unconfirmed.discard(number)
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> int:
+        """Wait for all answers; returns how many were sent, or raises the first refusal."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._answered >= self._sent, seconds):
+                raise OperationTimedOutException(
+                    f"{self._sent - self._answered} of {counted(self._sent, 'message')} had no answer within"
+                    f" {seconds:g} s"
+                )
+            if self._error is not None:
+                raise self._error
+            return self._sent
+
+    @contextmanager
+    def told_on_failure(self, seconds: float) -> Iterator[None]:
+        """Where sending fails, say which messages were confirmed, so that nobody sends these again."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(JMSException):
+                self.wait(seconds if isinstance(error, Exception) else 0)
+            with self._changed:
+                warn(self._text())
+            raise
+
+    def _text(self) -> str:
+        first = min(self._unconfirmed, default=self._sent + 1)
+        behind = self._confirmed - (first - 1)
+        others = f", and of those behind message {first} another {behind}" if behind else ""
+        return (
+            f"{self._confirmed} of {counted(self._sent, 'message')} were confirmed: the first {first - 1}{others}; one"
+            " that was not may have arrived all the same, unless it was refused"
+        )
+
+
+#: What came and was not looked at yet, or why nothing more comes.
+_Waiting = queue.SimpleQueue[Delivery | JMSException]
+
+
+def receive(options: argparse.Namespace) -> int:
+    """Print messages as they come, and acknowledge each."""
+    subscription = Subscription(options.subscription, durable=True, shared=True) if options.subscription else None
+    waiting: _Waiting = queue.SimpleQueue()
+
+    def listener(event: TransportEvent) -> None:
+        if isinstance(event, Failed | LinkLost):
+            waiting.put(event.error)
+
+    def sink(deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            waiting.put(delivery)
+
+    wanted = options.count
+    shown = _Shown(options)
+    with connected(options, listener) as (transport, _):
+        spec = ReceiverSpec(1, destination_of(options), selector=options.selector, subscription=subscription)
+        link = transport.attach(spec, sink, None)
+        asked = _PREFETCH if wanted is None else min(wanted, _PREFETCH)
+        transport.credit(link, asked)
+        with _rest_put_back(transport, link, waiting):
+            while wanted is None or shown.count < wanted:
+                try:
+                    delivery = waiting.get(timeout=options.timeout)
+                except queue.Empty:
+                    break
+                if isinstance(delivery, JMSException):
+                    raise delivery
+                transport.settle([Settlement(delivery.tag, _received(transport, shown, delivery))])
+                if wanted is None or asked < wanted + shown.unreadable:
+                    asked += 1
+                    transport.credit(link, 1)
+    if not options.json:
+        print(f"received {shown.text}" if shown.unreadable else f"received {shown.count}", file=sys.stderr)
+    return 0 if not shown.unreadable and (wanted is None or shown.count == wanted) else 1
+
+
+def _received(transport: Transport, shown: _Shown, delivery: Delivery) -> Outcome:
+    """Print a message; returns what becomes of it.  Where the output fails, its delivery has failed."""
+    try:
+        return Outcome.ACCEPTED if shown.add(delivery, "it was rejected: a dead letter") else Outcome.REJECTED
+    except BaseException:
+        transport.settle([Settlement(delivery.tag, Outcome.MODIFIED)])
+        raise
+
+
+@contextmanager
+def _rest_put_back(transport: Transport, link: int, waiting: _Waiting) -> Iterator[None]:
+    """What was asked for ahead and not looked at goes back as it was, whatever happens."""
+    try:
+        yield
+    except JMSException:
+        raise  # the connection or the link is lost, and with it what was asked for ahead
+    except BaseException:
+        with suppress(JMSException):
+            _put_back(transport, link, waiting)
+        raise
+    _put_back(transport, link, waiting)
+
+
+def _put_back(transport: Transport, link: int, waiting: _Waiting) -> None:
+    transport.detach(link, None)
+    left = [waiting.get() for _ in range(waiting.qsize())]
+    transport.settle([Settlement(each.tag, Outcome.RELEASED) for each in left if isinstance(each, Delivery)])
+
+
+def browse(options: argparse.Namespace) -> int:
+    """Print the messages of a queue, and take nothing."""
+    found: list[Delivery] = []
+    shown = _Shown(options)
+    with connected(options) as (transport, _):
+        spec = ReceiverSpec(1, Destination(options.destination), selector=options.selector, browse=True)
+        link = transport.attach(spec, found.extend, None)
+        while not shown.is_enough:
+            transport.credit(link, _PREFETCH)
+            transport.drain(link, None)
+            for delivery in found:
+                if shown.is_enough:
+                    break
+                shown.add(delivery, "it was skipped")
+            if len(found) < _PREFETCH:
+                break
+            found.clear()
+    if not options.json:
+        print(shown.text, file=sys.stderr)
+    return 1 if shown.unreadable else 0
+
+
+class _Shown:
+    """The messages that were printed, and those that could not be read."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self.count = 0
+        self.unreadable = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are as many as were asked for."""
+        return self._options.count is not None and self.count >= self._options.count
+
+    @property
+    def text(self) -> str:
+        """How many there were, in words."""
+        more = f", and {self.unreadable} that cannot be read" if self.unreadable else ""
+        return f"{counted(self.count, 'message')}{more}"
+
+    def add(self, delivery: Delivery, otherwise: str) -> bool:
+        """Print a message; returns False where it cannot be read, which is told with what happens ``otherwise``."""
+        try:
+            text = _as_json(delivery) if self._options.json else _as_text(delivery.envelope)
+        except MessageFormatException as error:
+            self.unreadable += 1
+            place = "a message" if delivery.position is None else f"the message at position {delivery.position}"
+            warn(f"{place} cannot be read, and {otherwise}: {error}")
+            return False
+        _write(text)
+        self.count += 1
+        return True
+
+
+def _write(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, f"the output cannot be written: {error.strerror}") from error
+
+
+def _as_text(envelope: Envelope) -> str:
+    is_text = envelope.body_kind is BodyKind.TEXT
+    return printable_lines(str(envelope.body)) if is_text else printable(repr(envelope.body))
+
+
+def _as_json(delivery: Delivery) -> str:
+    envelope = delivery.envelope
+    fields = {
+        "position": delivery.position,
+        "message_id": envelope.message_id,
+        "destination": envelope.destination.name,
+        "type": envelope.body_kind.name,
+        "body": envelope.body,
+        "properties": envelope.properties,
+        "correlation_id": envelope.correlation_id,
+        "reply_to": None if envelope.reply_to is None else envelope.reply_to.name,
+        "priority": envelope.priority,
+        "persistent": envelope.persistent,
+        "sent_at_ms": envelope.sent_at_ms,
+        "expires_at_ms": envelope.expires_at_ms,
+        "delivery_count": delivery.delivery_count + 1,
+    }
+    return json.dumps({name: value for name, value in fields.items() if value is not None}, default=_plain)
+
+
+def _plain(value: object) -> object:
+    """Bytes have no form in JSON."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return repr(value)
