@@ -841,17 +841,19 @@ class Broker:
         Args:
             messages: what to deliver.
             consumer: who holds them, so that they can be taken back; None where nobody does.
-            pending: what is not in the stores yet.
+            pending: what is not in the stores yet, where the cycle takes them away; None: a browser looks at them.
         """
         bodies = self._bodies([(each.message, each.flags) for each in messages], pending)
         handouts = []
         for each, body in zip(messages, bodies, strict=True):
             number, position, count, message, flags, key = each
             if body is None:
-                is_moved = self._distrust(message, key)
                 if consumer is not None:
-                    self.submit(c.Quarantined(consumer, number, not is_moved))
-                elif pending is not None and not is_moved:
+                    self.submit(c.Quarantined(consumer, number, not self._distrust(message, key)))
+                elif pending is None:
+                    queue, _, _ = unpack_entry_key(key)
+                    self.submit(c.SetAside(c.Range(queue, position, position, 1, frozenset((position,)))))
+                elif not self._distrust(message, key):
                     pending.durable.keep(message, key)
                 continue
             annotations = self._annotations(key, flags, pending) if flags & FLAG_ANNOTATED else None

@@ -753,6 +753,28 @@ def test_a_damaged_message_in_a_range_is_an_error_until_it_is_left_out_and_kept_
     assert check_store(tmp_path, EngineSettings()).is_sound
 
 
+@pytest.mark.damages
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_damaged_message_that_a_browser_meets_is_counted_no_more(tmp_path: Path, in_memory: bool) -> None:
+    settings = EngineSettings()
+    broker = Broker(settings, str(tmp_path))
+    send(broker, connect(broker), "q", "first", "second", "third")
+    damage_body(broker, b"second")
+    if not in_memory:
+        broker.close()
+        broker = Broker(settings, str(tmp_path))
+    client = connect(broker)
+    for _ in range(2):
+        assert payloads(drained(broker, client, "q", browse=True)) == [b"first", b"third"]
+        assert depth(broker, "q") == 2
+    statistics = broker.call(c.Statistics(), WAIT)
+    assert (statistics.quarantined, broker.store.quarantined()) == (1, 2)
+    assert [each for each in broker.check() if not each.harmless] == []
+    assert broker.request("check", {}, WAIT)["sound"]
+    assert payloads(drained(broker, client, "q")) == [b"first", b"third"]
+    broker.close()
+
+
 def damage_entries(path: Path, *positions: int) -> None:
     """Change entries on the disk, by position, while no engine has them in memory."""
     store = LmdbStore(path, EngineSettings())
