@@ -463,6 +463,19 @@ class Broker:
             self.cycling_thread = None
         self._set_alarm()
 
+    def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
+        if isinstance(deleted, JMSException):
+            return
+        seconds = {
+            "queue": self.settings.delete_idle_queues_seconds,
+            "subscription": self.settings.delete_idle_subscriptions_seconds,
+        }
+        for kind, name, messages in deleted:
+            _log.info(
+                "= %s %s was deleted, with %d %s: nobody has used it for %g s (option delete_idle_%ss_seconds)",
+                *(kind, name, messages, "message" if messages == 1 else "messages", seconds[kind], kind),
+            )
+
     def _write(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> bool:
         """Write what was decided, and let its effects go.
 
@@ -500,7 +513,7 @@ class Broker:
                 commands.append(c.Discard(old))
         if self._deletes_idle and self._idle_check_ms <= now_ms:
             self._idle_check_ms = now_ms + _IDLE_CHECK_MS
-            commands.append(c.DeleteIdle())
+            commands.append(c.DeleteIdle(self._log_deleted))
         if self._disk is not None and self._sweep_ms <= now_ms:
             commands += self._sweep(self._disk, now_ms)
         part = self._chores.next()

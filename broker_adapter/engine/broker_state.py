@@ -944,12 +944,12 @@ class BrokerState:
     def _delete_idle(self, command: c.DeleteIdle, now_ms: int, effects: Effects) -> None:
         numbers = list(self.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
         self._swept_idle = self._swept_idle + _IDLE_STEP if len(numbers) == _IDLE_STEP else 0
-        deleted = 0
+        deleted: list[tuple[str, str, int]] = []
         for number in numbers:
             queue = self.queues[number]
             if self._is_idle(queue, now_ms) and self._used_by(queue) is None:
+                deleted.append((queue.record.kind, _name_of(queue), queue.depth))
                 self._end_any(queue, effects)
-                deleted += 1
         self._reply(command, deleted, effects)
 
     def _is_idle(self, queue: QueueState, now_ms: int) -> bool:
@@ -2029,6 +2029,14 @@ class BrokerState:
     def _reply(command: Any, result: Any, effects: Effects) -> None:
         if command.reply is not None:
             effects.replies.append((command.reply, result))
+
+
+def _name_of(queue: QueueState) -> str:
+    """The name of a queue, or of a subscription with its topic and client id."""
+    if queue.record.kind != "subscription":
+        return f"{queue.label!r}"
+    whose = "" if queue.record.client_id is None else f" of client id {queue.record.client_id!r}"
+    return f"{queue.record.name!r}{whose} on {queue.destination.name!r}"
 
 
 def _named_queue(name: str) -> Destination:

@@ -221,7 +221,7 @@ class Delete(NamedTuple):
 class DeleteIdle(NamedTuple):
     """Delete queues and subscriptions that nobody has used for as long as the options say.
 
-    A part of them is looked at each time.  Replies with the number deleted.
+    A part of them is looked at each time.  Replies with (kind, name, messages that it had) of each that was deleted.
     """
 
     reply: Reply | None = None

@@ -6,7 +6,6 @@ Exit status: 0 done, 1 it did not work (the error says why, and what to do), 2 w
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
 from broker_adapter.server.terminal import PrintableFormatter, printable
-from broker_adapter.server.tools import connected, say, warn
+from broker_adapter.server.tools import PASSWORD, asked_password, connected, counted, say, warn
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.version import own_version
@@ -37,6 +36,10 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"
+_LOST = (
+    "The addresses of a failover URL are tried when the command connects; a connection that is lost is not restored:"
+    " the command fails."
+)
 #: Longest wait for something that takes its time, such as a check.
 _LONG_SECONDS = 3600.0
 #: Longest time that may be given, about 30 years.
@@ -71,22 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (JMSException, ValueError, OSError) as error:
         warn(str(error))
-        _drop_output()
-        return 1
-    except EOFError:
-        print("holdfast: nobody answers the question; give --yes, or $HOLDFAST_PASSWORD", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return 1
     except KeyboardInterrupt:
+        _drop_output()  # whoever is to read it may be slow
         return 130
     return status
 
 
 def _drop_output() -> None:
-    """What could not be written is not tried again as the interpreter ends, which would say so once more."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """What was not written is not tried again as the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -189,10 +190,17 @@ def _parser() -> argparse.ArgumentParser:
 
     add_commands(commands, _ask)
 
-    user = commands.add_parser("user", help="add, remove or list the users of a users file")
+    user = commands.add_parser(
+        "user",
+        help="add, remove or list the users of a users file",
+        description="Add, remove or list the users of a users file.  add: changes the password of a user that there is;"
+        " it comes from $HOLDFAST_PASSWORD, or is asked for, or is the first line of a standard input that is no"
+        " terminal.",
+    )
     user.add_argument("action", choices=["add", "remove", "list"])
-    user.add_argument("file", metavar="FILE")
-    user.add_argument("name", nargs="?", metavar="NAME")
+    user.add_argument("file", metavar="FILE", help="the users file, made where there is none; see: serve --users")
+    user.add_argument("name", nargs="?", metavar="NAME", help="add, remove: the name of the user")
+    user.add_argument("--json", action="store_true", help="one JSON object a line")
     user.set_defaults(run=_user)
     return parser
 
@@ -200,12 +208,12 @@ def _parser() -> argparse.ArgumentParser:
 def _client(
     commands: Any, name: str, text: str, *, destination: bool = True, topics: bool = True
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.  {_LOST}")
     if destination:
         more = "; of the topic with --topic" if topics else ""
         parser.add_argument("destination", metavar="QUEUE", help=f"name of the queue{more}")
     if destination and topics:
-        parser.add_argument("--topic", action="store_true")
+        parser.add_argument("--topic", action="store_true", help="the name is that of a topic, not of a queue")
     parser.add_argument(
         "--url",
         default=os.environ.get("HOLDFAST_URL", DEFAULT_URL),
@@ -321,18 +329,40 @@ def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
     if options.tls_certificate is None:
+        if options.tls_key is not None:
+            raise ValueError("--tls-key needs --tls-certificate: without a certificate there is no TLS")
         if options.tls_client_ca is not None:
             raise ValueError("--tls-client-ca needs --tls-certificate: without TLS nobody shows a certificate")
         return None
+    for name in ("--tls-certificate", "--tls-key", "--tls-client-ca"):
+        _check_readable(name, getattr(options, name[2:].replace("-", "_")))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(options.tls_certificate, options.tls_key)
-        if options.tls_client_ca is not None:
-            context.load_verify_locations(options.tls_client_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL  # who has none may log in with a password
     except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"the certificate or key cannot be used: {error}") from error
+        key = "the same file" if options.tls_key is None else repr(options.tls_key)
+        raise ValueError(
+            f"the certificate in {options.tls_certificate!r}, with its key in {key}, cannot be used: {error}; both are"
+            " PEM files, and the key belongs to the certificate"
+        ) from error
+    if options.tls_client_ca is not None:
+        try:
+            context.load_verify_locations(options.tls_client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"--tls-client-ca {options.tls_client_ca!r} has no certificate: {error}") from error
+        context.verify_mode = ssl.CERT_OPTIONAL  # who has none may log in with a password
     return context
+
+
+def _check_readable(name: str, path: str | None) -> None:
+    """The errors of the ssl module do not say which file it was."""
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{name} {path!r} cannot be read: {error.strerror or error}") from error
 
 
 # The tools.
@@ -374,13 +404,18 @@ def _stat(options: argparse.Namespace) -> int:
 def _announce(options: argparse.Namespace) -> int:
     with connected(options) as (transport, _):
         count = transport.request(ANNOUNCE, {"servers": _listed(options.servers)}, None)
-    say(json.dumps({"servers": count}) if options.json else f"announced: {count} servers")
+    say(json.dumps({"servers": count}) if options.json else f"announced: {counted(count, 'server')}")
     return 0
 
 
 def _confirmed(options: argparse.Namespace, question: str) -> bool:
     """Whether a person who is asked says yes; ``--yes`` and ``--json`` are a yes."""
-    return options.yes or options.json or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    if options.yes or options.json:
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        raise ValueError("nobody answers the question; give --yes") from None
 
 
 def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -415,7 +450,8 @@ def _delete(options: argparse.Namespace) -> int:
         return 1
     with connected(options) as (transport, _):
         messages = transport.request("delete", {**arguments, "force": options.force}, None)
-    say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {messages} messages")
+    had = counted(messages, "message")
+    say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {had}")
     return 0
 
 
@@ -440,23 +476,38 @@ def _redrive(options: argparse.Namespace) -> int:
 def _user(options: argparse.Namespace) -> int:
     if options.action == "list":
         for name in UsersFile(options.file).names:
-            say(name)
+            say(json.dumps({"user": name}) if options.json else name)
         return 0
     if options.name is None:
         raise ValueError(f"holdfast user {options.action} needs a NAME")
     if options.action == "remove":
         UsersFile(options.file).remove(options.name)
-        say(f"removed {options.name} from {options.file}")
+        removed = {"user": options.name, "removed": True}
+        say(json.dumps(removed) if options.json else f"removed {options.name} from {options.file}")
         return 0
-    if sys.stdin.isatty():
-        password = getpass.getpass(f"password of {options.name}: ")
-        if getpass.getpass("once more: ") != password:
-            raise ValueError("the passwords differ; nothing was changed")
-    else:
-        password = sys.stdin.readline().rstrip("\n")
+    password = _new_password(options.name)
     is_new = UsersFile.open_or_make(options.file).add(options.name, password)
-    say(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
+    if options.json:
+        print(json.dumps({"user": options.name, "is_new": is_new}))
+    else:
+        say(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
     return 0
+
+
+def _new_password(name: str) -> str:
+    """From the environment, a person at the terminal, or the standard input."""
+    given = os.environ.get(PASSWORD)
+    if given:
+        return given
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline().rstrip("\n")
+        if not line:
+            raise ValueError(f"the password of {name!r} is missing; give it in ${PASSWORD}, or as a line of input")
+        return line
+    password = asked_password(name)
+    if asked_password(name, "once more: ") != password:
+        raise ValueError("the passwords differ; nothing was changed")
+    return password
 
 
 if __name__ == "__main__":

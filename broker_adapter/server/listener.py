@@ -178,9 +178,11 @@ class Listener:
             raise
         except OSError as error:
             self._end_thread()
+            remedy = "give an address of this machine, and a port that it may use"
+            if error.errno == errno.EADDRINUSE:
+                remedy = "stop what has the port, or choose another"
             raise ConnectionLostException(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; stop what has the port, or"
-                " choose another"
+                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; {remedy}"
             ) from error
         self._forget_failure = self._broker.on_failure(self._engine_failed)
         host, port = self._listening[0].getsockname()[:2]

@@ -43,7 +43,7 @@ def send(options: argparse.Namespace) -> int:
     properties: dict[str, Any] = dict(options.property)
     destination = destination_of(options)
     answers = _Answers()
-    with connected(options) as (transport, settings):
+    with connected(options, makes_store=True) as (transport, settings):
         link = transport.attach(SenderSpec(1, destination), None, None)
         with answers.told_on_failure(settings.send_timeout_seconds):
             for text in (text for text in texts for _ in range(options.count)):

@@ -6,6 +6,7 @@ They need a store that no engine has open; a running server can be asked to chec
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import sys
 import time
@@ -72,8 +73,8 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
         description="Write a store that no server has open anew, without its free pages.  The disk needs room for"
         " both.",
     )
-    compact.add_argument("data", metavar="DIR")
-    compact.add_argument("--json", action="store_true")
+    compact.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
+    compact.add_argument("--json", action="store_true", help="the sizes as one JSON object")
     compact.set_defaults(run=_compact)
 
     aside = commands.add_parser(
@@ -83,10 +84,10 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
     )
     aside.add_argument("action", choices=["list", "show", "put-back", "drop"])
     aside.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
-    aside.add_argument("names", nargs="*", metavar="RECORD", help="as listed; put-back, drop: or --all")
-    aside.add_argument("--all", action="store_true", help="put-back: all messages; drop: all records")
+    aside.add_argument("names", nargs="*", metavar="RECORD", help="as listed; show, put-back, drop: or --all")
+    aside.add_argument("--all", action="store_true", help="show, put-back: all messages; drop: all records")
     aside.add_argument("--queue", metavar="NAME", help="put-back: the queue that the messages are put into")
-    aside.add_argument("--json", action="store_true")
+    aside.add_argument("--json", action="store_true", help="one JSON object a line")
     aside.set_defaults(run=_quarantine)
 
 
@@ -164,13 +165,11 @@ def _quarantine(options: argparse.Namespace) -> int:
     try:
         records = quarantined(broker.store)
         if options.action == "list":
-            for record in records:
-                print(json.dumps(_fields(record)) if options.json else printable(_line(record)))
+            _list(options, records)
             return 0
         chosen = _chosen(options, records)
         if options.action == "show":
-            for record in chosen:
-                sys.stdout.buffer.write(record.payload if record.payload is not None else record.value)
+            _show(options, chosen)
             return 0
         if options.action == "drop":
             drop_quarantined(broker.store, chosen)
@@ -181,6 +180,25 @@ def _quarantine(options: argparse.Namespace) -> int:
         return 0
     finally:
         broker.close()
+
+
+def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
+    for record in records:
+        print(json.dumps(_fields(record)) if options.json else printable(_line(record)))
+    if not records and not options.json:
+        print("nothing is in quarantine", file=sys.stderr)
+
+
+def _show(options: argparse.Namespace, records: list[Quarantined]) -> None:
+    """The bytes of one record as they are; those of several under their names."""
+    for record in records:
+        content = record.payload if record.payload is not None else record.value
+        if options.json:
+            print(json.dumps({**_fields(record), "content": {"base64": base64.b64encode(content).decode()}}))
+        elif len(records) == 1:
+            sys.stdout.buffer.write(content)
+        else:
+            sys.stdout.buffer.write(b"== %s ==\n%s\n" % (record.name.encode(), content))
 
 
 def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Quarantined]:

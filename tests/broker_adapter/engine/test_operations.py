@@ -713,9 +713,9 @@ def test_what_is_read_by_ranges_is_not_idle(broker: Broker, kind: str, monkeypat
         for _ in range(2):
             now += 40_000
             ask(broker, operation, **names, **more)
-            assert broker.call(c.DeleteIdle(), WAIT) == 0, operation
+            assert broker.call(c.DeleteIdle(), WAIT) == [], operation
     now += 60_000
-    assert broker.call(c.DeleteIdle(), WAIT) == 1
+    assert len(broker.call(c.DeleteIdle(), WAIT)) == 1
 
 
 # What cannot be trusted, and what must not be stored.

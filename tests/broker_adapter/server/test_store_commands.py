@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -182,7 +183,31 @@ def test_what_is_in_quarantine_may_be_dropped(tmp_path: Path) -> None:
     assert holdfast("quarantine", "drop", str(tmp_path)).returncode == 1
     assert "there is no record" in holdfast("quarantine", "drop", str(tmp_path), "entries/00").stderr
     assert done("quarantine", "drop", str(tmp_path), "--all").startswith("dropped ")
-    assert done("quarantine", "list", str(tmp_path)) == ""
+    nothing = holdfast("quarantine", "list", str(tmp_path))
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "nothing is in quarantine\n")
+    assert holdfast("quarantine", "list", str(tmp_path), "--json").stderr == ""
+
+
+def test_several_messages_in_quarantine_are_shown_one_by_one(tmp_path: Path) -> None:
+    filled(tmp_path)
+    damage(tmp_path, _damaged("messages"))
+    damage(tmp_path, _damaged("entries"))
+    done("check", str(tmp_path), "--repair")
+    listed = [json.loads(line) for line in done("quarantine", "list", str(tmp_path), "--json").splitlines()]
+    records = [each["record"] for each in listed]
+    assert len(records) >= 2
+    shown = [json.loads(line) for line in done("quarantine", "show", str(tmp_path), *records, "--json").splitlines()]
+    assert [each["record"] for each in shown] == records
+    assert all(base64.b64decode(each["content"]["base64"]) for each in shown)
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "quarantine", "show", str(tmp_path), *records]
+    several = subprocess.run(command, capture_output=True, check=True).stdout
+    for each in records:
+        assert f"== {each} ==\n".encode() in several
+    messages = [each["record"] for each in listed if each["record"].startswith("messages/")]
+    assert done("quarantine", "show", str(tmp_path), "--all", "--json").count("messages/") == len(messages)
+    none = holdfast("quarantine", "show", str(tmp_path))
+    assert "name the records, as 'holdfast quarantine list' does, or give --all" in none.stderr
+    assert "show, put-back: all messages" in " ".join(done("quarantine", "--help").split())
 
 
 def test_a_store_is_compacted(tmp_path: Path) -> None:

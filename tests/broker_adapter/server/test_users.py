@@ -285,7 +285,7 @@ def test_users_are_added_listed_and_removed(
     ("arguments", "said", "reason"),
     [
         (("add", "FILE", "a b"), "x\n", "cannot be used: 1 to 255"),
-        (("add", "FILE", "alice"), "", "a password has 1 to 1024 characters"),
+        (("add", "FILE", "alice"), "", "the password of 'alice' is missing; give it in $HOLDFAST_PASSWORD"),
         (("add", "FILE"), "x\n", "holdfast user add needs a NAME"),
         (("remove", "FILE", "alice"), "", "cannot be read"),
         (("list", "FILE"), "", "cannot be read"),
