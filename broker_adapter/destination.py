@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from broker_adapter.errors import InvalidDestinationException
 
-#: Longest name of a destination, in UTF-8 bytes: it is a key in the store, whose keys end at 511 bytes.
+#: Longest name of a destination, subscription or staged transaction, in UTF-8 bytes: it is a key in the store, whose
+#: keys end at 511 bytes.
 MAX_NAME_BYTES = 400
 
 
@@ -50,16 +51,23 @@ def topic(name: str) -> Destination:
     return Destination(checked_name(name), DestinationKind.TOPIC)
 
 
-def checked_name(name: object) -> str:
-    """The name itself, if a destination can have it; raises InvalidDestinationException otherwise."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise InvalidDestinationException(f"destination name {name!r} is not a string of at least one character")
+def checked_name(name: object, what: str = "destination") -> str:
+    """The name itself, if a destination can have it; raises InvalidDestinationException otherwise.
+
+    Args:
+        name: the name.
+        what: whose name it is, for the error.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidDestinationException(f"{what} name {name!r} is not a string of at least one character")
+    if "\0" in name:
+        raise InvalidDestinationException(f"{what} name {name!r:.500} has the character NUL, which no name may have")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidDestinationException(f"destination name {name!r} is not valid Unicode") from error
+        raise InvalidDestinationException(f"{what} name {name!r} is not valid Unicode") from error
     if size > MAX_NAME_BYTES:
         raise InvalidDestinationException(
-            f"destination name of {size} bytes is longer than the limit of {MAX_NAME_BYTES} bytes"
+            f"{what} name of {size} bytes is longer than the limit of {MAX_NAME_BYTES} bytes: {name:.40}..."
         )
     return name

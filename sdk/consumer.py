@@ -44,6 +44,8 @@ Redeliver = Callable[["MessageConsumer", Sequence[Settlement]], None]
 #: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
 #: that is away.
 _DRAIN_SECONDS = 0.1
+#: Messages redelivered too often, of which one is in the log.
+_REJECTIONS_PER_LINE = 100
 #: How long a listener rests that raised on a redelivered message, in seconds: each time twice as long, up to a limit.
 _FIRST_REST = 0.1
 _LONGEST_REST = 30.0
@@ -93,6 +95,7 @@ class MessageConsumer:
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
+        self._rejected = 0  #: messages that were redelivered too often
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
         # After a loss.
         self._epoch = state.epoch  #: of the connection that its credit was granted on
@@ -336,10 +339,12 @@ class MessageConsumer:
             return None
         settings = self._state.settings
         if settings.max_redeliveries is not None and delivery.delivery_count > settings.max_redeliveries:
-            log.warning(
-                "! %s rejects %r after %d redeliveries (option max_redeliveries)",
-                *(self._lifecycle.name, envelope.message_id, settings.max_redeliveries),
-            )
+            if self._rejected % _REJECTIONS_PER_LINE == 0:
+                log.warning(
+                    "! %s rejects %r after %d redeliveries (option max_redeliveries); it rejected %d others before",
+                    *(self._lifecycle.name, envelope.message_id, settings.max_redeliveries, self._rejected),
+                )
+            self._rejected += 1
             self._state.pass_over((delivery.tag,), Outcome.REJECTED)
             self._count_used()
             return None

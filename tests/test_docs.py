@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
+from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics
 from sdk import ConnectionFactory, MessageFormatException
 from tests.interop.brokers.brokers import table
 
@@ -31,6 +33,13 @@ def test_every_operation_is_on_the_page_of_the_requests() -> None:
     operations = str(raised.value).split("the operations are ")[1].split(", ")
     assert [name for name in operations if f"- `{name}` " not in page] == []
     assert len(operations) > 10
+
+
+def test_every_figure_of_the_statistics_is_on_the_page_of_the_requests() -> None:
+    page = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
+    for cls in (BrokerStatistics, QueueStatistics):
+        for each in attrs.fields(cls):
+            assert f"`{each.name}`" in page, each.name
 
 
 def test_the_table_of_brokers_is_what_the_interop_tests_expect() -> None:

@@ -765,7 +765,7 @@ class BrokerState:
             queue = self._new_subscription(client, topic, record, False, effects)
             queue.owner = client.id
             return queue
-        name = checked_name(subscription.name)
+        name = checked_name(subscription.name, "subscription")
         if subscription.durable and topic.is_temporary:
             raise InvalidDestinationException(
                 f"temporary topic {topic.name!r} cannot have a durable subscription: it ends with its connection"
@@ -1735,7 +1735,7 @@ class BrokerState:
                 raise ResourceAllocationException(never)
         if queue is None:
             self._check_room_for_destination()
-            checked_name(command.transaction)
+            checked_name(command.transaction, "transaction")
             record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
             queue = self.staged[command.transaction] = self._new_queue(
                 Destination(command.transaction), record, effects

@@ -6,7 +6,15 @@ argument that an operation does not have is refused, as is a value of another ty
 from 0 to 2^64 - 1; True is not a number.
 
 ``statistics`` of nothing
-    ``BrokerStatistics`` as a map.
+    ``BrokerStatistics`` as a map.  Counted since the engine was opened: ``enqueued``, ``delivered``, ``settled``,
+    ``redelivered``, ``expired`` and ``dead_lettered`` messages, ``duplicates_rejected``, ``refused`` (sends, at a
+    limit), ``quarantined`` (records that could not be trusted), ``miscounted`` (messages by which the counters of
+    queues differed from the store, and were corrected; more than 0 is a reason to run ``holdfast check``) and
+    ``commits`` of the store.  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages),
+    ``held_because`` (why all producers are held back; or None), ``in_quarantine`` (records) and ``queues``.  Of each
+    of these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and
+    delayed included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``held_producers`` (sends
+    that wait for room), ``next_position`` and ``client_id`` (or None).
 ``check`` of nothing
     What ``holdfast check --json`` prints, of the records on disk as of the last commit.
 ``purge`` of a queue

@@ -179,6 +179,29 @@ def test_a_message_redelivered_too_often_is_rejected_by_the_client(tmp_path: Pat
             assert [each.body for each in dead] == ["bad"]
 
 
+def test_of_many_messages_redelivered_too_often_some_are_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        with_options(tmp_path, "max_redeliveries=0&redelivery_delay_seconds=0") as connection,
+        connection.create_session(AcknowledgeMode.CLIENT) as session,
+    ):
+        destination = session.create_queue("q")
+        producer = session.create_producer(destination)
+        for _ in range(150):
+            producer.send("bad")
+        consumer = session.create_consumer(destination)
+        for _ in range(150):
+            assert consumer.receive(timeout=WAIT) is not None
+        session.recover()
+        producer.send("good")
+        message = consumer.receive(timeout=WAIT)
+        assert message is not None
+        assert message.body == "good"
+    lines = [record.getMessage() for record in caplog.records if "max_redeliveries" in record.getMessage()]
+    assert [line.rpartition("; ")[2] for line in lines] == [f"it rejected {count} others before" for count in (0, 100)]
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_what_expired_on_its_way_is_given_out_where_that_is_wanted(local: bool) -> None:
     broker = SmallBroker(local_message_expiry=local)

@@ -179,6 +179,12 @@ def test_bounds_make_a_queue_for_who_says_so(broker: Broker) -> None:
         ask(broker, "bounds", {"destination": "t", "kind": "topic", "subscription": "s", "make": True})
 
 
+def test_the_name_of_a_transaction_that_is_too_long_is_that_of_a_transaction(broker: Broker) -> None:
+    stage = {"transaction": "x" * 401, "queue": "q", "first": 0, "messages": []}
+    with pytest.raises(InvalidDestinationException, match="transaction name of 401 bytes is longer than the limit"):
+        ask(broker, "stage", stage)
+
+
 def test_a_subscription_that_needs_a_client_id_is_told_by_every_operation(news: Broker) -> None:
     where = {"destination": "news", "kind": "topic", "subscription": "reader", "client_id": "you"}
     for operation in ("purge", "delete", "bounds", "redrive"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -585,3 +586,11 @@ def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> Non
             pass
     assert "subscription 'reader' on 'news' was deleted, with 1 message: nobody has used it for" in log.read_text()
     assert "queue 'empty' was deleted, with 0 messages: nobody has used it for" in log.read_text()
+
+
+def test_every_tool_takes_json_as_the_readme_says() -> None:
+    commands = re.search(r"\{?COMMAND\n(.*)", done("--help"), re.DOTALL)
+    assert commands is not None
+    names = re.findall(r"^    (\w+) ", commands[1], re.MULTILINE)
+    assert {"serve", "send", "check", "quarantine", "user"} <= set(names)
+    assert [name for name in names if "--json" not in done(name, "--help")] == ["serve"]

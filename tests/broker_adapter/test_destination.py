@@ -1,0 +1,34 @@
+"""The names that destinations can have."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.destination import MAX_NAME_BYTES, checked_name
+from broker_adapter.errors import InvalidDestinationException
+
+
+@pytest.mark.parametrize("name", ["q", "a b", "\N{SNOWMAN}", "x" * MAX_NAME_BYTES])
+def test_names_are_of_any_characters_up_to_a_length(name: str) -> None:
+    assert checked_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("", "destination name '' is not a string of at least one character"),
+        (None, "destination name None is not a string"),
+        ("a\0b", r"destination name 'a\\x00b' has the character NUL, which no name may have"),
+        ("\ud800", "is not valid Unicode"),
+        ("x" * 401, "destination name of 401 bytes is longer than the limit of 400 bytes: xxx"),
+        ("\N{SNOWMAN}" * 134, "destination name of 402 bytes"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused_with_the_reason(name: object, error: str) -> None:
+    with pytest.raises(InvalidDestinationException, match=error):
+        checked_name(name)
+
+
+def test_the_reason_says_whose_name_it_is() -> None:
+    with pytest.raises(InvalidDestinationException, match="transaction name of 401 bytes"):
+        checked_name("x" * 401, "transaction")
