@@ -10,6 +10,8 @@ from broker_adapter.errors import MessageFormatException
 
 #: Longest id of a request, in characters.
 MAX_REQUEST_ID: Final = 100
+#: Longest text in an argument, in characters: errors repeat names, and answers are remembered.
+MAX_TEXT: Final = 4096
 
 _NEEDED: Final = object()
 
@@ -81,6 +83,10 @@ def _value(operation: str, name: str, wanted: Argument, given: Mapping[str, Any]
         found = str(value) if value.bit_length() <= 64 else f"a number of {value.bit_length()} bits"
         raise MessageFormatException(
             f"the argument {name!r} of operation {operation!r} is not from {wanted.least} to {wanted.most}: {found}"
+        )
+    if wanted.kind is str and len(value) > MAX_TEXT:
+        raise MessageFormatException(
+            f"the argument {name!r} of operation {operation!r} has {len(value)} characters; {MAX_TEXT} is the limit"
         )
     if wanted.of is not None and not all(type(each) is wanted.of for each in value):
         raise MessageFormatException(

@@ -133,7 +133,7 @@ class RecentRequests:
                 request.result = OperationTimedOutException("the request was given up; ask again")
                 raise
             except JMSException as error:
-                request.result = error
+                request.result = copied(error)  # without its traceback, which would keep more in memory
                 raise
             except BaseException as error:
                 request.result = JMSException(f"the request failed: {error!r}")

@@ -49,6 +49,7 @@ from broker_adapter.errors import (
     JMSSecurityException,
     ResourceAllocationException,
     StoreException,
+    copied,
 )
 from broker_adapter.server.admission import Admission
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
@@ -417,7 +418,7 @@ class Listener:
             try:
                 result = self._broker.request(operation, arguments, _REQUEST_SECONDS, is_cancelled, answer)
             except JMSException as error:
-                result = error
+                result = copied(error)  # its traceback would keep the arguments in memory
             except Exception as error:
                 _log.exception("! request %s failed unexpectedly", operation)
                 result = JMSException(f"the request failed unexpectedly: {error!r}")

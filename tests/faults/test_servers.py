@@ -96,7 +96,7 @@ def test_a_change_of_the_list_reaches_a_client_that_is_connected(
         client = connected(f"{first.url}?failover=failover_exchange&{FAST}")
         with client.connection:
             second.kill()
-            assert announce(first, f"127.0.0.1:{third.port}") == "announced: 1 servers\n"
+            assert announce(first, f"127.0.0.1:{third.port}") == "announced: 1 server\n"
             first.kill()
             assert address_after(client, 1) == third.url
 

@@ -97,6 +97,7 @@ def test_the_operations_are_named_to_who_asks_for_another_one(broker: Broker) ->
         ("settle_through", {"position": -1}, "'position' of operation 'settle_through' is not from 0 to"),
         ("settle_through", {"position": 1 << 70}, "'position' of operation 'settle_through' is not from 0 to"),
         ("delete", {"force": "yes"}, "'force' of type bool, not 'yes'"),
+        ("delete", {"destination": "x" * 4097}, "'destination' of operation 'delete' has 4097 characters; 4096 is the"),
         ("delete", {"destination": 5}, "'destination' of type str, not 5"),
         ("purge", {"destination": None}, "'destination' of type str, not None"),
     ],

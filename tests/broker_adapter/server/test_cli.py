@@ -591,6 +591,6 @@ def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> Non
 def test_every_tool_takes_json_as_the_readme_says() -> None:
     commands = re.search(r"\{?COMMAND\n(.*)", done("--help"), re.DOTALL)
     assert commands is not None
-    names = re.findall(r"^    (\w+) ", commands[1], re.MULTILINE)
+    names = re.findall(r"^    (\w+)\b", commands[1], re.MULTILINE)
     assert {"serve", "send", "check", "quarantine", "user"} <= set(names)
     assert [name for name in names if "--json" not in done(name, "--help")] == ["serve"]
