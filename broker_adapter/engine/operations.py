@@ -660,6 +660,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     },
     "settle_positions": {**QUEUE, "given": Argument(list)},
     "forgive": {**QUEUE, "given": Argument(list)},
+    "confirm": {},
     "stage": {
         "transaction": Argument(str),
         "queue": Argument(str),
