@@ -1126,7 +1126,7 @@ class BrokerState:
         name, kind = command.destination
         settings = self.settings
         max_bytes = settings.max_message_bytes
-        limited = self._is_limited
+        limit, limit_bytes, publishing = self.limits.messages, self.limits.bytes, self._publishing
         local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
         selective = any(queue.selector is not None for queue in local)
         wanting: Sequence[QueueState] = local
@@ -1144,8 +1144,12 @@ class BrokerState:
                 continue
             if selective:
                 wanting = self._wanting(message, local)
-            if limited:
-                for queue in wanting:
+            for queue in wanting:
+                if (
+                    publishing
+                    or (limit is not None and queue.depth >= limit)
+                    or (limit_bytes is not None and queue.bytes >= limit_bytes)
+                ):  # else it takes the message, without a call for each
                     refusal = self.limits.refusal(queue, *self._promised(queue))
                     if refusal is not None:
                         blocked, reason = queue, refusal
