@@ -55,7 +55,7 @@ class Model:
         elif outcome is Outcome.REJECTED:
             self.dead.add(body)
             del self.waiting[body]
-        elif outcome is Outcome.MODIFIED:
+        elif outcome is not Outcome.RELEASED:
             self.failed(body)
 
     def failed(self, body: bytes) -> None:
@@ -161,7 +161,10 @@ class History:
     def restart(self) -> None:
         if self.path is None:
             return
-        self.broker.close()
+        self.broker.close()  # what is in hands then has failed
+        for _, _, held in self.held:
+            for handout in held:
+                self.model.failed(handout.payload)
         self.held.clear()
         self.model.crash()
         self._start()
