@@ -258,7 +258,7 @@ class History:
         elif place != DEAD and outcome is Outcome.REJECTED:
             fate.places = {DEAD}
             fate.failures = 0
-        elif outcome is Outcome.MODIFIED and place != DEAD:
+        elif outcome in (Outcome.MODIFIED, Outcome.FAILED) and place != DEAD:
             fate.failures += 1
             # A restart may have counted one delivery more, so it may have been the last one.
             fate.places = {place, DEAD}

@@ -124,7 +124,7 @@ class History:
             body = unpack(handout.payload).body
             if outcome is Outcome.ACCEPTED:
                 del self.waiting[body]
-            elif outcome is Outcome.MODIFIED:
+            elif outcome is not Outcome.RELEASED:
                 self.failures[body] += 1
 
     def detach(self, index: int) -> None:
