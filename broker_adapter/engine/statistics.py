@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import attrs
 
+from broker_adapter.errors import MessageFormatException
+
 _Made = TypeVar("_Made")
 
 
@@ -61,9 +63,16 @@ def as_plain(statistics: BrokerStatistics, queues: Iterable[QueueStatistics], in
 
 
 def statistics_from(fields: Mapping[str, Any]) -> BrokerStatistics:
-    """The statistics in the plain data that the operation ``statistics`` answers; a newer broker may say more."""
-    queues = tuple(_made(QueueStatistics, queue) for queue in fields["queues"])
-    return _made(BrokerStatistics, {**fields, "queues": queues})
+    """The statistics in the plain data that the operation ``statistics`` answers; a newer broker may say more.
+
+    Raises:
+        MessageFormatException: a field is missing, or they are no statistics at all.
+    """
+    try:
+        queues = tuple(_made(QueueStatistics, queue) for queue in fields["queues"])
+        return _made(BrokerStatistics, {**fields, "queues": queues})
+    except (KeyError, TypeError) as error:
+        raise MessageFormatException(f"the broker's statistics are not what they should be: {error}") from error
 
 
 def _made(cls: type[_Made], fields: Mapping[str, Any]) -> _Made:

@@ -12,6 +12,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import drop_quarantined, quarantined
 from broker_adapter.engine.statistics import BrokerStatistics, statistics_from
+from broker_adapter.errors import MessageFormatException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, send
@@ -59,3 +60,10 @@ def test_statistics_of_a_newer_and_of_an_older_broker_are_read() -> None:
     for each in (newer, older):
         assert statistics_from(each).queues == tuple(queue for queue in of_now.queues if queue.name == "q")
     broker.close()
+
+
+@pytest.mark.parametrize("wrong", [{}, {"queues": 7}, {"queues": [7]}, {"queues": [{}]}, {"queues": []}, 7, None])
+def test_an_answer_that_is_no_statistics_is_a_clear_error(wrong: Any) -> None:
+    """A byte of it was changed on its way, say."""
+    with pytest.raises(MessageFormatException, match="not what they should be"):
+        statistics_from(wrong)
