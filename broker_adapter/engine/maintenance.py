@@ -162,12 +162,12 @@ def check_store(
     with own(directory):
         with open(directory / _DATA, "rb") as data:
             found = _metas_of(directory, data.fileno())
-            _check_pages(data.fileno(), found, report, progress)
+            root = _check_pages(data.fileno(), found, report, progress)
             if report.damages:
                 if not repair:
                     return report
                 try:
-                    _rebuild(directory, data.fileno(), found, settings, report, progress)
+                    _rebuild(directory, data.fileno(), root, settings, report, progress)
                 except (OSError, lmdb.Error) as error:
                     shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
                     raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
@@ -209,16 +209,17 @@ def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
     return found
 
 
-def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> None:
+def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> Meta:
+    """Look at every page; returns the root of the last commit."""
     read, size = reader_of(handle), os.fstat(handle).st_size
     meta = newest(read, found, size)
     file = File(read, meta, size, lambda done, of: progress("pages", done, of))
-    report.pages = max(file.pages, size // meta.free.page_bytes) if len(found) < 2 else file.pages
+    report.has_lost_root = len(found) < 2
+    report.pages = max(file.pages, size // meta.free.page_bytes) if report.has_lost_root else file.pages
     wrong = contradiction(found)
     if wrong is not None:
         other = next(each for each in found if each is not meta)
         report.damages.append(Damage(other.page, "", f"{wrong}; page {meta.page} has the last commit"))
-    report.has_lost_root = len(found) < 2
     if report.has_lost_root:
         report.damages.append(
             Damage(1 - found[0].page, "", "it is one of the two roots of the file, and cannot be read; the other may be"
@@ -232,10 +233,11 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
         if count < trees[table].entries:
             report.missing[table] = trees[table].entries - count
     report.damages += file.damages
+    return meta
 
 
 def _rebuild(
-    directory: Path, handle: int, found: Sequence[Meta], settings: EngineSettings, report: Report, progress: Progress
+    directory: Path, handle: int, root: Meta, settings: EngineSettings, report: Report, progress: Progress
 ) -> None:
     """Write what can be read into a new file, and put it in the place of the damaged one, which is kept."""
     target = directory / _REBUILDING
@@ -243,14 +245,13 @@ def _rebuild(
     target.mkdir(mode=0o700)
     env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False, mode=0o600)
     try:
-        read, size = reader_of(handle), os.fstat(handle).st_size
         salvage = Salvage(
-            read,
-            newest(read, found, size),
-            size,
+            reader_of(handle),
+            root,
+            os.fstat(handle).st_size,
             tables_of,
             TABLES,
-            has_lost_root=len(found) < 2,
+            has_lost_root=report.has_lost_root,
             progress=lambda done, of: progress("records", done, of),
         )
         handles = {table: env.open_db(table.encode()) for table in TABLES}

@@ -115,7 +115,7 @@ class _Counted:
     entries: int = 0
 
 
-class _PageError(Exception):
+class PageError(Exception):
     """A page is damaged."""
 
 
@@ -123,7 +123,7 @@ class _PageError(Exception):
 _Key = bytes | int
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A page that a tree leads to, with the bounds of its keys."""
 
     page: int
@@ -132,22 +132,22 @@ class _Step(NamedTuple):
     end: _Key | None = None  #: exclusive; None: there is none
 
     def check(self, keys: Sequence[Any]) -> None:
-        """Raise where the keys of a leaf are not as they must be."""
+        """Raise PageError where the keys of a leaf are not as they must be."""
         if any(low >= high for low, high in pairwise(keys)):
-            raise _PageError("its keys are not in order")
+            raise PageError("its keys are not in order")
         if keys and (
             (self.least is not None and keys[0] < self.least) or (self.end is not None and keys[-1] >= self.end)
         ):
-            raise _PageError("it has keys that the branch above it does not lead to")
+            raise PageError("it has keys that the branch above it does not lead to")
 
-    def below(self, keys: Sequence[Any], children: Sequence[tuple[int, bytes]]) -> list[_Step]:
+    def below(self, keys: Sequence[Any], children: Sequence[int]) -> list[Step]:
         """The pages below a branch; the key of its first one says nothing.  Raises as ``check``."""
         self.check(keys[1:])
         bounds = [self.least, *keys[1:], self.end]
-        return [_Step(child, self.depth + 1, bounds[at], bounds[at + 1]) for at, (child, _) in enumerate(children)]
+        return [Step(child, self.depth + 1, bounds[at], bounds[at + 1]) for at, child in enumerate(children)]
 
 
-def _in_order(key: bytes, table: str) -> _Key:
+def in_order(key: bytes, table: str) -> _Key:
     """What a key is compared by: those of the free pages are numbers."""
     return int.from_bytes(key, sys.byteorder) if table == FREE_PAGES else key
 
@@ -355,7 +355,7 @@ class File:
     def _walk(self, tree: Tree, table: str, counted: _Counted) -> Iterator[tuple[bytes, bytes, int]]:
         if tree.root == NO_PAGE:
             return
-        stack = [_Step(tree.root, 1)]
+        stack = [Step(tree.root, 1)]
         while stack:
             step = stack.pop()
             page = step.page
@@ -365,13 +365,14 @@ class File:
                 if flags & BRANCH:
                     counted.branch_pages += 1
                     children = self._children(page, data, lower, upper, table)
-                    stack += reversed(step.below([_in_order(key, table) for _, key in children], children))
+                    keys = [in_order(key, table) for _, key in children]
+                    stack += reversed(step.below(keys, [child for child, _ in children]))
                     continue
                 counted.leaf_pages += 1
                 nodes = self._leaf(page, data, lower, upper, table)
                 counted.entries += len(nodes)
-                step.check([_in_order(node.key, table) for node in nodes])
-            except _PageError as error:
+                step.check([in_order(node.key, table) for node in nodes])
+            except PageError as error:
                 self.damages.append(Damage(page, table, str(error)))
                 continue
             overflow = self._overflow_pages
@@ -380,28 +381,28 @@ class File:
 
     def _page(self, page: int, depth: int) -> tuple[bytes, int, int, int]:
         if page < 2:
-            raise _PageError("a branch leads to it")
+            raise PageError("a branch leads to it")
         self._check_last(page)
         if depth > MAX_DEPTH:
-            raise _PageError("the tree is too deep")
+            raise PageError("the tree is too deep")
         if not self._use(page):
-            raise _PageError("two branches lead to it")
+            raise PageError("two branches lead to it")
         data = self._read(page * self._size, self._size)
         if len(data) < self._size:
-            raise _PageError("the file ends before it")
+            raise PageError("the file ends before it")
         number, _, flags, lower, upper = HEADER.unpack_from(data)
         if number != page:
-            raise _PageError("it is zeroed" if not data.strip(b"\0") else f"it says that it is page {number}")
+            raise PageError("it is zeroed" if not data.strip(b"\0") else f"it says that it is page {number}")
         if flags not in (BRANCH, LEAF):
-            raise _PageError(f"it is of kind 0x{flags:x}, neither branch nor leaf")
+            raise PageError(f"it is of kind 0x{flags:x}, neither branch nor leaf")
         if not 16 <= lower <= upper <= self._size or lower & 1:
-            raise _PageError("its bounds are impossible")
+            raise PageError("its bounds are impossible")
         return data, flags, lower, upper
 
     def _check_last(self, page: int) -> None:
         """Somebody leads to this page."""
         if page >= self._there:
-            raise _PageError("the file ends before it")
+            raise PageError("the file ends before it")
         if page >= self.pages:
             self._miscounts(f"page {page} is in use")
 
@@ -409,7 +410,7 @@ class File:
         count = (lower - 16) >> 1
         pointers = struct.unpack_from(f"={count}H", data, 16)
         if any(pointer < upper or pointer + NODE.size > self._size for pointer in pointers):
-            raise _PageError("a record of it is out of its bounds")
+            raise PageError("a record of it is out of its bounds")
         return pointers
 
     def _check_layout(self, page: int, upper: int, sizes: Mapping[int, int], table: str) -> None:
@@ -433,12 +434,12 @@ class File:
             sizes[pointer] = NODE.size + key_bytes
         self._check_layout(page, upper, sizes, table)
         if not children:
-            raise _PageError("a branch without children")
+            raise PageError("a branch without children")
         return children
 
     def _leaf(self, page: int, data: bytes, lower: int, upper: int, table: str) -> list[_Node]:
         if not 16 <= lower <= upper <= self._size:
-            raise _PageError("its bounds are impossible")
+            raise PageError("its bounds are impossible")
         nodes = []
         sizes: dict[int, int] = {}
         for pointer in self._pointers(data, lower, upper):
@@ -447,13 +448,13 @@ class File:
             start = pointer + NODE.size + key_bytes
             sizes[pointer] = NODE.size + key_bytes + (_NUMBER.size if flags & _BIG else size)
             if start > self._size or not 0 < key_bytes <= MAX_KEY_BYTES:
-                raise _PageError("a key of it is out of its bounds")
+                raise PageError("a key of it is out of its bounds")
             key = data[pointer + NODE.size : start]
             if flags & ~_BIG and not (table == "(main)" and flags == _SUBTREE):
                 self.damages.append(Damage(page, table, f"the record {key.hex()} has the flags 0x{flags:x}"))
             value = data[start : start + (_NUMBER.size if flags & _BIG else size)]
             if not flags & _BIG and len(value) != size:
-                raise _PageError("a value of it is out of its bounds")
+                raise PageError("a value of it is out of its bounds")
             nodes.append(_Node(key, value, size, flags))
         self._check_layout(page, upper, sizes, table)
         return nodes
@@ -466,7 +467,7 @@ class File:
                 continue
             try:
                 large = self._overflow(value, size, table)
-            except _PageError as error:
+            except PageError as error:
                 number = _NUMBER.unpack(value)[0] if len(value) == _NUMBER.size else page
                 self.damages.append(Damage(number, table, f"the value of {key.hex()}: {error}"))
                 continue
@@ -474,18 +475,18 @@ class File:
 
     def _overflow(self, first: bytes, size: int, table: str) -> bytes:
         if len(first) != 8:
-            raise _PageError("its place is cut off")
+            raise PageError("its place is cut off")
         (page,) = _NUMBER.unpack(first)
         count = -(-(16 + size) // self._size)
         if page < 2:
-            raise _PageError(f"it is said to begin at page {page}")
+            raise PageError(f"it is said to begin at page {page}")
         self._check_last(page + count - 1)
         for each in range(page, page + count):
             if not self._use(each):
-                raise _PageError("its pages are used twice")
+                raise PageError("its pages are used twice")
         data = self._read(page * self._size, count * self._size)
         if len(data) < 16 + size:
-            raise _PageError("the file ends before it")
+            raise PageError("the file ends before it")
         self._overflow_pages += count
         number, _, flags, low, high = HEADER.unpack_from(data)
         if number != page or flags != OVERFLOW or low | high << 16 != count:

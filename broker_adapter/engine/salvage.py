@@ -27,7 +27,6 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.pages import (
@@ -41,8 +40,11 @@ from broker_adapter.engine.pages import (
     NODE,
     OVERFLOW,
     Meta,
+    PageError,
     Read,
+    Step,
     Tree,
+    in_order,
     tree_of,
 )
 from broker_adapter.engine.records import quarantine_key
@@ -133,10 +135,9 @@ class Salvage:
 
     # Pages.
 
-    def _block(self, number: int, pages: int = 1) -> bytes:
-        """What belongs at a page's number, with the pages behind it."""
-        place = self._elsewhere.get(number, number)
-        return self._read(place * self._page_bytes, pages * self._page_bytes)
+    def _block(self, number: int) -> bytes:
+        """What belongs at a page's number."""
+        return self._read(self._elsewhere.get(number, number) * self._page_bytes, self._page_bytes)
 
     def _find_misplaced(self) -> dict[int, int]:
         """Number → place of the pages that stand elsewhere than they say, while another stands in their place."""
@@ -177,8 +178,7 @@ class Salvage:
                 if value is not None and 0 <= count <= len(value) // 8 - 1:
                     free.update(page for (page,) in _PLACE.iter_unpack(value[8 : 8 * (count + 1)]))
                     entries += 1
-                    for page in range(-(-(16 + node.size) // self._page_bytes) if node.is_big else 0):
-                        self._take(_PLACE.unpack(node.value)[0] + page)
+                    self._take_large(node)
         self.free_is_known = FREE_PAGES not in self._damaged and entries == self._meta.free.entries
         return free
 
@@ -195,41 +195,36 @@ class Salvage:
 
     def _leaves(self, tree: Tree, table: str) -> Iterator[tuple[int, bool]]:
         """The leaf pages that a tree leads to, each with whether it and the way to it are sound."""
-        stack: list[tuple[int, int, bytes, bytes | None]] = []
-        if tree.root != NO_PAGE:
-            stack.append((tree.root, 1, b"", None))
+        stack = [] if tree.root == NO_PAGE else [Step(tree.root, 1)]
         met: set[int] = set()
         leaves = 0
         while stack:
-            number, depth, least, end = stack.pop()
-            if not 2 <= number < self._there or number in met or depth > MAX_DEPTH:
+            step = stack.pop()
+            number = step.page
+            if not 2 <= number < self._there or number in met or step.depth > MAX_DEPTH:
                 self._damaged.add(table)
                 continue
             met.add(number)
             self._highest = max(self._highest, number)
             block = self._block(number)
             flags = self._kind_of(block)
-            keys = self._sound_keys(number, block)
-            in_bounds = (
-                table == FREE_PAGES
-                or not keys
-                or ((keys[0] >= least or flags == BRANCH) and (end is None or keys[-1] < end))
-            )
-            if keys is None or not in_bounds:
+            children = [] if flags == LEAF else _children(block)
+            below: list[Step] = []
+            try:
+                keys = [in_order(key, table) for key in self._keys(number, block)]
+                if flags == BRANCH:
+                    below = step.below(keys, children)
+                else:
+                    step.check(keys)
+                is_sound = True
+            except PageError:
+                below = [Step(child, step.depth + 1) for child in children if self._says(child)]
+                is_sound = False
                 self._damaged.add(table)
-            is_sound = keys is not None and in_bounds
             if flags != BRANCH:
                 leaves += 1
                 yield number, is_sound
-            if flags == LEAF:
-                continue
-            nodes = list(_branch_nodes(block))
-            if not is_sound:
-                nodes = [(key, page) for key, page in nodes if self._says(page)]
-            bounds = [least, *[key for key, _ in nodes[1:]], end]
-            for at in reversed(range(len(nodes))):
-                low, high = (bounds[at], bounds[at + 1]) if is_sound else (b"", None)
-                stack.append((nodes[at][1], depth + 1, low or b"", high))
+            stack += reversed(below)
         if leaves != tree.leaf_pages:
             self._damaged.add(table)
 
@@ -283,26 +278,25 @@ class Salvage:
     def _kind_of(self, block: bytes) -> int:
         return int(HEADER.unpack_from(block)[2]) if len(block) == self._page_bytes else 0
 
-    def _sound_keys(self, number: int, block: bytes) -> list[bytes] | None:
-        """The keys of a page; None where the page is damaged.  Of a branch without the first, which says nothing."""
+    def _keys(self, number: int, block: bytes) -> list[bytes]:
+        """The keys of a page; raises PageError where the page is damaged."""
         if len(block) < self._page_bytes:
-            return None
+            raise PageError("the file ends before it")
         claimed, _, flags, lower, upper = HEADER.unpack_from(block)
         if claimed != number or flags not in (BRANCH, LEAF) or not 16 <= lower <= upper <= len(block) or lower & 1:
-            return None
+            raise PageError("its head is damaged")
         end = upper
         keys: dict[int, bytes] = {}
         while end + NODE.size <= len(block):
             length, key = _length_and_key(block, end, flags)
             if end + length > len(block) or (flags == LEAF and not 0 < len(key) <= MAX_KEY_BYTES):
-                return None
+                raise PageError("a record of it is out of its bounds")
             keys[end] = key
             end += length + (length & 1)
         pointers = struct.unpack_from(f"={(lower - 16) >> 1}H", block, 16)
         if end != len(block) or len(pointers) != len(keys) or not keys.keys() >= set(pointers):
-            return None
-        found = [keys[pointer] for pointer in pointers][1 if flags == BRANCH else 0 :]
-        return found if all(low < high for low, high in pairwise(found)) else None
+            raise PageError("its records overlap, or have gaps")
+        return [keys[pointer] for pointer in pointers]
 
     def _nodes(self, number: int, is_sound: bool) -> list[_Node]:
         """The records of a leaf page; where it is damaged, those that may be ones."""
@@ -326,23 +320,24 @@ class Salvage:
 
     def _large(self, node: _Node) -> bytes | None:
         """A value on pages of its own; None where there is nothing of it."""
-        if len(node.value) != _PLACE.size:
+        pages = self._pages_of(node)
+        if not pages:
             return None
-        (page,) = _PLACE.unpack(node.value)
-        pages = -(-(16 + node.size) // self._page_bytes)
-        if not 2 <= page <= self._there - pages:
-            return None
-        self._highest = max(self._highest, page + pages - 1)
-        rest = self._read((page + 1) * self._page_bytes, (pages - 1) * self._page_bytes) if pages > 1 else b""
-        return (self._block(page) + rest)[16 : 16 + node.size]
+        self._highest = max(self._highest, pages[-1])
+        rest = self._read((pages[0] + 1) * self._page_bytes, (len(pages) - 1) * self._page_bytes)
+        return (self._block(pages[0]) + rest)[16 : 16 + node.size]
 
     def _take_large(self, node: _Node) -> None:
-        if node.is_big and len(node.value) == _PLACE.size:
-            (page,) = _PLACE.unpack(node.value)
-            pages = -(-(16 + node.size) // self._page_bytes)
-            if 2 <= page <= self._there - pages:
-                for each in range(page, page + pages):
-                    self._take(each)
+        for page in self._pages_of(node):
+            self._take(page)
+
+    def _pages_of(self, node: _Node) -> range:
+        """The pages that a large value has; none where it has none, or its place is impossible."""
+        if not node.is_big or len(node.value) != _PLACE.size:
+            return range(0)
+        (page,) = _PLACE.unpack(node.value)
+        count = -(-(16 + node.size) // self._page_bytes)
+        return range(page, page + count) if 2 <= page <= self._there - count else range(0)
 
     def _of_page(
         self, number: int, table: str | None, *, only: str | None = None, of_all: bool = False
@@ -433,15 +428,16 @@ def _node_at(block: bytes, place: int) -> _Node:
     )
 
 
-def _branch_nodes(block: bytes) -> Iterator[tuple[bytes, int]]:
-    """(key, page) of the children of a branch, as far as they can be read."""
+def _children(block: bytes) -> list[int]:
+    """The numbers of the pages below a branch, as far as they can be read."""
+    if len(block) < HEADER.size:
+        return []
     _, _, _, lower, upper = HEADER.unpack_from(block)
     if not 16 <= lower <= upper <= len(block) or lower & 1:
         lower, upper = len(block) & ~1, 16
-    for (place,) in struct.iter_unpack("=H", block[16:lower]):
-        if upper <= place <= len(block) - NODE.size:
-            low, high, flags, key_bytes = NODE.unpack_from(block, place)
-            yield block[place + NODE.size : place + NODE.size + key_bytes], low | high << 16 | flags << 32
+    places = [place for (place,) in struct.iter_unpack("=H", block[16:lower]) if place <= len(block) - NODE.size]
+    nodes = [NODE.unpack_from(block, place) for place in places if place >= upper]
+    return [low | high << 16 | flags << 32 for low, high, flags, _ in nodes]
 
 
 def _starts(block: bytes, lower: int, upper: int) -> list[int]:

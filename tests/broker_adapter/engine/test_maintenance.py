@@ -20,7 +20,7 @@ from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import Report, check_store, compact_store, tables_of
-from broker_adapter.engine.pages import File, metas
+from broker_adapter.engine.pages import FREE_PAGES, File, metas
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     FLAG_SHARED,
@@ -771,6 +771,31 @@ def test_without_the_list_of_free_pages_those_that_nothing_leads_to_are_left_out
     assert (repaired.salvaged, repaired.free_is_known) == (0, False), "nobody knows what was settled before"
     assert repaired.missing["entries"] > 1000
     assert check(tmp_path).is_sound
+
+
+def test_the_list_of_free_pages_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    """Its keys are numbers in the order of the machine's octets: 256 comes behind 255."""
+    filled(tmp_path, 2000)
+
+    def freed() -> list[int]:
+        data = (tmp_path / "data.mdb").read_bytes()
+        root = metas(lambda offset, size: data[offset : offset + size])[0]
+        file = File(lambda offset, size: data[offset : offset + size], root, len(data))
+        return [int.from_bytes(key, sys.byteorder) for key, _ in file.records(FREE_PAGES, root.free)]
+
+    with lmdb.open(str(tmp_path), max_dbs=len(TABLES), map_size=SETTINGS.max_store_bytes) as env:
+        table = env.open_db(b"meta")
+        while not min(freed()) < 256 <= max(freed()):
+            with env.begin(write=True) as txn:
+                txn.put(b"next_message", txn.get(b"next_message", db=table) or b"\1", db=table)
+                assert txn.id() < 400
+    expected = records(tmp_path)
+    overwrite(tmp_path, page_of(tmp_path, "messages", 1)[0])
+    repaired = check(tmp_path, repair=True)
+    assert repaired.free_is_known
+    assert repaired.salvaged > 1000
+    assert check(tmp_path).is_sound
+    assert bodies(records(tmp_path)) == bodies(expected)
 
 
 def test_what_is_left_of_a_file_that_was_cut_off_is_taken_out(tmp_path: Path) -> None:
