@@ -30,6 +30,7 @@ from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
 from broker_adapter.amqp.sasl import ITERATIONS, MAX_ITERATIONS, Verifier, decoy
+from broker_adapter.engine.lmdb_store import sync_directory
 from broker_adapter.errors import JMSSecurityException
 from broker_adapter.mechanisms import SCRAM_SHA_256
 
@@ -183,7 +184,7 @@ class UsersFile:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
-            _sync_directory(target.parent)
+            sync_directory(target.parent)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -219,14 +220,6 @@ def _prepared(username: str) -> str | None:
     if not name or not name.isprintable() or name.startswith("#") or any(character.isspace() for character in name):
         return None
     return name
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _encoded(verifier: Verifier) -> str:
