@@ -1126,7 +1126,8 @@ class BrokerState:
         name, kind = command.destination
         settings = self.settings
         max_bytes = settings.max_message_bytes
-        limit, limit_bytes, publishing = self.limits.messages, self.limits.bytes, self._publishing
+        limit, limit_bytes = self.limits.messages, self.limits.bytes
+        promised = {queue.id: self._promised(queue) for queue in targets} if self._publishing else {}
         local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
         selective = any(queue.selector is not None for queue in local)
         wanting: Sequence[QueueState] = local
@@ -1146,11 +1147,11 @@ class BrokerState:
                 wanting = self._wanting(message, local)
             for queue in wanting:
                 if (
-                    publishing
+                    promised
                     or (limit is not None and queue.depth >= limit)
                     or (limit_bytes is not None and queue.bytes >= limit_bytes)
                 ):  # else it takes the message, without a call for each
-                    refusal = self.limits.refusal(queue, *self._promised(queue))
+                    refusal = self.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
                     if refusal is not None:
                         blocked, reason = queue, refusal
                         break
@@ -1593,6 +1594,7 @@ class BrokerState:
         settled: set[tuple[int, int]] = set()
         #: by queue: messages and bytes that it will have beside those that it has
         more: dict[int, tuple[int, int]] = {}
+        promised: dict[int, tuple[int, int]] = {}
         for consumer_number, number, outcome in command.settlements:
             consumer = self.consumers.get(consumer_number)
             if consumer is None or number not in consumer.unsettled or (consumer_number, number) in settled:
@@ -1652,8 +1654,10 @@ class BrokerState:
                 never = self.limits.never("the transaction", count + 1, size)
                 if never is not None:
                     raise rolled_back(ResourceAllocationException(never))
-                promised, promised_bytes = self._promised(queue)
-                refusal = self.limits.refusal(queue, count + promised, size + promised_bytes)
+                if queue.id not in promised:
+                    promised[queue.id] = self._promised(queue)
+                moving, moving_bytes = promised[queue.id]
+                refusal = self.limits.refusal(queue, count + moving, size + moving_bytes)
                 if refusal is not None:
                     return not self._hold(held, queue, refusal, effects)
                 more[queue.id] = count + 1, size + len(message.payload)

@@ -159,22 +159,40 @@ class LmdbStore:
             sync_directory(self.path)  # the file is named on the disk before a message is confirmed
         with self._env.begin(write=True) as txn:
             meta = self._db["meta"]
-            version = txn.get(b"version", db=meta)
+            version = self._version(txn)
             if version is None:
+                if txn.stat(meta)["entries"]:  # a repair could not save the version, only what else it is known by
+                    txn.put(b"has_old", b"\1", db=meta)
                 txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
-                txn.put(b"unique", secrets.token_hex(8).encode(), db=meta)
-                txn.put(b"next_queue", msgpack.packb(1), db=meta)
-            elif msgpack.unpackb(version) > STORE_VERSION:
-                found = msgpack.unpackb(version)
-                self._env.close()
-                raise StoreVersionException(
-                    f"the store in {str(self.path)!r} has version {found}; this software knows versions up to"
-                    f" {STORE_VERSION}: upgrade it"
-                )
+                txn.put(b"unique", secrets.token_hex(8).encode(), db=meta, overwrite=False)
+                txn.put(b"next_queue", msgpack.packb(1), db=meta, overwrite=False)
             else:
-                self._upgrade(txn, msgpack.unpackb(version))
+                self._upgrade(txn, version)
             self._has_old = txn.get(b"has_old", db=meta) is not None
             self.unique = (txn.get(b"unique", db=meta) or b"").decode()
+
+    def _version(self, txn: Any) -> int | None:
+        """The version that wrote the store; None where it has none yet.  A store of a newer one is closed."""
+        found = txn.get(b"version", db=self._db["meta"])
+        if found is None:
+            return None
+        try:
+            version = msgpack.unpackb(found)
+        except (ValueError, msgpack.UnpackException):
+            version = None
+        if not isinstance(version, int) or version < 1:
+            self._env.close()
+            raise StoreCorruptException(
+                f"the store in {str(self.path)!r} cannot be opened: the record of its version is damaged"
+                f" ({found.hex()}); restore it from a copy"
+            )
+        if version > STORE_VERSION:
+            self._env.close()
+            raise StoreVersionException(
+                f"the store in {str(self.path)!r} has version {version}; this software knows versions up to"
+                f" {STORE_VERSION}: upgrade it"
+            )
+        return version
 
     def _upgrade(self, txn: Any, version: int) -> None:
         """Take over a store that an older version has written; most records are read as they are."""

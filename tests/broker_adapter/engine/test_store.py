@@ -235,6 +235,33 @@ def test_an_older_version_is_taken_over_as_it_is(tmp_path: Path) -> None:
         assert msgpack.unpackb(txn.get(b"version", db=env.open_db(b"meta", txn))) == STORE_VERSION
 
 
+def test_a_store_whose_version_is_lost_keeps_what_it_is_known_by(tmp_path: Path) -> None:
+    """A repair may not find the record of the version; who fails over to the store knows it by ``unique``."""
+    store = LmdbStore(tmp_path, EngineSettings())
+    unique = store.unique
+    store.close()
+    with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        meta = env.open_db(b"meta", txn)
+        txn.put(b"next_queue", msgpack.packb(7), db=meta)
+        txn.delete(b"version", db=meta)
+    store = LmdbStore(tmp_path, EngineSettings())
+    assert (store.unique, store.next_queue()) == (unique, 7)
+    store.close()
+    store = LmdbStore(tmp_path, EngineSettings())
+    assert (store.unique, store.next_queue()) == (unique, 7)
+    store.close()
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x91", msgpack.packb("4"), msgpack.packb(-1)])
+def test_a_damaged_version_is_a_clear_error(tmp_path: Path, value: bytes) -> None:
+    reopened(tmp_path).close()
+    with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.put(b"version", value, db=env.open_db(b"meta", txn))
+    for _ in range(2):
+        with pytest.raises(StoreCorruptException, match="the record of its version is damaged"):
+            reopened(tmp_path)
+
+
 def test_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     reopened(tmp_path).close()
     with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
