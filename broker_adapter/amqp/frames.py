@@ -161,10 +161,11 @@ class FrameRules:
 
         Args:
             max_sessions: sessions that the other side may have begun; their channels are below it.
-            max_links: links that it may have attached, in all sessions together.
+            max_links: links that it may have attached, in all sessions together, beside its answers to ours.
         """
         self._max_sessions = max_sessions
         self._max_links = max_links
+        self._max_answers = 0
         self._opened = False
         self.closed = False
         self._channels: dict[int, _Channel] = {}
@@ -176,6 +177,10 @@ class FrameRules:
 
     def __repr__(self) -> str:
         return f"<FrameRules channels={sorted(self._channels)} links={self._links} unanswered={self._unanswered}>"
+
+    def attached(self, links: int) -> None:
+        """We have attached so many links, all of which the other side answers by an ``attach`` of its own."""
+        self._max_answers = max(self._max_answers, links)
 
     def begun(self, channel: int) -> None:
         """We have sent a ``begin`` on this channel of ours, which the other side may answer once."""
@@ -314,7 +319,7 @@ class FrameRules:
         if handle in found.handles:
             reason = f"attach with handle {handle}, which channel {channel} has in use"
             raise FrameError("amqp:session:handle-in-use", reason)
-        if self._links >= self._max_links:
+        if self._links >= self._max_links + self._max_answers:
             raise FrameError("amqp:resource-limit-exceeded", f"more links than the limit of {self._max_links}")
         self._links += 1
         found.handles.add(handle)

@@ -1386,6 +1386,8 @@ class Peer:
         session.links[link.number] = link
         self._links[link.number] = link
         self._links_by_pointer[pointer] = link
+        if not by_peer:
+            self._rules.attached(len(self._links))
         return link
 
     def _open_link(

@@ -804,6 +804,21 @@ def test_a_peer_that_attaches_on_although_it_is_refused_loses_its_connection() -
     assert last(pair.client_events, RemoteClose).error is not None
 
 
+def test_a_peer_answers_as_many_links_as_the_other_side_takes() -> None:
+    """A server may allow more links than its clients allow it to attach by itself."""
+    pair = Pair(PeerLimits(max_links=2), PeerLimits(max_links=300)).opened()
+    session = pair.client.begin_session()
+    for number in range(300):
+        pair.client.attach_sender(session, str(number), Terminus(), Terminus("q"))
+    pair.pump()
+    for opened in every(pair.server_events, LinkRemoteOpen):
+        assert opened.excess is None
+        pair.server.accept_link(opened.link, opened.source, opened.target)
+    pair.pump()
+    assert every(pair.client_events, TransportFailed) == []
+    assert len(every(pair.client_events, LinkRemoteOpen)) == 300
+
+
 @pytest.mark.parametrize("frame_bytes", [512, 4096, 1 << 20])
 def test_an_attach_that_does_not_fit_into_a_frame_is_not_sent(frame_bytes: int) -> None:
     for limits in (
