@@ -1312,11 +1312,13 @@ class BrokerState:
     def _resume_followers(self, held: Held, now_ms: int, effects: Effects) -> None:
         """One that waited has ended: those that it led go on, as far as they can."""
         holding = self._holding
+        heads = held.heads
         followers = holding.end(held)
         while followers:
+            assert heads is not None  # who has followers is a head
             following = followers.popleft()
             if not self._retry(following, now_ms, effects):
-                holding.lead(following, followers)
+                holding.lead(following, followers, heads)
                 break
 
     def _end_overdue(self, held: Held, now_ms: int, effects: Effects) -> None:
@@ -1605,7 +1607,7 @@ class BrokerState:
             if outcome is Outcome.ACCEPTED:
                 count, size = more.get(consumer.queue.id, (0, 0))
                 more[consumer.queue.id] = count - 1, size - consumer.unsettled[number].size
-        head = self._holding.head_of(command.client, {destination for destination, _ in command.sends})
+        head = self._holding.head_for(held, command.client, {destination for destination, _ in command.sends})
         if head is not None:
             # What its connection sent to the same destination before waits, and is not overtaken.
             if self._may_hold(held, head.reason, effects):

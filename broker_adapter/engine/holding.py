@@ -31,8 +31,9 @@ class Held:
         index: of the first message that is not taken.
         errors: of its messages, where there are some.
         reason: what it waits for.
-        followers: later sends of the same connection to the same destination, of which it is the head; None: there are
-            none.
+        followers: later sends and commits of the same connection to the destination of which it is the head; None:
+            there are none.
+        heads: the connection and the destination whose later sends wait behind it; None: there are none.
         line: where it waits; None: it does not, or not any more.
         is_timed: whether its deadline is noted.
     """
@@ -43,6 +44,7 @@ class Held:
         "deadline_ms",
         "errors",
         "followers",
+        "heads",
         "index",
         "is_timed",
         "line",
@@ -59,6 +61,7 @@ class Held:
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
         self.followers: deque[Held] | None = None  # made where there are some: every send passes here
+        self.heads: tuple[int, Destination] | None = None
         self.line: deque[Held] | None = None
         self.is_timed = False
 
@@ -95,12 +98,12 @@ class Holding:
         """Whom a send of this connection to this destination must not overtake."""
         return self._heads.get((command.client, command.destination)) if self._heads else None
 
-    def head_of(self, client: int, destinations: Iterable[Destination]) -> Held | None:
+    def head_for(self, commit: Held, client: int, destinations: Iterable[Destination]) -> Held | None:
         """Whom a commit of this connection to these destinations must not overtake."""
-        heads = self._heads
-        if not heads:
+        if not self._heads:
             return None
-        return next((heads[client, each] for each in destinations if (client, each) in heads), None)
+        found = (self._heads.get((client, each)) for each in destinations)
+        return next((head for head in found if head is not None and head is not commit), None)
 
     def follow(self, head: Held, held: Held) -> None:
         """Wait behind the head."""
@@ -114,7 +117,7 @@ class Holding:
         """Stand in the line of a queue, or at large."""
         self.count += 1
         if isinstance(held.command, c.Enqueue):
-            self._heads[held.command.client, held.command.destination] = held
+            self._become_head(held, (held.command.client, held.command.destination))
         line = self.at_large
         if queue is not None:
             line = queue.held
@@ -162,22 +165,30 @@ class Holding:
         held.line.remove(held)
         held.line = None
 
+    def _become_head(self, held: Held, heads: tuple[int, Destination]) -> None:
+        held.heads = heads
+        self._heads[heads] = held
+
     def end(self, held: Held) -> deque[Held]:
         """One that was taken out of its line has ended; returns its followers, who wait for nobody now."""
-        command = held.command
-        if isinstance(command, c.Enqueue):
-            self._heads.pop((command.client, command.destination), None)
+        if held.heads is not None:
+            self._heads.pop(held.heads, None)
         followers, held.followers = held.followers or deque(), None
         self.count -= len(followers)
         return followers
 
-    def lead(self, held: Held, followers: deque[Held]) -> None:
-        """One who waits in a line again is the head of these from now on."""
+    def lead(self, held: Held, followers: deque[Held], heads: tuple[int, Destination]) -> None:
+        """One who waits in a line again is the head of these, and of what their connection sends there later."""
+        self._become_head(held, heads)
         held.followers = followers
         self.count += len(followers)
 
     def remove(self, line: deque[Held], is_over: Callable[[Held], bool] = lambda _held: True) -> list[Held]:
-        """Take those out of a line for whom it is over, with their followers; returns them in the order of arrival."""
+        """Take those out of a line for whom it is over, with their followers, and followers for whom it is over.
+
+        Returns:
+            them in the order of arrival.
+        """
         removed: list[Held] = []
         kept: list[Held] = []
         for held in line:
@@ -187,6 +198,11 @@ class Holding:
                 removed += [held, *self.end(held)]
             else:
                 kept.append(held)
+                over = [each for each in held.followers or () if is_over(each)]
+                if held.followers and over:
+                    held.followers = deque(each for each in held.followers if each not in over)
+                    self.count -= len(over)
+                    removed += over
         line.clear()
         line.extend(kept)
         return sorted(removed, key=lambda held: held.arrival)

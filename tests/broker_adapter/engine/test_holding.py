@@ -195,6 +195,62 @@ def test_a_session_that_commits_again_gives_up_the_commit_that_still_waits() -> 
     assert (rules.depth("q"), rules.depth("other"), rules.state.totals.duplicates_rejected) == (1, 1, 0)
 
 
+def test_a_session_that_commits_again_gives_up_a_commit_behind_a_send_that_waits() -> None:
+    rules = Rules(max_queue_messages=1, hold_timeout_seconds=100)
+    sender = Sender(rules)
+    source = queue("source")
+    rules.send(sender.client, source, b"work")
+    consumer = rules.attach(sender.client, source, credit=1)
+    ((taken, _),) = rules.delivered[consumer]
+    rules.send(sender.client, Q, b"there")
+    sender.send()
+    sender._decide(
+        c.Commit(
+            sender.client,
+            c.CommitId("session", 1),
+            [(Q, sent(1))],
+            [(consumer, taken, Outcome.ACCEPTED)],
+            partial(sender.answers.__setitem__, 100),
+        )
+    )
+    assert sender.answers == {}
+    sender._decide(
+        c.Commit(
+            sender.client,
+            c.CommitId("session", 2),
+            [(queue("other"), sent(2))],
+            [],
+            partial(sender.answers.__setitem__, 200),
+        )
+    )
+    assert "the session has gone on" in str(sender.answers.pop(100))
+    assert sender.answers == {200: None}
+    assert len(rules.state.waiting()) == 1, "the send waits on"
+    assert taken not in rules.state.consumers[consumer].unsettled, "what the commit took is not held for ever"
+    rules.do(c.Disconnect(sender.client))
+    assert rules.state.waiting() == []
+
+
+def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
+    rules = Rules(max_queue_messages=4, hold_timeout_seconds=100)
+    sender, full = Sender(rules), queue("full")
+    rules.send(rules.connect(), full, b"1", b"2", b"3", b"4")
+    rules.state.held_because = FULL
+    sender.send()
+    commit = c.Commit(sender.client, None, [(Q, sent(100)), (full, sent(101))], [])
+    assert rules.do(commit) == "held"  # behind the send
+    sender.send()  # behind the commit
+    rules.state.held_because = None
+    sender.pass_time()
+    assert list(sender.answers) == [1], "the commit waits for the other queue, and what came after it behind it"
+    sender.send()
+    assert list(sender.answers) == [1]
+    sender.pass_time(100_000)
+    assert sender.answers == {1: None, 2: None, 3: None}, "the commit was refused in the end"
+    assert (rules.depth("q"), rules.state.waiting(), sender.rejected) == (3, [], 0)
+    assert rules.state._holding._heads == {}
+
+
 def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> None:
     holding, line_of = Holding(), QueueState.__new__(QueueState)
     line_of.id, line_of.held = 1, Holding().at_large
