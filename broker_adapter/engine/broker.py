@@ -164,7 +164,8 @@ class Broker:
         self._cache: dict[int, c.NewMessage] = {}
         self._cache_bytes = 0
         self._cached: deque[int] = deque()  #: the numbers in the cache and of some that are gone, the oldest first
-        self._due_ms: int | None = None
+        self._due_ms: int | None = None  #: when something on the schedule is due, by the time of the day
+        # What follows is by the clock that nobody sets.
         self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
         self._staged_check_ms = 0
         self._room_checked_ms = 0
@@ -215,7 +216,7 @@ class Broker:
         self._earlier_runs = [run for run in disk.runs() if run != self.run]
         self._due_ms = disk.first_due_ms()
         # Those who stage need time to come back after a restart, however long it took.
-        self._staged_check_ms = _now_ms() + self._staged_pause_ms
+        self._staged_check_ms = _elapsed_ms() + self._staged_pause_ms
 
     # What others call.
 
@@ -394,7 +395,7 @@ class Broker:
             if self._unwritten is not None or not (self._inbox or self._has_more):
                 self._is_sleeping = True  # from here on an earlier alarm wakes this thread
                 alarm_ms = self._alarm_ms
-                sleep = _SLEEP_SECONDS if alarm_ms is None else min((alarm_ms - _now_ms()) / 1000, _SLEEP_SECONDS)
+                sleep = _SLEEP_SECONDS if alarm_ms is None else min((alarm_ms - _elapsed_ms()) / 1000, _SLEEP_SECONDS)
                 if sleep > 0:
                     self._wake.acquire(timeout=sleep)
                 self._is_sleeping = False
@@ -414,7 +415,9 @@ class Broker:
 
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
-        alarms = [self._due_ms, self._state.next_deadline_ms()]
+        alarms = [self._state.next_deadline_ms()]
+        if self._due_ms is not None:
+            alarms.append(self._due_ms - _now_ms() + _elapsed_ms())
         if self._deletes_idle:
             alarms.append(self._idle_check_ms)
         if self._state.staged:
@@ -434,16 +437,16 @@ class Broker:
             if self.failed is not None:
                 self._answer_all(self._inbox, self.failed)
                 return
-            now_ms = _now_ms()
+            now_ms, elapsed_ms = _now_ms(), _elapsed_ms()
             if self._unwritten is not None:
-                if now_ms < self._retry_ms or not self._write(*self._unwritten, now_ms):
+                if elapsed_ms < self._retry_ms or not self._write(*self._unwritten, now_ms):
                     return
                 self._unwritten = None
-            self._fall_due(now_ms, commands)
+            self._fall_due(now_ms, elapsed_ms, commands)
             incoming = self._gather(commands)
-            self._look_for_room(now_ms, incoming)
+            self._look_for_room(elapsed_ms, incoming)
             supplied = [each for each in map(self._supplied_safely, commands) if each is not None]
-            effects = self._state.decide(supplied, now_ms)
+            effects = self._state.decide(supplied, now_ms, elapsed_ms)
             self._state.commits.trim()
             self._state.published.trim()
             for command, cause in effects.faults:
@@ -484,10 +487,11 @@ class Broker:
         try:
             self._persist(effects)
         except ResourceAllocationException as error:
-            if now_ms >= self._complain_ms:
-                self._complain_ms = now_ms + _COMPLAIN_MS
+            elapsed_ms = _elapsed_ms()
+            if elapsed_ms >= self._complain_ms:
+                self._complain_ms = elapsed_ms + _COMPLAIN_MS
                 _log.critical("! %s; the engine waits for that, and goes on then", error)
-            self._retry_ms = now_ms + _ROOM_CHECK_MS
+            self._retry_ms = elapsed_ms + _ROOM_CHECK_MS
             self._alarm_ms = self._retry_ms
             if self._is_sleeping:
                 self._signal()
@@ -495,13 +499,13 @@ class Broker:
         self._deliver(effects, taken, now_ms)
         return True
 
-    def _fall_due(self, now_ms: int, commands: list[c.Command]) -> None:
+    def _fall_due(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
         """What has to be done now without anybody's asking, ahead of the commands."""
         if self._due_ms is not None and self._due_ms <= now_ms:
             items = [item for store in self._stores for item in store.due(now_ms, CHUNK_ENTRIES)]
             commands.append(c.Due(items))
-        if self._state.staged and self._staged_check_ms <= now_ms:
-            self._staged_check_ms = now_ms + self._staged_pause_ms
+        if self._state.staged and self._staged_check_ms <= elapsed_ms:
+            self._staged_check_ms = elapsed_ms + self._staged_pause_ms
             old = self._state.staging.overdue(now_ms)
             if old:
                 _log.warning(
@@ -511,10 +515,11 @@ class Broker:
                     old[:10],
                 )
                 commands.append(c.Discard(old))
-        if self._deletes_idle and self._idle_check_ms <= now_ms:
-            self._idle_check_ms = now_ms + _IDLE_CHECK_MS
+        if self._deletes_idle and self._idle_check_ms <= elapsed_ms:
+            self._idle_check_ms = elapsed_ms + _IDLE_CHECK_MS
             commands.append(c.DeleteIdle(self._log_deleted))
-        if self._disk is not None and self._sweep_ms <= now_ms:
+        if self._disk is not None and self._sweep_ms <= elapsed_ms:
+            self._sweep_ms = elapsed_ms + _SWEEP_MS
             commands += self._sweep(self._disk, now_ms)
         part = self._chores.next()
         if part is not None:
@@ -522,7 +527,6 @@ class Broker:
 
     def _sweep(self, disk: LmdbStore, now_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""
-        self._sweep_ms = now_ms + _SWEEP_MS
         commands: list[c.Command] = []
         for numbers in (self._state.commits, self._state.published):
             found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)
@@ -577,7 +581,7 @@ class Broker:
             commands.append(command)
         return size
 
-    def _look_for_room(self, now_ms: int, incoming: int) -> None:
+    def _look_for_room(self, elapsed_ms: int, incoming: int) -> None:
         """Tell the state whether producers have to be held back."""
         state = self._state
         state.volatile_room = self.settings.max_volatile_bytes - self._memory.bytes
@@ -586,8 +590,8 @@ class Broker:
         self._bytes_since_check += incoming
         if not incoming and state.room is None:
             return
-        if now_ms - self._room_checked_ms >= _ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
-            self._room_checked_ms = now_ms
+        if elapsed_ms - self._room_checked_ms >= _ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
+            self._room_checked_ms = elapsed_ms
             self._bytes_since_check = 0
             room = state.room = self._disk.room()
             state.held_because = room.reason if room is not None and room.is_used_up else None
@@ -1289,4 +1293,10 @@ def _tell(callback: Callable[[Any], None], value: Any) -> None:
 
 
 def _now_ms() -> int:
+    """The time of the day, which may be set back or forward."""
     return time.time_ns() // 1_000_000
+
+
+def _elapsed_ms() -> int:
+    """A time that only goes on: how long something waits goes by it."""
+    return time.monotonic_ns() // 1_000_000

@@ -207,6 +207,7 @@ class BrokerState:
             max_unsettled=1,
         )
         self._now_ms = 0  #: the time of the decision under way
+        self._elapsed_ms = 0  #: the same by the clock that nobody sets
 
     # What a restart finds.
 
@@ -248,8 +249,14 @@ class BrokerState:
 
     # The one entrance.
 
-    def decide(self, commands: Iterable[c.Command], now_ms: int) -> Effects:
+    def decide(self, commands: Iterable[c.Command], now_ms: int, elapsed_ms: int | None = None) -> Effects:
         """Carry out commands in order.
+
+        Args:
+            commands: what was asked for.
+            now_ms: the time of the day, in milliseconds since 1970: what expires and is delayed goes by it.
+            elapsed_ms: milliseconds of a clock that nobody sets: how long something waits goes by it; None:
+                ``now_ms``.
 
         Returns:
             What is to be stored, and what may leave afterwards.  A command that cannot be done changes nothing,
@@ -257,6 +264,7 @@ class BrokerState:
         """
         effects = Effects()
         self._now_ms = now_ms
+        self._elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
         if not self._own:
             self._make_own_queues(effects)
         for command in commands:
@@ -353,7 +361,7 @@ class BrokerState:
         """
         touched: dict[int, QueueState] = {}
         if self._resting:
-            self._wake_rested(now_ms, effects)
+            self._wake_rested(effects)
         for _ in range(_ROUNDS):
             if self._holding.count:
                 self._resume_held(now_ms, effects)
@@ -420,7 +428,7 @@ class BrokerState:
         return bool(self._awake)
 
     def next_deadline_ms(self) -> int | None:
-        """When the first held send is to be refused, or a resting message to be delivered again."""
+        """When the first held send is to be refused, or a resting message delivered again; by ``elapsed_ms``."""
         due = [self._holding.next_deadline_ms(), self._next_rested_ms()]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
@@ -1100,7 +1108,7 @@ class BrokerState:
 
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
         targets = self._targets(command.destination, effects)
-        held = self._arrived(command, now_ms)
+        held = self._arrived(command)
         head = self._holding.head(command)
         if head is not None:
             if self._may_hold(held, head.reason, effects):
@@ -1263,8 +1271,9 @@ class BrokerState:
 
     # Holding back.
 
-    def _arrived(self, command: c.Enqueue | c.Commit | c.Publish, now_ms: int) -> Held:
-        return self._holding.arrived(command, now_ms, now_ms + int(self.settings.hold_timeout_seconds * 1000))
+    def _arrived(self, command: c.Enqueue | c.Commit | c.Publish) -> Held:
+        since_ms = self._elapsed_ms
+        return self._holding.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
 
     def _may_hold(self, held: Held, reason: str, effects: Effects) -> bool:
         """Whether one more may wait; otherwise it is refused."""
@@ -1295,7 +1304,7 @@ class BrokerState:
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
         self._resume(holding.at_large, now_ms, effects)
-        for held in holding.overdue(now_ms):
+        for held in holding.overdue(self._elapsed_ms):
             if held.line is not None:
                 self._end_overdue(held, now_ms, effects)
 
@@ -1327,7 +1336,7 @@ class BrokerState:
         if not self._retry(held, now_ms, effects):
             if held.line is not None:
                 self._holding.withdraw(held)
-            self._refuse(held, f"{held.reason}; held back for {(now_ms - held.since_ms) / 1000:.1f} s", effects)
+            self._refuse(held, f"{held.reason}; held back for {(self._elapsed_ms - held.since_ms) / 1000:.1f} s", effects)
         self._resume_followers(held, now_ms, effects)
 
     def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
@@ -1432,19 +1441,19 @@ class BrokerState:
         if not delay_ms or len(queue.resting) >= most:
             queue.give_back_to(entry, consumer, effects)
             return
-        due_ms = self._now_ms + delay_ms
+        due_ms = self._elapsed_ms + delay_ms
         first_ms = queue.resting.first_due_ms()
         queue.resting.add(entry, due_ms, consumer)
         if first_ms is None or due_ms < first_ms:
             heappush(self._resting, (due_ms, queue.id))
 
-    def _wake_rested(self, now_ms: int, effects: Effects) -> None:
+    def _wake_rested(self, effects: Effects) -> None:
         resting = self._resting
-        while resting and resting[0][0] <= now_ms:
+        while resting and resting[0][0] <= self._elapsed_ms:
             queue = self.queues.get(heappop(resting)[1])
             if queue is None:
                 continue
-            for entry, consumer in queue.resting.due(now_ms):
+            for entry, consumer in queue.resting.due(self._elapsed_ms):
                 queue.give_back_to(entry, consumer, effects)
                 self._awake[queue.id] = queue
             next_ms = queue.resting.first_due_ms()
@@ -1511,7 +1520,7 @@ class BrokerState:
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
         if self._holding.count and command.commit_id is not None:
             self._give_up_commits_of(command.commit_id.session, effects)
-        held = self._arrived(command, now_ms)
+        held = self._arrived(command)
         try:
             self._do_commit(held, now_ms, effects)
         except JMSException as error:
@@ -1762,7 +1771,7 @@ class BrokerState:
         self._reply(command, True, effects)
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
-        self._do_publish(self._arrived(command, now_ms), now_ms, effects)
+        self._do_publish(self._arrived(command), now_ms, effects)
 
     def _do_publish(self, held: Held, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""

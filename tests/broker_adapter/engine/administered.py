@@ -462,8 +462,8 @@ class History:
 
     def run(self, steps: int = 60) -> None:
         """Go through it; raises AssertionError where something that must be true is not."""
-        clock, windows = broker_module._now_ms, state_module.IDLE_WINDOWS
-        broker_module._now_ms = lambda: self.now_ms
+        clocks, windows = (broker_module._now_ms, broker_module._elapsed_ms), state_module.IDLE_WINDOWS
+        broker_module._now_ms = broker_module._elapsed_ms = lambda: self.now_ms
         state_module.IDLE_WINDOWS = 1
         try:
             for _ in range(steps):
@@ -475,7 +475,7 @@ class History:
                     self.check()
             self._finish()
         finally:
-            broker_module._now_ms, state_module.IDLE_WINDOWS = clock, windows
+            (broker_module._now_ms, broker_module._elapsed_ms), state_module.IDLE_WINDOWS = clocks, windows
             self.broker.close()
 
     def _finish(self) -> None:

@@ -792,9 +792,9 @@ def test_consumers_that_give_much_back_do_so_in_several_cycles(monkeypatch: pyte
     together: list[int] = []
     decide = broker._state.decide
 
-    def counted(commands: Any, now_ms: int) -> Any:
+    def counted(commands: Any, *times: int) -> Any:
         together.append(sum(isinstance(each, c.Detach) for each in commands))
-        return decide(commands, now_ms)
+        return decide(commands, *times)
 
     monkeypatch.setattr(broker._state, "decide", counted)
     broker.submit_all([c.Detach(consumer, give_back=True) for consumer, _ in attached])

@@ -1,7 +1,8 @@
 """Random histories of a queue whose consumers have selectors, against a plain model, over windows and restarts.
 
 What must be true after each step: nobody holds what he did not ask for or what another one holds; and whoever may have
-more has everything that is there for him.
+more has everything that is there for him.  What a consumer's listener failed to process waits for that consumer, while
+it is there; who searches may come across it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class History:
         self.path = path
         self.waiting: dict[str, tuple[int, str, bool]] = {}  #: body → (lane, colour, persistent)
         self.failures: dict[str, int] = {}
+        self.failed_by: dict[str, Taker] = {}  #: body → whose listener raised, and gets it again
         self.takers: list[Taker] = []
         self.next = 0
         self._start()
@@ -80,6 +82,7 @@ class History:
                 assert body in self.waiting, "delivered what is not there"
                 assert taker.wants(self.waiting[body][1]), "delivered what was not asked for"
                 assert handout.delivery_count >= self.failures.get(body, 0)
+                self.failed_by.pop(body, None)
                 self.failures[body] = handout.delivery_count
             for handout in taker.held:
                 body = unpack(handout.payload).body
@@ -88,7 +91,11 @@ class History:
         for taker in self.takers:
             assert taker.credit >= 0
             if taker.credit:
-                left = [body for body, (_, colour, _) in self.waiting.items() if taker.wants(colour)]
+                left = [
+                    body
+                    for body, (_, colour, _) in self.waiting.items()
+                    if taker.wants(colour) and self.failed_by.get(body, taker) is taker
+                ]
                 assert set(left) <= in_hands, f"{taker.selector} could have more"
 
     def send(self, count: int, colour: str, priority: int, persistent: bool) -> None:
@@ -126,11 +133,14 @@ class History:
                 del self.waiting[body]
             elif outcome is not Outcome.RELEASED:
                 self.failures[body] += 1
+            if outcome is Outcome.FAILED:
+                self.failed_by[body] = taker
 
     def detach(self, index: int) -> None:
         if index < len(self.takers):
             taker = self.takers.pop(index)
             self.broker.call(c.Detach(taker.number, give_back=True), WAIT)
+            self.failed_by = {body: by for body, by in self.failed_by.items() if by is not taker}
             for handout in taker.held:
                 self.failures[unpack(handout.payload).body] += 1
 
@@ -154,6 +164,7 @@ class History:
             return
         self.broker.close()
         self.takers.clear()
+        self.failed_by.clear()
         self.waiting = {body: fields for body, fields in self.waiting.items() if fields[2]}
         self._start()
 

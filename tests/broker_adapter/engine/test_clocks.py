@@ -1,0 +1,103 @@
+"""Somebody sets the clock of the machine while the engine runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.engine import broker as broker_module
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import ResourceAllocationException
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send
+from tests.broker_adapter.engine.test_broker_state import Q, Rules
+
+HOUR_MS = 3_600_000
+
+
+def test_a_send_that_is_held_has_its_time_by_a_clock_that_nobody_sets() -> None:
+    rules = Rules(max_queue_messages=1, hold_timeout_seconds=5)
+    client = rules.connect()
+    rules.send(client, Q, b"1")
+    answers: list[Any] = []
+    rules.state.decide([c.Enqueue(client, Q, [c.NewMessage(0, b"2")], answers.append)], rules.now_ms, 1_000)
+    assert rules.state.next_deadline_ms() == 6_000
+    assert not rules.state.decide([], rules.now_ms + HOUR_MS, 5_999).replies, "set forward, it is not over yet"
+    ((_, result),) = rules.state.decide([], rules.now_ms - HOUR_MS, 6_000).replies
+    assert "held back for 5.0 s" in str(result[0])
+
+
+def test_a_message_that_rests_has_its_time_by_a_clock_that_nobody_sets() -> None:
+    rules = Rules(redelivery_delay_seconds=1, max_deliveries=None)
+    client = rules.connect()
+    rules.send(client, Q, b"1")
+    consumer = rules.attach(client, Q, credit=10)
+    elapsed_ms = 50_000
+    ((number, _),) = rules.delivered[consumer]
+    for _ in range(2):
+        effects = rules.state.decide([c.Settle(consumer, [number], Outcome.FAILED)], rules.now_ms, elapsed_ms)
+        for _, (handout,) in effects.deliveries:
+            number = handout.number
+    assert effects.deliveries == []
+    assert rules.state.decide([], rules.now_ms + HOUR_MS, elapsed_ms + 999).deliveries == []
+    assert len(rules.state.decide([], rules.now_ms - HOUR_MS, elapsed_ms + 1000).deliveries) == 1
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    made = Broker(EngineSettings(max_queue_messages=1, hold_timeout_seconds=0.3), str(tmp_path))
+    yield made
+    made.close()
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, by_ms: int) -> None:
+    monkeypatch.setattr(broker_module, "_now_ms", lambda: time.time_ns() // 1_000_000 + by_ms)
+
+
+@pytest.mark.parametrize("by_ms", [-HOUR_MS, HOUR_MS])
+def test_a_producer_is_held_no_longer_than_it_was_to_be(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, by_ms: int
+) -> None:
+    client = connect(broker)
+    send(broker, client, "q", "1")
+    answered = threading.Event()
+    results: list[Any] = []
+
+    def reply(result: Any) -> None:
+        results.append(result)
+        answered.set()
+
+    broker.submit(c.Enqueue(client, Q, [message("2")], reply))
+    broker.call(c.Statistics(), WAIT)
+    set_clock(monkeypatch, by_ms)
+    assert answered.wait(WAIT)
+    assert isinstance(results[0][0], ResourceAllocationException)
+
+
+def test_what_is_delayed_comes_by_the_time_of_the_day(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = connect(broker)
+    send(broker, client, "q", "later", deliver_at_ms=time.time_ns() // 1_000_000 + HOUR_MS)
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    assert inbox.wait_for(0) == []
+    set_clock(monkeypatch, HOUR_MS)
+    broker.call(c.Credit(consumer, 1), WAIT)
+    assert len(inbox.wait_for(1)) == 1
+
+
+def test_a_disk_that_has_room_again_is_seen_after_the_clock_was_set_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(broker)
+    assert send(broker, client, "q", "1") is None
+    set_clock(monkeypatch, -HOUR_MS)
+    broker._state.held_because = "the disk is full"
+    time.sleep(0.3)  # the next look at the disk is due
+    assert send(broker, client, "elsewhere", "2") is None
+    assert depth(broker, "elsewhere") == 1
