@@ -1336,7 +1336,9 @@ class BrokerState:
         if not self._retry(held, now_ms, effects):
             if held.line is not None:
                 self._holding.withdraw(held)
-            self._refuse(held, f"{held.reason}; held back for {(self._elapsed_ms - held.since_ms) / 1000:.1f} s", effects)
+            self._refuse(
+                held, f"{held.reason}; held back for {(self._elapsed_ms - held.since_ms) / 1000:.1f} s", effects
+            )
         self._resume_followers(held, now_ms, effects)
 
     def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
