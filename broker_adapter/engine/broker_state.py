@@ -462,11 +462,12 @@ class BrokerState:
         self._reply(command, number, effects)
 
     def _disconnect(self, command: c.Disconnect, now_ms: int, effects: Effects) -> None:
-        client = self.clients.pop(command.client, None)
+        client = self.clients.get(command.client)
         if client is not None:
+            self._drop_held_of(client.id, now_ms, effects)  # while it is there: closed consumers may end with it
+            del self.clients[client.id]
             if self.client_ids.get(client.client_id or "") == client.id:
                 del self.client_ids[client.client_id or ""]
-            self._drop_held_of(client.id, effects)
             for consumer in list(client.consumers.values()):
                 self._end_consumer(consumer, effects)
                 self._give_back_all(consumer, command.failed, effects)
@@ -667,6 +668,7 @@ class BrokerState:
     def _end_queue(self, queue: QueueState, effects: Effects) -> None:
         """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
         for held in self._holding.remove(queue.held):
+            self._holding.end(held)
             self._refuse(held, f"{queue.label!r} was deleted", effects)
         for consumer in (*queue.consumers, *queue.leaving):
             for entry in consumer.unsettled.values():
@@ -1332,14 +1334,19 @@ class BrokerState:
 
     def _end_overdue(self, held: Held, now_ms: int, effects: Effects) -> None:
         """The time of one that waits is over: it is refused, unless there is room now."""
+        lines = [held.line]
         self._holding.withdraw(held)
         if not self._retry(held, now_ms, effects):
+            lines.append(held.line)
             if held.line is not None:
                 self._holding.withdraw(held)
             self._refuse(
                 held, f"{held.reason}; held back for {(self._elapsed_ms - held.since_ms) / 1000:.1f} s", effects
             )
         self._resume_followers(held, now_ms, effects)
+        for line in lines:
+            if line:
+                self._resume(line, now_ms, effects)  # what is smaller may have room
 
     def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
         try:
@@ -1373,12 +1380,21 @@ class BrokerState:
             self._note_error(held, index, error)
         self._reply(command, held.errors, effects)
 
-    def _drop_held_of(self, client: int, effects: Effects) -> None:
-        """Sends of a connection that is gone are not taken any more: nobody was told that they would be."""
-        closed = IllegalStateException("the connection was closed while the send was held back at a limit")
+    def _drop_held_of(self, client: int, now_ms: int, effects: Effects) -> None:
+        """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
+        if self._holding.count:
+            closed = IllegalStateException("the connection was closed while this was held back at a limit")
+            self._give_up(lambda held: _is_of(held, client), closed, now_ms, effects)
+
+    def _give_up(self, is_over: Callable[[Held], bool], error: JMSException, now_ms: int, effects: Effects) -> None:
+        """Those that wait and for whom it is over wait no more; those that waited behind them go on."""
+        for queue in list(self._holding.queues()):
+            if any(map(is_over, queue.held)):
+                self._awake[queue.id] = queue
         for line in self._holding.lines():
-            for held in self._holding.remove(line, lambda held: _is_of(held, client)):
-                self._end_held(held, closed, effects)
+            for held in self._holding.remove(line, is_over):
+                self._end_held(held, error, effects)
+                self._resume_followers(held, now_ms, effects)
 
     # Settling.
 
@@ -1521,14 +1537,14 @@ class BrokerState:
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
         if self._holding.count and command.commit_id is not None:
-            self._give_up_commits_of(command.commit_id.session, effects)
+            self._give_up_commits_of(command.commit_id.session, now_ms, effects)
         held = self._arrived(command)
         try:
             self._do_commit(held, now_ms, effects)
         except JMSException as error:
             self._roll_back(command, error, effects)
 
-    def _give_up_commits_of(self, session: str, effects: Effects) -> None:
+    def _give_up_commits_of(self, session: str, now_ms: int, effects: Effects) -> None:
         """A session that commits again waits no more for what it committed before, and must not overtake that."""
         error = IllegalStateException("the session has gone on while the commit was held back at a limit")
 
@@ -1538,9 +1554,7 @@ class BrokerState:
                 isinstance(command, c.Commit) and command.commit_id is not None and command.commit_id.session == session
             )
 
-        for line in self._holding.lines():
-            for held in self._holding.remove(line, is_earlier):
-                self._end_held(held, error, effects)
+        self._give_up(is_earlier, error, now_ms, effects)
 
     def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         session, number = command.commit_id
@@ -1871,6 +1885,9 @@ class BrokerState:
         if queue is None or queue.record.publishing:
             return False
         self.staging.end(name)
+        target = self.by_destination.get(Destination(queue.record.target or ""))
+        if target is not None and target.held:
+            self._awake[target.id] = target  # whoever waits to publish it is told
         self._end_queue(queue, effects)
         del self.staged[name]
         return True

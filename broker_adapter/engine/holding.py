@@ -12,7 +12,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from broker_adapter.destination import Destination
@@ -148,8 +148,12 @@ class Holding:
 
     def lines(self) -> list[deque[Held]]:
         """All lines in which somebody waits, and last that at large."""
+        return [*(queue.held for queue in self.queues()), self.at_large]
+
+    def queues(self) -> Collection[QueueState]:
+        """The queues for which somebody waits."""
         self._queues = {number: queue for number, queue in self._queues.items() if queue.held}
-        return [*(queue.held for queue in self._queues.values()), self.at_large]
+        return self._queues.values()
 
     def take(self, line: deque[Held]) -> Held:
         """The first of a line waits no more, or has to be sent back by :meth:`wait`."""
@@ -184,25 +188,24 @@ class Holding:
         self.count += len(followers)
 
     def remove(self, line: deque[Held], is_over: Callable[[Held], bool] = lambda _held: True) -> list[Held]:
-        """Take those out of a line for whom it is over, with their followers, and followers for whom it is over.
+        """Take those out of a line for whom it is over, and those out of its followers.
 
         Returns:
-            them in the order of arrival.
+            them in the order of arrival.  Whoever is a head and has followers left has not ended; see :meth:`end`.
         """
         removed: list[Held] = []
         kept: list[Held] = []
         for held in line:
+            over = [each for each in held.followers or () if is_over(each)]
+            if held.followers and over:
+                held.followers = deque(each for each in held.followers if each not in over)
             if is_over(held):
-                self.count -= 1
                 held.line = None
-                removed += [held, *self.end(held)]
+                over.append(held)
             else:
                 kept.append(held)
-                over = [each for each in held.followers or () if is_over(each)]
-                if held.followers and over:
-                    held.followers = deque(each for each in held.followers if each not in over)
-                    self.count -= len(over)
-                    removed += over
+            self.count -= len(over)
+            removed += over
         line.clear()
         line.extend(kept)
         return sorted(removed, key=lambda held: held.arrival)

@@ -78,13 +78,17 @@ _ACCEPT_PAUSE_SECONDS = 1.0
 #: Time between two looks at the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
 #: Operations beyond messaging have groups of worker threads, so that a long one delays no short one, nor those that
-#: streaming queries cannot go on without, and none of these delays what failover needs.  A connection has one operation
-#: of each group under way.  A repetition of one that is under way waits for its answer without a thread.
+#: streaming queries cannot go on without, and none of these delays what failover needs.  Those that do little but wait,
+#: for the disk or for room in a queue, have more threads, and delay only their like.  A connection has one operation of
+#: each group under way.  A repetition of one that is under way waits for its answer without a thread.
 _RESTORING = frozenset(("resolve_commit", "settle_positions", "forgive"))
 _RESTORING_THREADS = 2
-_SHORT = frozenset(("confirm", "statistics", "bounds", "read_range", "stage", "discard", "published"))
+_CONFIRMING = frozenset(("confirm",))
+_PUBLISHING = frozenset(("publish",))
+_WAITING_THREADS = 16
+_SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard", "published"))
 _SHORT_THREADS = 2
-_STREAMING = frozenset(("publish", "settle_through"))
+_STREAMING = frozenset(("settle_through",))
 _STREAMING_THREADS = 2
 _LONG_THREADS = 4
 #: Operations of each group that a connection may have waiting; one more is refused.
@@ -138,11 +142,20 @@ class Listener:
         self._admission = _admission(settings, Places(settings.max_connections, settings.max_connections))
         self._log_limiters: dict[str, LogLimiter] = {}
         self._restoring = _workers("restoring", _RESTORING_THREADS)
+        self._confirming = _workers("confirming", _WAITING_THREADS)
+        self._publishing = _workers("publishing", _WAITING_THREADS)
         self._short = _workers("short", _SHORT_THREADS)
         self._streaming = _workers("streaming", _STREAMING_THREADS)
         self._long = _workers("long", _LONG_THREADS)
-        groups = ((_RESTORING, self._restoring), (_SHORT, self._short), (_STREAMING, self._streaming))
+        groups = (
+            (_RESTORING, self._restoring),
+            (_CONFIRMING, self._confirming),
+            (_PUBLISHING, self._publishing),
+            (_SHORT, self._short),
+            (_STREAMING, self._streaming),
+        )
         self._workers_of = {operation: workers for operations, workers in groups for operation in operations}
+        self._request_workers = (*(workers for _, workers in groups), self._long)
         threads = max(1, min(_MAX_HASH_THREADS, (os.cpu_count() or 1) // 2))
         self._hashing = Workers(
             "holdfast-hash", threads, most_running=1, most_waiting=1, group_of=lambda pair: pair.origin
@@ -429,10 +442,6 @@ class Listener:
             self._workers_of.get(operation, self._long).submit(connection, work)
         except JMSException as error:
             done(error)
-
-    @property
-    def _request_workers(self) -> tuple[Workers, ...]:
-        return self._restoring, self._short, self._streaming, self._long
 
     def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         """A protocol for a new connection, whose verified certificate names this user."""

@@ -251,6 +251,91 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
     assert rules.state._holding._heads == {}
 
 
+def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
+    """It is another session's, and has done nothing that would end it."""
+    rules = Rules(max_queue_messages=4, hold_timeout_seconds=100)
+    sender, full = Sender(rules), queue("full")
+    rules.send(rules.connect(), full, b"1", b"2", b"3", b"4")
+    rules.state.held_because = FULL
+    sender.send()
+    first = c.Commit(sender.client, c.CommitId("session", 1), [(Q, sent(100)), (full, sent(101))], [])
+    sender._decide(first._replace(reply=partial(sender.answers.__setitem__, 100)))
+    sender.send()
+    rules.state.held_because = None
+    sender.pass_time()
+    assert list(sender.answers) == [1], "the commit leads, and waits for the other queue"
+    second = c.Commit(sender.client, c.CommitId("session", 2), [(queue("other"), sent(200))], [])
+    sender._decide(second._replace(reply=partial(sender.answers.__setitem__, 200)))
+    assert "the session has gone on" in str(sender.answers.pop(100))
+    assert sender.answers == {1: None, 2: None, 200: None}
+    assert (rules.depth("q"), rules.state.waiting(), rules.state._holding.count) == (2, [], 0)
+
+
+class Large:
+    """A commit, or a batch to publish, of eight messages for a queue that has five, and takes ten."""
+
+    def __init__(self, kind: str) -> None:
+        self.rules = Rules(max_queue_messages=10, hold_timeout_seconds=3)
+        self.answers: dict[str, Any] = {}
+        rules = self.rules
+        rules.send(rules.connect(), Q, *[b"x"] * 5)
+        self.client = rules.connect()
+        eight = [sent(number, persistent=True)._replace(identity=None) for number in range(8)]
+        if kind == "commit":
+            large: Any = c.Commit(self.client, None, [(Q, each) for each in eight], [])
+        else:
+            rules.do(c.Stage("g/1/0", Q, 0, eight))
+            large = c.Publish("g", 1, ["g/1/0"])
+        self.decide(large, "large")
+        rules.pass_time(1000)
+        self.decide(c.Enqueue(rules.connect(), Q, [c.NewMessage(0, b"small")]), "small")
+        assert self.answers == {}
+
+    def decide(self, command: Any, name: str = "") -> None:
+        effects = self.rules.state.decide(
+            [command._replace(reply=partial(self.answers.__setitem__, name))], self.rules.now_ms
+        )
+        for reply, result in effects.replies:
+            reply(result)
+
+
+@pytest.mark.parametrize("kind", ["commit", "publication"])
+def test_what_is_small_goes_on_when_the_time_of_something_large_is_over(kind: str) -> None:
+    large = Large(kind)
+    for reply, result in large.rules.pass_time(2000).replies:
+        reply(result)
+    assert "is full" in str(large.answers.pop("large"))
+    assert large.answers == {"small": None}
+
+
+@pytest.mark.parametrize("kind", ["commit", "publication"])
+def test_what_is_small_goes_on_when_something_large_is_given_up(kind: str) -> None:
+    large = Large(kind)
+    large.decide(c.Disconnect(large.client) if kind == "commit" else c.Discard(["g/1/0"]), "end")
+    assert ("was closed" if kind == "commit" else "does not exist") in str(large.answers.pop("large"))
+    large.answers.pop("end")
+    assert large.answers == {"small": None}
+
+
+def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_waits() -> None:
+    rules = Rules(max_queue_messages=1, hold_timeout_seconds=100)
+    rules.send(rules.connect(), Q, b"there")
+    rules.send(rules.connect(), queue("in"), b"work")
+    client = rules.connect()
+    consumer = rules.attach(client, queue("in"), credit=1)
+    ((number, _),) = rules.delivered[consumer]
+    other = rules.attach(client, queue("elsewhere"), credit=10)
+    rules.do(c.Detach(consumer))
+    assert rules.do(c.Commit(client, None, [(Q, sent(1))], [(consumer, number, Outcome.ACCEPTED)])) == "held"
+    rules.do(c.Disconnect(client))
+    assert not rules.effects.faults
+    assert (rules.state.consumers, rules.state.waiting()) == ({}, [])
+    rules.send(rules.connect(), queue("elsewhere"), b"x")
+    assert other not in rules.delivered, "a consumer that is gone takes nothing"
+    again = rules.attach(rules.connect(), queue("in"), credit=1)
+    assert [count for _, count in rules.delivered[again]] == [1]
+
+
 def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> None:
     holding, line_of = Holding(), QueueState.__new__(QueueState)
     line_of.id, line_of.held = 1, Holding().at_large

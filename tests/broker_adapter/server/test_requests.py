@@ -133,6 +133,33 @@ def test_long_requests_hold_up_nothing_that_streaming_queries_need(server: Serve
     assert [each.result(WAIT) for each in asked] == [1] * len(names)
 
 
+def test_publications_that_wait_for_room_hold_up_what_makes_it_and_no_confirmation(server: Server) -> None:
+    server.broker.gated = frozenset(["publish"])
+    names = [f"g{number}" for number in range(listener._STREAMING_THREADS + listener._SHORT_THREADS)]
+    clients = [server.client("full") for _ in names]
+    asked = [
+        server.ask(client, "publish", group=name, number=1, transactions=[])
+        for client, name in zip(clients, names, strict=True)
+    ]
+    server.broker.wait_for(len(names))
+    reader = server.client()
+    assert server.ask(reader, "settle_through", destination="full", position=1).result(WAIT) == 1
+    assert server.ask(clients[0], "settle_through", destination="full", position=2).result(WAIT) == 1
+    assert server.ask(reader, "confirm").result(WAIT) is True
+    server.broker.gate.set()
+    assert [each.result(WAIT) for each in asked] == [True] * len(names)
+
+
+def test_as_many_confirmations_may_wait_together_as_share_one_write(server: Server) -> None:
+    server.broker.gated = frozenset(["confirm"])
+    clients = [server.client() for _ in range(listener._WAITING_THREADS)]
+    asked = [server.ask(client, "confirm") for client in clients]
+    server.broker.wait_for(len(clients))
+    assert clients[0].statistics().clients == len(clients)
+    server.broker.gate.set()
+    assert [each.result(WAIT) for each in asked] == [True] * len(clients)
+
+
 def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Server) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
