@@ -19,6 +19,7 @@ Theory of operation
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -93,6 +94,7 @@ class LostAcknowledgements:
     def __init__(self) -> None:
         self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
         self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._changing = threading.Lock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
     @property
     def knows_any(self) -> bool:
@@ -104,25 +106,29 @@ class LostAcknowledgements:
 
     def add(self, given: Iterable[Given], too_late: TooLate) -> None:
         """These were under way when the connection was lost; ``too_late`` hears of those that others have."""
-        for each in given:
-            self._lost[each[0], each[1]] = each, too_late
-        while len(self._lost) > MAX_GIVEN:
-            self._lost.popitem(last=False)
+        with self._changing:
+            for each in given:
+                self._lost[each[0], each[1]] = each, too_late
+            while len(self._lost) > MAX_GIVEN:
+                self._lost.popitem(last=False)
 
     def add_seen(self, given: Iterable[Given]) -> None:
         """The application had these when the connection was lost, and had not acknowledged them."""
-        for each in given:
-            self._seen[each[0], each[1]] = None
-        while len(self._seen) > MAX_GIVEN:
-            self._seen.popitem(last=False)
+        with self._changing:
+            for each in given:
+                self._seen[each[0], each[1]] = None
+            while len(self._seen) > MAX_GIVEN:
+                self._seen.popitem(last=False)
 
     def was_seen(self, given: Given) -> bool:
         """A message has come: returns whether the application had it before."""
-        return self._seen.pop(given[:2], _NOT_THERE) is not _NOT_THERE
+        with self._changing:
+            return self._seen.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
     def take(self, given: Given) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
-        return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
+        with self._changing:
+            return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
     def give_again(self, request: Request) -> None:
         """Say all of it again to our own broker, before it hands anything out.
@@ -136,7 +142,8 @@ class LostAcknowledgements:
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
         """
-        lost = list(self._lost.values())
+        with self._changing:
+            lost = list(self._lost.values())
         told = {(each[0], each[2]): too_late for each, too_late in lost}
         failures = {each: each[3] for each, _ in lost}
         late: dict[TooLate, list[str]] = {}
@@ -145,7 +152,7 @@ class LostAcknowledgements:
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
                 _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), settled)
                 for each in part:
-                    self._lost.pop((each[0], each[1]), None)
+                    self.take(each)
                     if each[2] in taken:
                         late.setdefault(told[each[0], each[2]], []).append(each[4] or str(each[1]))
         finally:

@@ -468,10 +468,6 @@ class MessageConsumer:
                 failed = policy.listener_raised(tag, now) if raised else ()
                 settlements = () if raised else policy.consumed(tag, now)
                 state.settle(settlements)
-            if state.confirms and settlements:
-                state.confirm()
-            if is_stale and not raised and policy.tells_lost_acknowledgements:
-                raise ConnectionLostException("the connection was lost while its listener ran")
             if policy.due_at is not None:
                 state.keep_time(policy.due_at)
             self._count_used()
@@ -482,6 +478,10 @@ class MessageConsumer:
                 failures = delivery.delivery_count + 1
                 if failures > 1:
                     self.resumes_at = time.monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
+            if state.confirms and settlements:
+                state.confirm()
+            if is_stale and not raised and policy.tells_lost_acknowledgements:
+                raise ConnectionLostException("the connection was lost while its listener ran")
         except ConnectionLostException as error:
             if policy.tells_lost_acknowledgements and not raised:
                 # Nobody waits for this thread, so the exception listener is told.

@@ -41,6 +41,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     OperationTimedOutException,
     ProtocolException,
+    TransactionInDoubtException,
     TransactionRolledBackException,
     copied,
 )
@@ -505,11 +506,14 @@ class AmqpTransport:
                 timeout,
             )
         except OperationTimedOutException as error:
-            was_done = self._ask(
-                "the end of the commit",
-                lambda protocol, done: protocol.withdraw(session, commit_number, done),
-                _OWN_THREAD_SECONDS,
-            )
+            try:
+                was_done = self._ask(
+                    "the end of the commit",
+                    lambda protocol, done: protocol.withdraw(session, commit_number, done),
+                    _OWN_THREAD_SECONDS,
+                )
+            except JMSException as lost:  # the connection has ended meanwhile, and with it what is known of the commit
+                raise TransactionInDoubtException(f"{error.reason}; {lost.reason}") from lost
             if was_done is None:
                 raise
             if not was_done:

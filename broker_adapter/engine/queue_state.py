@@ -313,6 +313,7 @@ class QueueState:
         "held",
         "id",
         "kept",
+        "kept_for",
         "label",
         "lanes",
         "leaving",
@@ -399,7 +400,8 @@ class QueueState:
         self.searching: dict[Consumer, None] = {}  #: those with a selector
         self.selector: Selector | None = None  #: of a subscription: what it wants of its topic
         self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
-        self.kept = 0  #: messages that are reserved for the consumers of their groups
+        self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
+        self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
         self.resting: Resting[Entry, Consumer] = Resting()
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
         self.held: deque[Any] = deque()
@@ -521,6 +523,7 @@ class QueueState:
             self.exclusive.remove(consumer)
         reserved, consumer.reserved = consumer.reserved, []
         for lane_number, position in reserved:
+            self.kept_for.pop(position, None)
             heappush(self._by_number[lane_number].heap, position)
         self.kept -= len(reserved)
         for key in consumer.groups:
@@ -691,7 +694,9 @@ class QueueState:
         """Hand out what was reserved for a consumer."""
         while consumer.reserved and turn.room_of(consumer) > 0:
             self.kept -= 1
-            entry = self.ready.pop(heappop(consumer.reserved)[1], None)
+            position = heappop(consumer.reserved)[1]
+            self.kept_for.pop(position, None)
+            entry = self.ready.pop(position, None)
             if entry is not None:
                 turn.give_unless_expired(consumer, entry)
 
@@ -775,6 +780,8 @@ class QueueState:
                 entry = self.ready.get(heappop(looking.found))
                 if entry is None or (entry.group and not self._may_take(consumer, entry)):
                     continue
+                if self.kept_for and self.kept_for.get(entry.position, consumer) is not consumer:
+                    continue  # it is shown again if that consumer leaves
                 del self.ready[entry.position]
                 self._tidy(lane)
                 if entry.flags & FLAG_PERSISTENT and not entry.flags & FLAG_HANDED:
@@ -996,6 +1003,7 @@ class QueueState:
             self.give_back(entry, effects)
             return
         self.ready[entry.position] = entry
+        self.kept_for[entry.position] = consumer
         self._keep(consumer, entry)
         self.offer(consumer)
 
@@ -1030,7 +1038,7 @@ class QueueState:
         """Remove an entry; with ``keep_message`` another place takes the message over."""
         flags = entry.flags
         lane = entry.lane
-        if entry.delivery_count:
+        if self.resting.failures:
             self.resting.forget(entry.position)
         if flags & FLAG_PERSISTENT:
             batch = effects.durable

@@ -50,15 +50,16 @@ class Resting(Generic[E, H]):
     """The resting messages of one queue, by position and by the time they are due.
 
     Attributes:
+        failures: position → how often the listener of its message has raised.
         holders: consumer → how many messages that it failed to process rest.  It gets nothing while it is here.
     """
 
-    __slots__ = ("_by_position", "_due", "_failures", "_released", "holders")
+    __slots__ = ("_by_position", "_due", "_released", "failures", "holders")
 
     def __init__(self) -> None:
         self._by_position: dict[int, _Rest[E, H]] = {}
         self._due: list[tuple[int, int]] = []  #: a heap of (due, position); those that are not so any more are skipped
-        self._failures: dict[int, int] = {}
+        self.failures: dict[int, int] = {}
         self._released: list[H] = []
         self.holders: dict[H, int] = {}
 
@@ -72,7 +73,7 @@ class Resting(Generic[E, H]):
             position: of the message.
             most: messages of the queue that are counted; beyond it, each time is the first one.
         """
-        failures = self._failures
+        failures = self.failures
         count = failures.get(position, 0) + 1
         if count > 1 or len(failures) < most:
             failures[position] = count
@@ -80,7 +81,7 @@ class Resting(Generic[E, H]):
 
     def forget(self, position: int) -> None:
         """The message at this position is gone."""
-        self._failures.pop(position, None)
+        self.failures.pop(position, None)
 
     def add(self, entry: E, due_ms: int, holder: H | None) -> None:
         """Let a message rest until then, and with it the consumer that failed to process it."""

@@ -489,6 +489,33 @@ def test_a_commit_in_flight_is_in_doubt_where_the_broker_cannot_tell(
     assert [type(each) for each in results] == [TransactionInDoubtException]
 
 
+def test_a_commit_whose_connection_ends_as_its_time_is_over_is_in_doubt(
+    servers: Callable[..., BrokerServer], client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was discharged, and perhaps done: whether it could be withdrawn is not known any more."""
+
+    class Silent(ScriptedBroker):
+        def _coordinate(self, link: int, delivery: Any) -> None:
+            if len(delivery.payload) < 12:
+                super()._coordinate(link, delivery)  # a declare; a discharge has no answer
+
+    server = servers(lambda: Silent(holdfast=False))
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    ask = AmqpTransport._ask
+
+    def cut_first(transport: AmqpTransport, what: str, *others: Any) -> Any:
+        if what == "the end of the commit":
+            server.drop_connections()
+            assert wait_for(lambda: transport.is_lost)
+        return ask(transport, what, *others)
+
+    monkeypatch.setattr(AmqpTransport, "_ask", cut_first)
+    with pytest.raises(TransactionInDoubtException):
+        made.transport.commit(1, 1, [(link, message(1))], [], 0.5)
+
+
 def test_a_commit_that_was_never_sent_is_rolled_back(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
     """The network is away for as long as the commit may take: nobody is in doubt."""
     server = servers()

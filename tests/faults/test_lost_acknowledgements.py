@@ -7,7 +7,15 @@ from uuid import uuid4
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, JMSException, Message, Session, StaleAcknowledgementException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    JMSException,
+    Message,
+    OperationTimedOutException,
+    Session,
+    StaleAcknowledgementException,
+)
 from tests.faults.conftest import Client, Connect
 from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import WAIT, wait_for
@@ -188,3 +196,30 @@ def test_a_listener_acknowledges_synchronously(direct: Connection, connect: Conn
     assert done.wait(WAIT)
     session.close()
     assert left == list(range(COUNT, 0, -1))
+
+
+def test_a_listener_goes_on_when_an_acknowledgement_is_not_confirmed_in_time(
+    direct: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the exception listener hears of it, and the consumer still asks for the next message."""
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("synchronous_acknowledge=true&queue_prefetch_messages=5")
+    transport = client.connection._transport
+    confirm = transport.confirm
+    left = [10]
+
+    def fail_at_first(timeout: float | None) -> None:
+        confirm(timeout)
+        if left[0]:
+            left[0] -= 1
+            raise OperationTimedOutException("the confirmation: no answer in time")
+
+    monkeypatch.setattr(transport, "confirm", fail_at_first)
+    processed: list[str] = []
+    session = client.connection.create_session()
+    session.create_consumer(session.create_queue(name)).listener = lambda message: processed.append(message.text)  # type: ignore[attr-defined]
+    assert wait_for(lambda: len(processed) == COUNT)
+    assert processed == [str(number) for number in range(COUNT)]
+    session.close()
+    assert sum(isinstance(each, OperationTimedOutException) for each in client.told) == 10

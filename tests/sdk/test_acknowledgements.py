@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -289,3 +291,30 @@ def test_what_others_have_is_told_also_where_the_connection_is_lost_again_meanwh
         lost.give_again(request)
     assert told == [["ID:7"]]
     assert len(lost) == 1000
+
+
+def test_acknowledgements_may_be_lost_while_others_are_given_again() -> None:
+    """Each session has a thread, and the restored connection one more."""
+    lost = LostAcknowledgements()
+    stop = threading.Event()
+
+    def lose(producer: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            lost.add([(SOURCE, Identity(f"producer {producer}", 1, number), number, 0, None)], ignore)
+
+    threads = [threading.Thread(target=lose, args=(number,)) for number in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            lost.add([given(number) for number in range(2000)], ignore)
+            lost.give_again(lambda _operation, _arguments, _timeout: {"settled": 0, "lost": []})
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ack_modes import Outcome
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.resting import Resting, redelivery_delay_ms
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import WAIT, attach, come_to_rest, connect
+from tests.broker_adapter.engine.test_broker_state import Q, Rules
 
 
 @attrs.frozen
@@ -99,3 +105,56 @@ def test_failures_are_counted_by_message_up_to_a_limit() -> None:
     assert [resting.failed(3, 2), resting.failed(3, 2)] == [1, 1], "there is no room for a third"
     resting.forget(1)
     assert [resting.failed(3, 2), resting.failed(3, 2)] == [1, 2]
+
+
+def test_failures_of_a_message_are_forgotten_with_it_although_they_were_forgiven() -> None:
+    """Else back-off ends for the whole queue when as many are remembered as may be."""
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"1")
+    consumer = rules.attach(client, Q, credit=10)
+    ((number, _),) = rules.delivered[consumer]
+    position = rules.placed[consumer][0][0]
+    rules.do(c.Settle(consumer, [number], Outcome.FAILED))
+    rules.do(c.Detach(consumer, give_back=True))
+    waiting = rules.state.by_destination[Q]
+    assert rules.do(c.Forgive(waiting.id, [(position, None)])) == 1
+    assert waiting.resting.failures == {position: 1}
+    last = rules.attach(client, Q, credit=10)
+    rules.do(c.Settle(last, [number for number, _ in rules.delivered[last]], Outcome.ACCEPTED))
+    assert (waiting.depth, waiting.resting.failures) == (0, {})
+
+
+@pytest.mark.parametrize("selector", [None, "JMSPriority >= 0"])
+def test_what_a_listener_failed_to_process_waits_for_its_consumer(selector: str | None) -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=0))
+    client = connect(broker)
+    (first, firsts), (second, seconds), (third, thirds) = (
+        attach(broker, client, "q", selector=selector) for _ in range(3)
+    )
+    messages = [c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(Q))) for _ in range(3)]
+    assert broker.call(c.Enqueue(client, Q, messages), WAIT) is None
+
+    def credit(consumer: int) -> None:
+        broker.call(c.Credit(consumer, 1), WAIT)
+        come_to_rest(broker)
+
+    def fail(handout: c.Handout) -> None:
+        broker.call(c.Settle(first, [handout.number], Outcome.FAILED), WAIT)
+
+    credit(first)
+    fail(firsts.handouts[-1])
+    credit(second)
+    assert [each.position for each in seconds.handouts] == [2]
+    credit(first)
+    fail(firsts.handouts[-1])
+    credit(third)
+    credit(third)
+    assert [each.position for each in thirds.handouts] == [3]
+    credit(first)
+    fail(firsts.handouts[-1])
+    assert [each.position for each in firsts.handouts] == [1, 1, 1]
+    broker.call(c.Detach(first), WAIT)
+    come_to_rest(broker)
+    assert [each.position for each in thirds.handouts] == [3, 1], "its consumer has gone"
+    broker.close()

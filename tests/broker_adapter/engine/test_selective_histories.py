@@ -2,7 +2,7 @@
 
 What must be true after each step: nobody holds what he did not ask for or what another one holds; and whoever may have
 more has everything that is there for him.  What a consumer's listener failed to process waits for that consumer, while
-it is there; who searches may come across it.
+it is there.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class History:
                 assert body in self.waiting, "delivered what is not there"
                 assert taker.wants(self.waiting[body][1]), "delivered what was not asked for"
                 assert handout.delivery_count >= self.failures.get(body, 0)
-                self.failed_by.pop(body, None)
+                assert self.failed_by.pop(body, taker) is taker
                 self.failures[body] = handout.delivery_count
             for handout in taker.held:
                 body = unpack(handout.payload).body
