@@ -915,7 +915,7 @@ class Broker:
             batch = pending.durable if flags & FLAG_PERSISTENT else pending.volatile
             value = batch.tables.get("annotations", {}).get(key) or pending.taken_annotations.get(key)
             if value is not None:
-                return decode_annotations(value)
+                return decode_annotations(key, value)
         store: Store = self._disk if self._disk is not None and flags & FLAG_PERSISTENT else self._memory
         return store.annotations(key)
 

@@ -21,8 +21,6 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
-import msgpack
-
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
@@ -38,6 +36,7 @@ from broker_adapter.engine.records import (
     FLAG_PERSISTENT,
     KIND_DELIVER,
     KIND_EXPIRE,
+    NEXT_QUEUE,
     CatalogRecord,
     Counters,
     RawEntry,
@@ -46,6 +45,7 @@ from broker_adapter.engine.records import (
     encode_annotations,
     encode_catalog,
     encode_counters,
+    encode_meta,
     encode_sequences,
     lane_of_delayed,
     queue_key,
@@ -399,7 +399,8 @@ class BrokerState:
             queue.used_ms = now_ms
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
-                effects.durable.put("queues", queue_key(queue.id), encode_counters(queue.counters()))
+                key = queue_key(queue.id)
+                effects.durable.put("queues", key, encode_counters(key, queue.counters()))
 
     def _answer_drains(self, effects: Effects) -> None:
         waiting = []
@@ -602,7 +603,7 @@ class BrokerState:
     def _new_queue(self, destination: Destination, record: CatalogRecord, effects: Effects) -> QueueState:
         number = self._new_number(record, effects)
         if self.durable:
-            effects.durable.put("catalog", queue_key(number), encode_catalog(record))
+            effects.durable.put("catalog", queue_key(number), encode_catalog(queue_key(number), record))
         return self._make_queue(number, destination, record, None)
 
     def _new_number(self, record: CatalogRecord, effects: Effects) -> int:
@@ -622,7 +623,7 @@ class BrokerState:
             )
         self._next_queue = number + 1
         if self.durable:
-            effects.durable.put("meta", b"next_queue", msgpack.packb(number + 1))
+            effects.durable.put("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, number + 1))
         return number
 
     def incarnation(self, queue: QueueState) -> str:
@@ -691,7 +692,7 @@ class BrokerState:
             self.published.forget(settled, effects.durable)
         queue.record = queue.record._replace(kind="ended")
         if queue.durable:
-            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue_key(queue.id), queue.record))
         effects.ended.append(queue.id)
 
     def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
@@ -1512,7 +1513,7 @@ class BrokerState:
         lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))
         moved = target.adopt(entry, lane, entry.flags & 0xFF | FLAG_ANNOTATED, 0, 0, effects)
         batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
-        batch.put("annotations", moved.key, encode_annotations(annotations))
+        batch.put("annotations", moved.key, encode_annotations(moved.key, annotations))
         self._awake[target.id] = target
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
@@ -1780,7 +1781,7 @@ class BrokerState:
         elif self.staging.used(command.transaction, now_ms):
             queue.record = queue.record._replace(created_ms=now_ms)
             if queue.durable:
-                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue_key(queue.id), queue.record))
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
         self._awake[queue.id] = queue
@@ -1843,7 +1844,7 @@ class BrokerState:
             self._next_publishing += 1
             effects.published.append(queue.id)
             if queue.durable:
-                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue.record))
+                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue_key(queue.id), queue.record))
         for name in self.staging.through(command.group, command.number):
             self._end_staged(name, effects)  # of attempts that do not count
         self.published.note(command.group, command.number, now_ms, effects.durable)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
 from heapq import merge
 from itertools import groupby
 from typing import Final, NamedTuple, Protocol
@@ -32,7 +33,10 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
+    NEXT_MESSAGE,
+    NEXT_QUEUE,
     RUN_PREFIX,
+    UNIQUE,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -43,14 +47,17 @@ from broker_adapter.engine.records import (
     decode_entry,
     decode_last,
     decode_message,
+    decode_meta,
     decode_reference,
     decode_run,
     decode_schedule_key,
     decode_sequences,
     decode_stream_key,
+    encode_annotations,
     encode_catalog,
     encode_counters,
     encode_entry,
+    encode_meta,
     encode_reference,
     entry_key,
     message_key,
@@ -67,6 +74,8 @@ from broker_adapter.errors import StoreCorruptException
 SKIPPED_POSITIONS: Final = 1 << 32
 #: Numbers of queues that are skipped likewise.
 SKIPPED_QUEUES: Final = 1 << 16
+#: Numbers of messages that are skipped likewise.
+SKIPPED_MESSAGES: Final = 1 << 32
 #: Lanes that an entry may have.
 _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
@@ -224,7 +233,7 @@ class Check:
                 continue
             (number,) = unpack_queue_key(key)
             try:
-                record = decode_catalog(value)
+                record = decode_catalog(key, value)
                 if record.kind not in _KINDS or not isinstance(record.name, str):
                     raise ValueError(record)
             except (StoreCorruptException, ValueError, TypeError):
@@ -235,7 +244,7 @@ class Check:
                     key,
                     f"the record of queue {number} cannot be trusted; it goes into quarantine, and the queue is named"
                     f" {record.name!r}",
-                    (*_quarantine("catalog", key, value), ("catalog", key, encode_catalog(record))),
+                    (*_quarantine("catalog", key, value), ("catalog", key, encode_catalog(key, record))),
                 )
             self._queues[number] = _Queue(number, record)
             name = record.kind, record.name, record.client_id if record.kind == "subscription" else None
@@ -246,7 +255,7 @@ class Check:
                     "catalog",
                     key,
                     f"queue {number} has the name {record.name!r} of queue {names[name]}; it is named {other.name!r}",
-                    (("catalog", key, encode_catalog(other)),),
+                    (("catalog", key, encode_catalog(key, other)),),
                 )
             names.setdefault(name, number)
         self.summary.queues = len(self._queues)
@@ -315,7 +324,7 @@ class Check:
             )
         if flags & FLAG_ANNOTATED:
             annotations = tables.get("annotations", key)
-            if annotations is None or not _can(decode_annotations, annotations):
+            if annotations is None or not _can(decode_annotations, key, annotations):
                 yield Finding(
                     "annotations missing",
                     "entries",
@@ -540,7 +549,7 @@ class Check:
                 "catalog",
                 queue_key(moved.queue),
                 f"queue {moved.queue} is put into the catalogue as {moved.record.name!r}",
-                (("catalog", queue_key(moved.queue), encode_catalog(moved.record)),),
+                (("catalog", queue_key(moved.queue), encode_catalog(queue_key(moved.queue), moved.record)),),
             )
 
     def _uncount(self, entry: RawEntry) -> None:
@@ -555,8 +564,9 @@ class Check:
         new_key = entry_key(queue, entry.lane, entry.position)
         changes: list[Change] = [("entries", key, None), _entry_change(new_key, entry, entry.flags)]
         annotations = self._tables.get("annotations", key)
-        if annotations is not None:
-            changes += [("annotations", key, None), ("annotations", new_key, annotations)]
+        if annotations is not None and _can(decode_annotations, key, annotations):
+            again = encode_annotations(new_key, decode_annotations(key, annotations))
+            changes += [("annotations", key, None), ("annotations", new_key, again)]
         if entry.lane == DELAYED_LANE:
             changes.append(("schedule", schedule_key(0, KIND_DELIVER, new_key), b""))
         elif entry.expires_at_ms:
@@ -582,7 +592,7 @@ class Check:
             damaged = False
             if value is not None:
                 try:
-                    counters = decode_counters(value)
+                    counters = decode_counters(key, value)
                 except (StoreCorruptException, ValueError, TypeError):
                     damaged = True
             wrong = _differences(counters, queue)
@@ -606,7 +616,7 @@ class Check:
                 f" they are put right: {sum(queue.counted.values())} messages of {queue.size} bytes",
                 (
                     *(_quarantine("queues", key, value) if damaged and value is not None else ()),
-                    ("queues", key, encode_counters(right)),
+                    ("queues", key, encode_counters(key, right)),
                 ),
             )
         for key, value in tables.items("queues"):
@@ -651,7 +661,7 @@ class Check:
             if not key.startswith(RUN_PREFIX):
                 continue
             try:
-                decode_run(value)
+                decode_run(key, value)
             except (StoreCorruptException, ValueError, TypeError):
                 yield Finding(
                     "damaged record of a start",
@@ -660,28 +670,47 @@ class Check:
                     f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
                     _quarantine("meta", key, value),
                 )
-        noted = _number(self._tables.get("meta", b"next_queue"))
+        unique = self._tables.get("meta", UNIQUE)
+        if unique is not None and not _can(decode_meta, UNIQUE, unique):
+            yield Finding(
+                "damaged name of the store",
+                "meta",
+                UNIQUE,
+                "the record of what the store is known by cannot be trusted; it gets a new name, so what clients know"
+                " of its queues from before counts as another store's",
+                (
+                    *_quarantine("meta", UNIQUE, unique),
+                    ("meta", UNIQUE, encode_meta(UNIQUE, blake2b(unique, digest_size=8).hexdigest())),
+                ),
+            )
+        noted = self._noted(NEXT_QUEUE)
         highest = self._highest_queue()
         if noted <= highest:
             yield Finding(
                 "wrong number of the next queue",
                 "meta",
-                b"next_queue",
+                NEXT_QUEUE,
                 f"the next queue would be number {noted}, and there is a queue {highest}; it is put right, and as those"
                 " above may have been used as well, some are skipped",
-                (("meta", b"next_queue", msgpack.packb(highest + 1 + SKIPPED_QUEUES)),),
+                (("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, highest + 1 + SKIPPED_QUEUES)),),
             )
-        if not self._highest:
-            return
-        noted = _number(self._tables.get("meta", b"next_message"))
-        if noted <= self._highest:
+        noted = self._noted(NEXT_MESSAGE)
+        if noted <= self._highest and (self._highest or self._tables.get("meta", NEXT_MESSAGE) is not None):
             yield Finding(
                 "wrong number of the next message",
                 "meta",
-                b"next_message",
-                f"the next message would be number {noted}, and there is a message {self._highest}; it is put right",
-                (("meta", b"next_message", msgpack.packb(self._highest + 1)),),
+                NEXT_MESSAGE,
+                f"the next message would be number {noted}, and there is a message {self._highest}; it is put right,"
+                " and as those above may have been used as well, some are skipped",
+                (("meta", NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, self._highest + 1 + SKIPPED_MESSAGES)),),
             )
+
+    def _noted(self, key: bytes) -> int:
+        """A number of ``meta``; 0 where it cannot be trusted."""
+        value = self._tables.get("meta", key)
+        if value is None or not _can(decode_meta, key, value):
+            return 0
+        return int(decode_meta(key, value))
 
 
 def _differences(counters: Counters | None, queue: _Queue) -> str:
@@ -717,9 +746,9 @@ def _entry_change(key: bytes, entry: RawEntry, flags: int) -> Change:
     return "entries", key, encode_entry(key, number, count, flags, expires_at_ms, size, group)
 
 
-def _can(decode: Callable[[bytes], object], value: bytes) -> bool:
+def _can(decode: Callable[[bytes, bytes], object], key: bytes, value: bytes) -> bool:
     try:
-        decode(value)
+        decode(key, value)
     except (StoreCorruptException, ValueError, TypeError):
         return False
     return True
@@ -728,11 +757,3 @@ def _can(decode: Callable[[bytes], object], value: bytes) -> bool:
 def _decode_stream(key: bytes, value: bytes) -> None:
     decode_stream_key(key)
     decode_sequences(key, value)
-
-
-def _number(value: bytes | None) -> int:
-    try:
-        number = 0 if value is None else msgpack.unpackb(value)
-    except (ValueError, msgpack.UnpackException):
-        return 0
-    return number if isinstance(number, int) else 0

@@ -29,10 +29,16 @@ from broker_adapter.engine.pages import File, Read, contradiction, metas
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    HAS_OLD,
     LAST_POSITION,
+    NEXT_MESSAGE,
+    NEXT_QUEUE,
     RUN_PREFIX,
     STORE_VERSION,
     TABLES,
+    UNIQUE,
+    VERSION,
+    VERSION_CHECK,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -46,6 +52,7 @@ from broker_adapter.engine.records import (
     decode_entry,
     decode_last,
     decode_message,
+    decode_meta,
     decode_reference,
     decode_run,
     decode_schedule_key,
@@ -54,6 +61,7 @@ from broker_adapter.engine.records import (
     encode_entry,
     encode_last,
     encode_message,
+    encode_meta,
     encode_reference,
     encode_run,
     entry_key,
@@ -65,6 +73,7 @@ from broker_adapter.engine.records import (
     unpack_entry_key,
     unpack_message_key,
     unpack_queue_key,
+    with_key_covered,
 )
 from broker_adapter.engine.room import Figures, Room, room_of
 from broker_adapter.engine.store import Loaded, StoredQueue
@@ -95,6 +104,8 @@ _REPAIRED_BYTES = 16 * 1024 * 1024
 _COMPLAIN_SECONDS = 60.0
 #: Bytes of LMDB's lock file with its 126 places for readers.
 _LOCK_BYTES = 8192
+#: The first version that notes itself with a checksum.
+_FIRST_CHECKED = 4
 #: Starts of the engine that are remembered.
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
@@ -108,6 +119,11 @@ class LmdbStore:
         path: the directory; made where it does not exist.
         settings: ``max_store_bytes`` and ``min_free_disk_bytes``.
         is_owned: whether the caller has taken its ownership already (:func:`own`), and keeps it.
+        is_checked: whether what is damaged is to be found, and need not be right to begin with.
+        is_kept: whether nothing is to be changed: only ``snapshot`` is of use then.
+
+    Attributes:
+        mended_version: what stood where the version is noted, if that was damaged and is put right.
 
     Raises:
         StoreLockedException: another process owns it (the error says which).
@@ -116,9 +132,21 @@ class LmdbStore:
         StoreException: it cannot be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: EngineSettings, *, is_owned: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: EngineSettings,
+        *,
+        is_owned: bool = False,
+        is_checked: bool = False,
+        is_kept: bool = False,
+    ) -> None:
         self.path = Path(path)
+        self.mended_version: bytes | None = None
         self._settings = settings
+        self._is_checked = is_checked
+        self._is_kept = is_kept
+        self._trial: Any = None  #: where nothing is to be changed: a transaction that is never committed
         self._complain_at = 0.0  #: by the clock that never goes back
         self._owner: IO[str] | None = None
         if not is_owned:
@@ -139,6 +167,12 @@ class LmdbStore:
 
     def _open(self) -> None:
         is_new = not (self.path / "data.mdb").exists()
+        left = sorted(each.name for each in self.path.glob("data.mdb.damaged-*")) if is_new else []
+        if left:
+            raise StoreException(
+                f"the store in {str(self.path)!r} has no file data.mdb, only {left[-1]}: restore data.mdb from a copy,"
+                f" or rename that one and run: holdfast check {str(self.path)!r} --repair"
+            )
         _check_size(self.path / "data.mdb")
         _allocate_lock(self.path / "lock.mdb")
         try:
@@ -149,7 +183,10 @@ class LmdbStore:
                 max_readers=126,
                 mode=0o600,
             )
-            self._db = {table: self._env.open_db(table.encode()) for table in TABLES}
+            if self._is_kept:
+                # What an older version wrote is upgraded there, and seen as it will be.
+                self._trial = self._env.begin(write=True)
+            self._db = {table: self._env.open_db(table.encode(), txn=self._trial) for table in TABLES}
         except lmdb.Error as error:
             raise StoreCorruptException(
                 f"the store in {str(self.path)!r} is not one, or is damaged: {error};"
@@ -157,35 +194,55 @@ class LmdbStore:
             ) from error
         if is_new:
             sync_directory(self.path)  # the file is named on the disk before a message is confirmed
+        if self._trial is not None:
+            self._take_over(self._trial)
+            return
         with self._env.begin(write=True) as txn:
-            meta = self._db["meta"]
-            version = self._version(txn)
-            if version is None:
-                if txn.stat(meta)["entries"]:  # a repair could not save the version, only what else it is known by
-                    txn.put(b"has_old", b"\1", db=meta)
-                txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
-                txn.put(b"unique", secrets.token_hex(8).encode(), db=meta, overwrite=False)
-                txn.put(b"next_queue", msgpack.packb(1), db=meta, overwrite=False)
-            else:
-                self._upgrade(txn, version)
-            self._has_old = txn.get(b"has_old", db=meta) is not None
-            self.unique = (txn.get(b"unique", db=meta) or b"").decode()
+            self._take_over(txn)
+
+    def _take_over(self, txn: Any) -> None:
+        """Find out who wrote the store, upgrade what an older version wrote, and write what a new one needs."""
+        meta = self._db["meta"]
+        version = self._version(txn)
+        if version is None:
+            if txn.stat(meta)["entries"]:  # a repair could not save the version, only what else it is known by
+                txn.put(HAS_OLD, b"\1", db=meta)
+            txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
+        elif version < STORE_VERSION:
+            self._upgrade(txn, version)
+        again = encode_meta(VERSION_CHECK, STORE_VERSION)
+        for key, value in ((VERSION, msgpack.packb(STORE_VERSION)), (VERSION_CHECK, again)):
+            if txn.get(key, db=meta) != value:  # nothing is written that is there: the disk may be full
+                txn.put(key, value, db=meta)
+        self._has_old = txn.get(HAS_OLD, db=meta) is not None
+        unique = txn.get(UNIQUE, db=meta)
+        if unique is None:
+            unique = encode_meta(UNIQUE, secrets.token_hex(8))
+            txn.put(UNIQUE, unique, db=meta)
+        self.unique = self._noted(UNIQUE, unique) or ""
 
     def _version(self, txn: Any) -> int | None:
-        """The version that wrote the store; None where it has none yet.  A store of a newer one is closed."""
-        found = txn.get(b"version", db=self._db["meta"])
-        if found is None:
+        """The version that wrote the store; None where it has none.
+
+        It is there twice, the second time with a checksum.  A store of a newer version is closed.
+        """
+        plain, checked = (txn.get(key, db=self._db["meta"]) for key in (VERSION, VERSION_CHECK))
+        if plain is None and checked is None:
             return None
-        try:
-            version = msgpack.unpackb(found)
-        except (ValueError, msgpack.UnpackException):
-            version = None
-        if not isinstance(version, int) or version < 1:
+        version, again = _plain_number(plain), None
+        with suppress(StoreCorruptException):
+            again = decode_meta(VERSION_CHECK, checked) if checked is not None else None
+        if again is None and (version is None or (checked is not None and version < _FIRST_CHECKED)):
             self._env.close()
             raise StoreCorruptException(
                 f"the store in {str(self.path)!r} cannot be opened: the record of its version is damaged"
-                f" ({found.hex()}); restore it from a copy"
+                f" ({(plain or b'').hex()}); restore it from a copy"
             )
+        if (again is not None and version != again) or (checked is not None and again is None):
+            _log.warning("! the record of the version of the store in %s was damaged, and is put right", self.path)
+            self.mended_version = plain or b""
+        version = again if again is not None else version
+        assert version is not None
         if version > STORE_VERSION:
             self._env.close()
             raise StoreVersionException(
@@ -196,15 +253,12 @@ class LmdbStore:
 
     def _upgrade(self, txn: Any, version: int) -> None:
         """Take over a store that an older version has written; most records are read as they are."""
-        if version == STORE_VERSION:
-            return
         meta = self._db["meta"]
-        txn.put(b"version", msgpack.packb(STORE_VERSION), db=meta)
-        txn.put(b"has_old", b"\1", db=meta)
         if version < 3:
+            txn.put(HAS_OLD, b"\1", db=meta)
             with txn.cursor(db=self._db["catalog"]) as cursor:
                 highest = unpack_queue_key(cursor.key())[0] if cursor.last() else 0
-            txn.put(b"next_queue", msgpack.packb(highest + 1), db=meta)
+            txn.put(NEXT_QUEUE, msgpack.packb(highest + 1), db=meta)
             producers = self._db["producers"]
             for key, value in list(txn.cursor(db=producers)):
                 name = decode_stream_key(key)
@@ -214,6 +268,34 @@ class LmdbStore:
                         new_key = last_key(name[1])
                         txn.put(new_key, encode_last(new_key, record), db=self._db[table])
                     txn.delete(key, db=producers)
+        for key in (NEXT_QUEUE, NEXT_MESSAGE):
+            number = _plain_number(txn.get(key, db=meta))
+            if number is not None:
+                txn.put(key, encode_meta(key, number), db=meta)
+        unique = txn.get(UNIQUE, db=meta)
+        if unique is not None:
+            txn.put(UNIQUE, encode_meta(UNIQUE, unique.decode(errors="replace")), db=meta)
+        for table in ("catalog", "queues", "annotations", "meta"):
+            with txn.cursor(db=self._db[table]) as cursor:
+                for key, value in cursor.iternext():
+                    covered = with_key_covered(key, value) if table != "meta" or key.startswith(RUN_PREFIX) else None
+                    if covered is not None:
+                        cursor.put(key, covered)
+
+    def _noted(self, key: bytes, value: bytes | None) -> Any:
+        """A number or a name of the store; None where there is none."""
+        if value is None:
+            return None
+        try:
+            return decode_meta(key, value)
+        except StoreCorruptException as error:
+            if self._is_checked:
+                return None  # who checks the store finds it
+            self._env.close()
+            raise StoreCorruptException(
+                f"the record {key.decode()!r} of the store in {str(self.path)!r} is damaged;"
+                f" run: holdfast check {str(self.path)!r} --repair"
+            ) from error
 
     # What a start needs.
 
@@ -247,7 +329,7 @@ class LmdbStore:
 
     def _record(self, key: bytes, value: bytes) -> CatalogRecord:
         try:
-            return decode_catalog(value)
+            return decode_catalog(key, value)
         except (StoreCorruptException, TypeError, ValueError) as error:
             raise StoreCorruptException(
                 f"the catalog of the store in {str(self.path)!r} is damaged (queue {key.hex()});"
@@ -259,7 +341,7 @@ class LmdbStore:
         if value is None:
             return None
         try:
-            return decode_counters(value)
+            return decode_counters(key, value)
         except (StoreCorruptException, TypeError, ValueError):
             _log.warning("! the counters of queue %s fail their checksum; counting its entries", key.hex())
             return self._count(txn, key)
@@ -331,18 +413,18 @@ class LmdbStore:
     def next_message(self) -> int:
         """The number for the next new message."""
         with self._env.begin() as txn:
-            noted = txn.get(b"next_message", db=self._db["meta"])
+            noted = txn.get(NEXT_MESSAGE, db=self._db["meta"])
             last = 0
             with txn.cursor(db=self._db["messages"]) as cursor:
                 if cursor.last():
                     (last,) = unpack_message_key(cursor.key())
-        return max(last + 1, msgpack.unpackb(noted) if noted else 1)
+        return max(last + 1, self._noted(NEXT_MESSAGE, noted) or 1)
 
     def next_queue(self) -> int:
         """The number for the next new queue, unless a queue has it: none comes again, also after a queue is deleted."""
         with self._env.begin() as txn:
-            noted = txn.get(b"next_queue", db=self._db["meta"])
-        return int(msgpack.unpackb(noted)) if noted else 1
+            noted = txn.get(NEXT_QUEUE, db=self._db["meta"])
+        return self._noted(NEXT_QUEUE, noted) or 1
 
     def begin_run(self, record: RunRecord) -> bool:
         """Note a start of the engine, and forget the oldest one beyond :data:`KEPT_RUNS`.
@@ -354,7 +436,8 @@ class LmdbStore:
             with self._env.begin(write=True) as txn:
                 known = [key for key, _ in self._run_items(txn)]
                 last = unpack_message_key(known[-1][len(RUN_PREFIX) :])[0] if known else 0
-                txn.put(run_key(last + 1), encode_run(record), db=meta)
+                key = run_key(last + 1)
+                txn.put(key, encode_run(key, record), db=meta)
                 for old in known[: 1 - KEPT_RUNS]:
                     txn.delete(old, db=meta)
         except lmdb.Error as error:
@@ -378,7 +461,7 @@ class LmdbStore:
     def _runs(self, txn: Any) -> Iterator[RunRecord]:
         for key, value in self._run_items(txn):
             try:
-                yield decode_run(value)
+                yield decode_run(key, value)
             except (StoreCorruptException, TypeError, ValueError):
                 _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
 
@@ -403,7 +486,7 @@ class LmdbStore:
                             ],
                             append=True,
                         )
-                    txn.put(b"next_message", msgpack.packb(max(batch.messages) + 1), db=db["meta"])
+                    txn.put(NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, max(batch.messages) + 1), db=db["meta"])
                 for number, count in batch.references:
                     key = message_key(number)
                     txn.put(key, encode_reference(key, count), db=db["references"])
@@ -611,7 +694,7 @@ class LmdbStore:
         with self._env.begin() as txn:
             value = txn.get(key, db=self._db["annotations"])
         try:
-            return None if value is None else decode_annotations(value)
+            return None if value is None else decode_annotations(key, value)
         except (StoreCorruptException, ValueError):
             return None
 
@@ -639,6 +722,9 @@ class LmdbStore:
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """All records as of the last commit; writing goes on meanwhile, in pages that this one does not use."""
+        if self._trial is not None:
+            yield Snapshot(self._trial, self._db, has_old=self._has_old)
+            return
         with self._env.begin() as txn:
             yield Snapshot(txn, self._db, has_old=self._has_old)
 
@@ -661,6 +747,8 @@ class LmdbStore:
 
     def close(self) -> None:
         """Close the files and give up the ownership."""
+        if self._trial is not None:
+            self._trial.abort()
         self._env.close()
         if self._owner is not None:
             self._owner.close()
@@ -708,6 +796,15 @@ def _read(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:
 
 def _from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
     return iter(cursor) if cursor.set_range(first) else iter(())
+
+
+def _plain_number(value: bytes | None) -> int | None:
+    """A number that has no checksum; None where it is none."""
+    try:
+        number = msgpack.unpackb(value) if value is not None else None
+    except (ValueError, msgpack.UnpackException):
+        return None
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def _allocate_lock(path: Path) -> None:

@@ -26,8 +26,15 @@ from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
+    HAS_OLD,
+    MAX_KEY_BYTES,
+    NEXT_MESSAGE,
+    NEXT_QUEUE,
     RUN_PREFIX,
     TABLES,
+    UNIQUE,
+    VERSION,
+    VERSION_CHECK,
     decode_annotations,
     decode_catalog,
     decode_counters,
@@ -55,6 +62,10 @@ _SHOWN: Final = 50
 _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _DATA: Final = "data.mdb"
+#: What the new file may need beyond the old one, beside what is written less densely.
+_SPARE_BYTES: Final = 1 << 30
+#: Files, and records in quarantine, that may have the same name but for a number.
+_MOST_NAMES: Final = 1000
 #: Where a repair writes the new file.
 _REBUILDING: Final = "rebuilding"
 
@@ -171,7 +182,7 @@ def check_store(
                 except (OSError, lmdb.Error) as error:
                     shutil.rmtree(directory / _REBUILDING, ignore_errors=True)
                     raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
-        store = LmdbStore(directory, settings, is_owned=True)
+        store = LmdbStore(directory, settings, is_owned=True, is_checked=True, is_kept=not repair)
         try:
             _check_records(store, report, repair, progress)
         except (OSError, lmdb.Error) as error:
@@ -243,12 +254,15 @@ def _rebuild(
     target = directory / _REBUILDING
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o700)
-    env = lmdb.open(str(target), map_size=settings.max_store_bytes, max_dbs=len(TABLES), sync=False, mode=0o600)
+    size = os.fstat(handle).st_size
+    # Pages may be filled less than they were; what is not written takes no room.
+    map_size = max(settings.max_store_bytes, 2 * size + _SPARE_BYTES)
+    env = lmdb.open(str(target), map_size=map_size, max_dbs=len(TABLES), sync=False, mode=0o600)
     try:
         salvage = Salvage(
             reader_of(handle),
             root,
-            os.fstat(handle).st_size,
+            size,
             tables_of,
             TABLES,
             has_lost_root=report.has_lost_root,
@@ -260,27 +274,74 @@ def _rebuild(
         env.sync(True)
     finally:
         env.close()
-    kept = directory / f"{_DATA}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
-    os.replace(directory / _DATA, kept)
-    os.replace(target / _DATA, directory / _DATA)
+    report.damaged_file = str(_put_beside(directory / _DATA))
+    sync_directory(directory)
+    os.replace(target / _DATA, directory / _DATA)  # at no moment is there none
     shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(directory / "lock.mdb")
     sync_directory(directory)
-    report.damaged_file = str(kept)
+
+
+def _put_beside(data: Path) -> Path:
+    """Give a damaged file one more name, of its own."""
+    stem = f"{data.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    for name in (stem, *(f"{stem}-{number}" for number in range(2, _MOST_NAMES))):
+        try:
+            os.link(data, data.with_name(name))
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            with open(data.with_name(name), "xb") as copy, open(data, "rb") as file:
+                shutil.copyfileobj(file, copy)
+                os.fsync(copy.fileno())
+        return data.with_name(name)
+    raise FileExistsError(f"{_MOST_NAMES} files are named {stem!r}")
 
 
 def _write(env: Any, handles: dict[str, Any], records: Iterator[Salvaged]) -> int:
-    """Put records that are not there yet; returns how many of them were not where their tree has them."""
+    """Put records that are not there yet; returns how many of them were not where their tree has them.
+
+    Of two with the same key, of which one is as it was written, the other one goes into quarantine: its key was
+    changed.  Where both are, the second one is an older copy.
+    """
     count = 0
     for chunk in in_parts(records, lambda each: len(each.value), _CHUNK, _CHUNK_BYTES):
         with env.begin(write=True) as txn:
             for each in chunk:
-                if each.table == "quarantine" and _is_there(txn, handles, each.key):
+                table, key, value = each.table, each.key, each.value
+                if table == "quarantine" and _is_there(txn, handles, key):
                     continue
-                is_new = txn.put(each.key, each.value, db=handles[each.table], overwrite=False)
-                count += is_new and not each.is_regular
+                if txn.put(key, value, db=handles[table], overwrite=False):
+                    count += not each.is_regular
+                    continue
+                there = bytes(txn.get(key, db=handles[table]))
+                if there == value or (
+                    table != "quarantine"
+                    and table in tables_of(key, value)
+                    and _swap(txn, handles, table, key, there, value)
+                ):
+                    continue
+                _set_aside(
+                    txn, handles["quarantine"], key if table == "quarantine" else quarantine_key(table, key), value
+                )
     return count
+
+
+def _swap(txn: Any, handles: dict[str, Any], table: str, key: bytes, there: bytes, value: bytes) -> bool:
+    """Put a trusted record in the place of one that is not trusted, which is set aside."""
+    if table not in tables_of(key, there):
+        txn.put(key, value, db=handles[table])
+        _set_aside(txn, handles["quarantine"], quarantine_key(table, key), there)
+    return True
+
+
+def _set_aside(txn: Any, quarantine: Any, key: bytes, value: bytes) -> None:
+    """Put a record into quarantine beside others of the same key."""
+    for number in range(_MOST_NAMES):
+        name = key if not number else key[: MAX_KEY_BYTES - 2] + number.to_bytes(2)
+        if txn.put(name, value, db=quarantine, overwrite=False) or bytes(txn.get(name, db=quarantine)) == value:
+            return
 
 
 def _is_there(txn: Any, handles: dict[str, Any], quarantined: bytes) -> bool:
@@ -308,19 +369,25 @@ def _is_queue(key: bytes) -> bool:
     return len(key) == 4 and unpack_queue_key(key)[0] < FIRST_VOLATILE_QUEUE
 
 
-_META_NAMES: Final = (b"version", b"unique", b"next_message", b"next_queue", b"has_old")
+_META_NAMES: Final = (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD)
 _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]], ...]] = (
     (("schedule",), lambda key, value: not value and decode_schedule_key(key)),
     (("entries",), lambda key, value: decode_entry(key, value)),
-    (("annotations",), lambda key, value: len(key) == 13 and isinstance(decode_annotations(value), dict)),
+    (
+        ("annotations",),
+        lambda key, value: len(key) == 13 and isinstance(decode_annotations(key, value, old=True), dict),
+    ),
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),
-    (("catalog",), lambda key, value: _is_queue(key) and isinstance(decode_catalog(value).kind, str)),
-    (("queues",), lambda key, value: _is_queue(key) and decode_counters(value)),
+    (("catalog",), lambda key, value: _is_queue(key) and isinstance(decode_catalog(key, value, old=True).kind, str)),
+    (("queues",), lambda key, value: _is_queue(key) and decode_counters(key, value, old=True)),
     # Nothing tells these two apart; a number too many in one of them is never asked for.
     (("commits", "published"), lambda key, value: decode_last(key, value)),
     (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
-    (("meta",), lambda key, value: key in _META_NAMES or (key.startswith(RUN_PREFIX) and decode_run(value))),
+    (
+        ("meta",),
+        lambda key, value: key in _META_NAMES or (key.startswith(RUN_PREFIX) and decode_run(key, value, old=True)),
+    ),
     (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
 )
 
@@ -345,6 +412,10 @@ def _check_records(store: LmdbStore, report: Report, repair: bool, progress: Pro
             for _ in changes:
                 pass
     report.summary = check.summary
+    if store.mended_version is not None:
+        text = f"the version ({store.mended_version.hex()}) and its copy differ, or one is damaged; it is put right"
+        report.findings.append(Finding("damaged record of the version", "meta", VERSION, text))
+        report.summary.problems["damaged record of the version"] += 1
 
 
 def _noted(findings: Iterator[Finding], report: Report) -> Iterator[Any]:

@@ -183,7 +183,7 @@ class MemoryStore:
     def annotations(self, key: bytes) -> dict[str, object] | None:
         """The annotations of an entry."""
         value = self._annotations.get(key)
-        return None if value is None else decode_annotations(value)
+        return None if value is None else decode_annotations(key, value)
 
     def due(self, now_ms: int, limit: int) -> list[tuple[int, RawEntry | None, bytes]]:
         """Up to ``limit`` (kind, entry, schedule key) whose time has come."""

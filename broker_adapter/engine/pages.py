@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
-from broker_adapter.engine.records import TABLES
+from broker_adapter.engine.records import MAX_KEY_BYTES, TABLES
 
 #: Reads so many bytes at an offset of the file; fewer where it ends.
 Read = Callable[[int, int], bytes]
@@ -48,8 +48,6 @@ BRANCH, LEAF, OVERFLOW, _META_PAGE = 1, 2, 4, 8
 _BIG, _SUBTREE = 1, 2
 _INTEGER_KEYS: Final = 8
 NO_PAGE: Final = (1 << 64) - 1
-#: Longest key that LMDB takes, in bytes.
-MAX_KEY_BYTES: Final = 511
 #: What damages call the list of free pages.
 FREE_PAGES: Final = "(free pages)"
 #: Deepest tree that is followed; LMDB's own limit is 32.

@@ -7,18 +7,20 @@ messages    number u64                             crc u32, message-format u32, 
 references  number u64                             count u32, crc u32 (only for messages that several queues hold)
 entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, group u16,
                                                    expiry u48, size u32, crc u32
-annotations as in entries                          msgpack map: what the engine adds to the properties
+annotations as in entries                          crc u32, msgpack map: what the engine adds to the properties
 schedule    due u64, kind u8, entry key            empty
-queues      queue u32                              msgpack: next position, bytes, lanes (:class:`Counters`)
-catalog     queue u32                              msgpack: what the queue is (:class:`CatalogRecord`)
+queues      queue u32                              crc u32, msgpack: next position, bytes, lanes (:class:`Counters`)
+catalog     queue u32                              crc u32, msgpack: what the queue is (:class:`CatalogRecord`)
 producers   msgpack: the stream's name, or its     last u64, solid i64, last used u64 (ms), crc u32,
             hash where that is long                mask of the numbers seen (:class:`SequencesRecord`)
 commits     session, or its hash where that is     last number u64, last used u64 (ms), crc u32
             long
 published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
-meta        name                                   msgpack; ``next_message``, ``next_queue``: the next numbers;
-                                                   ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
+meta        name                                   crc u32 (but for ``version``), msgpack; ``next_message``,
+                                                   ``next_queue``: the next numbers; ``unique``: what the store is
+                                                   known by; ``run/NUMBER``: a start of the engine
+                                                   (:class:`RunRecord`)
 ==========  =====================================  ==========================================================
 
 All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
@@ -42,8 +44,10 @@ from broker_adapter.errors import StoreCorruptException
 
 #: Version of the layout above; a store with a greater one is refused, an older one is read as it is.  Version 1 had no
 #: groups.  Versions 1 and 2 had no tables ``commits`` and ``published`` (their records were in ``producers``), no
-#: checksums in ``references`` and ``producers``, and those of messages did not cover the number.
-STORE_VERSION = 3
+#: checksums in ``references`` and ``producers``, and those of messages did not cover the number.  Up to version 3, the
+#: checksums of ``catalog``, ``queues``, ``annotations`` and starts did not cover the key, and the rest of ``meta`` had
+#: none.
+STORE_VERSION = 4
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -78,6 +82,16 @@ TABLES = (
 )
 
 RUN_PREFIX = b"run/"
+#: Longest key that LMDB takes.
+MAX_KEY_BYTES = 511
+
+#: Keys of ``meta``.  ``VERSION`` alone is plain, so that every version can read it; ``VERSION_CHECK`` has it once more.
+VERSION = b"version"
+VERSION_CHECK = b"version_check"
+UNIQUE = b"unique"
+NEXT_MESSAGE = b"next_message"
+NEXT_QUEUE = b"next_queue"
+HAS_OLD = b"has_old"
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 
@@ -299,35 +313,35 @@ class CatalogRecord(NamedTuple):
     publishing: int = 0  #: staged: 0, or its place among those that were published with it, from 1 on
 
 
-def encode_counters(counters: Counters) -> bytes:
-    """Counters with a checksum in front."""
-    return _with_crc(msgpack.packb(counters))
+def encode_counters(key: bytes, counters: Counters) -> bytes:
+    """Counters behind a checksum over key and value."""
+    return _with_crc(key, msgpack.packb(counters))
 
 
-def decode_counters(value: bytes) -> Counters:
-    """The counters; raises StoreCorruptException."""
-    next_position, stored_bytes, lanes = _checked(value)
+def decode_counters(key: bytes, value: bytes, *, old: bool = False) -> Counters:
+    """The counters; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
+    next_position, stored_bytes, lanes = _checked(key, value, old)
     return Counters(next_position, stored_bytes, tuple(LaneCounters(*lane) for lane in lanes))
 
 
-def encode_catalog(record: CatalogRecord) -> bytes:
-    """A catalog record with a checksum in front."""
-    return _with_crc(msgpack.packb(record))
+def encode_catalog(key: bytes, record: CatalogRecord) -> bytes:
+    """A catalog record behind a checksum over key and value."""
+    return _with_crc(key, msgpack.packb(record))
 
 
-def decode_catalog(value: bytes) -> CatalogRecord:
-    """The catalog record; raises StoreCorruptException."""
-    return CatalogRecord(*_checked(value))
+def decode_catalog(key: bytes, value: bytes, *, old: bool = False) -> CatalogRecord:
+    """The catalog record; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
+    return CatalogRecord(*_checked(key, value, old))
 
 
-def encode_annotations(annotations: dict[str, Any]) -> bytes:
-    """Annotations with a checksum in front."""
-    return _with_crc(msgpack.packb(annotations))
+def encode_annotations(key: bytes, annotations: dict[str, Any]) -> bytes:
+    """Annotations behind a checksum over key and value."""
+    return _with_crc(key, msgpack.packb(annotations))
 
 
-def decode_annotations(value: bytes) -> dict[str, Any]:
-    """The annotations; raises StoreCorruptException."""
-    annotations: dict[str, Any] = _checked(value)
+def decode_annotations(key: bytes, value: bytes, *, old: bool = False) -> dict[str, Any]:
+    """The annotations; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
+    annotations: dict[str, Any] = _checked(key, value, old)
     return annotations
 
 
@@ -343,14 +357,30 @@ def run_key(number: int) -> bytes:
     return RUN_PREFIX + message_key(number)
 
 
-def encode_run(record: RunRecord) -> bytes:
-    """A start of the engine with a checksum in front."""
-    return _with_crc(msgpack.packb(record))
+def encode_run(key: bytes, record: RunRecord) -> bytes:
+    """A start of the engine behind a checksum over key and value."""
+    return _with_crc(key, msgpack.packb(record))
 
 
-def decode_run(value: bytes) -> RunRecord:
-    """The start of the engine; raises StoreCorruptException."""
-    return RunRecord(*_checked(value))
+def decode_run(key: bytes, value: bytes, *, old: bool = False) -> RunRecord:
+    """The start of the engine; raises StoreCorruptException.  ``old``: as :func:`decode_catalog`."""
+    return RunRecord(*_checked(key, value, old))
+
+
+def encode_meta(key: bytes, value: int | str) -> bytes:
+    """A number or a name of ``meta`` behind a checksum over key and value."""
+    return _with_crc(key, msgpack.packb(value))
+
+
+def decode_meta(key: bytes, value: bytes) -> Any:
+    """A number or a name of ``meta``; raises StoreCorruptException."""
+    return _checked(key, value, False)
+
+
+def with_key_covered(key: bytes, value: bytes) -> bytes | None:
+    """A record of version 3 with the checksum of version 4; None where it fails the one that it has."""
+    body = value[4:]
+    return _with_crc(key, body) if value[:4] == crc32(body).to_bytes(4, "big") and body else None
 
 
 def stream_key(*name: Any) -> bytes:
@@ -371,8 +401,11 @@ def short_name(name: str) -> str:
 
 
 def quarantine_key(table: str, key: bytes) -> bytes:
-    """Key of a record of a table in ``quarantine``."""
-    return table.encode() + b"\0" + key
+    """Key of a record of a table in ``quarantine``; where it would be too long, its end is replaced by a hash."""
+    whole = table.encode() + b"\0" + key
+    if len(whole) <= MAX_KEY_BYTES:
+        return whole
+    return whole[: MAX_KEY_BYTES - 16] + blake2b(key, digest_size=16).digest()
 
 
 def split_quarantine_key(key: bytes) -> tuple[str, bytes]:
@@ -381,12 +414,13 @@ def split_quarantine_key(key: bytes) -> tuple[str, bytes]:
     return table.decode(errors="replace"), of_record
 
 
-def _with_crc(body: bytes) -> bytes:
-    return crc32(body).to_bytes(4, "big") + body
+def _with_crc(key: bytes, body: bytes) -> bytes:
+    return crc32(body, crc32(key)).to_bytes(4, "big") + body
 
 
-def _checked(value: bytes) -> Any:
+def _checked(key: bytes, value: bytes, old: bool) -> Any:
     body = value[4:]
-    if len(value) < 5 or crc32(body).to_bytes(4, "big") != value[:4]:
+    found = int.from_bytes(value[:4])
+    if not body or (found != crc32(body, crc32(key)) and not (old and found == crc32(body))):
         raise StoreCorruptException("record fails its checksum")
     return msgpack.unpackb(body, strict_map_key=False)

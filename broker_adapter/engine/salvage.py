@@ -35,7 +35,6 @@ from broker_adapter.engine.pages import (
     HEADER,
     LEAF,
     MAX_DEPTH,
-    MAX_KEY_BYTES,
     NO_PAGE,
     NODE,
     OVERFLOW,
@@ -47,7 +46,7 @@ from broker_adapter.engine.pages import (
     in_order,
     tree_of,
 )
-from broker_adapter.engine.records import quarantine_key
+from broker_adapter.engine.records import MAX_KEY_BYTES, quarantine_key
 
 #: The tables that a record may be of, by its key and checksum; none where it is of no known kind.
 Recognise = Callable[[bytes, bytes], Sequence[str]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import msgpack
 import pytest
 
 from ack_modes import Outcome
@@ -17,9 +16,11 @@ from broker_adapter.engine.records import (
     FIRST_STAGED_QUEUE,
     FIRST_VOLATILE_QUEUE,
     KIND_DELIVER,
+    NEXT_QUEUE,
     RawEntry,
     decode_annotations,
     decode_catalog,
+    decode_meta,
     stream_key,
     unpack_entry_key,
 )
@@ -556,7 +557,7 @@ def test_a_restart_leaves_whoever_used_a_subscription_its_time_to_come_back() ->
     rules.do(c.Detach(consumer))
     catalog.update(rules.effects.durable.tables.get("catalog", {}))
     rules.attach(client, topic("t"), subscription=DURABLE)
-    records = [(int.from_bytes(key), decode_catalog(value), None, []) for key, value in catalog.items() if value]
+    records = [(int.from_bytes(key), decode_catalog(key, value), None, []) for key, value in catalog.items() if value]
     rules.pass_time(3_600_000)
     started = Rules(delete_idle_subscriptions_seconds=60)
     started.now_ms = rules.now_ms
@@ -617,7 +618,9 @@ def test_the_number_of_a_staged_transaction_comes_again_and_no_queues_number_doe
     rules.do(c.Stage("g/1/d", Q, 0, [c.NewMessage(0, b"x")]))
     assert state.staged["g/1/d"].id == FIRST_STAGED_QUEUE + 2
     rules.do(c.Declare(Q))
-    assert msgpack.unpackb(rules.effects.durable.tables["meta"][b"next_queue"]) == state.by_destination[Q].id + 1
+    noted = rules.effects.durable.tables["meta"][NEXT_QUEUE]
+    assert noted is not None
+    assert decode_meta(NEXT_QUEUE, noted) == state.by_destination[Q].id + 1
     state._next_queue = FIRST_STAGED_QUEUE - 1
     rules.do(c.Declare(queue("last")))
     with pytest.raises(ResourceAllocationException, match="has no number for another one"):
@@ -686,9 +689,9 @@ def test_an_invalid_selector_is_refused_and_leaves_nothing_behind() -> None:
 
 def dead_letter(rules: Rules) -> dict[str, Any]:
     for batch in (rules.effects.durable, rules.effects.volatile):
-        for value in batch.tables.get("annotations", {}).values():
+        for key, value in batch.tables.get("annotations", {}).items():
             if value is not None:
-                return decode_annotations(value)
+                return decode_annotations(key, value)
     raise AssertionError("no dead letter")
 
 

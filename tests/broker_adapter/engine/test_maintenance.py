@@ -24,9 +24,11 @@ from broker_adapter.engine.pages import FREE_PAGES, File, metas
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     FLAG_SHARED,
+    NEXT_QUEUE,
     TABLES,
     decode_entry,
     encode_entry,
+    encode_meta,
     encode_reference,
     entry_key,
     message_key,
@@ -220,11 +222,11 @@ def _a_low_next_message(txn: Txn, tables: Tables) -> None:
 
 
 def _a_low_next_queue(txn: Txn, tables: Tables) -> None:
-    txn.put(b"next_queue", b"\x05", db=tables["meta"])
+    txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 5), db=tables["meta"])
 
 
 def _no_next_queue(txn: Txn, tables: Tables) -> None:
-    assert txn.delete(b"next_queue", db=tables["meta"])
+    assert txn.delete(NEXT_QUEUE, db=tables["meta"])
 
 
 def _a_damaged_start(txn: Txn, tables: Tables) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +17,13 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.lmdb_store import KEPT_RUNS, LmdbStore
 from broker_adapter.engine.records import (
+    NEXT_QUEUE,
     CatalogRecord,
     Counters,
     RunRecord,
     encode_catalog,
     encode_counters,
+    encode_meta,
     queue_key,
     run_key,
 )
@@ -203,9 +204,9 @@ def test_a_start_that_finds_no_room_to_be_noted_is_a_start(engines: Engines) -> 
     store = LmdbStore(engines.path, small)
     many = Effects().durable
     for number in range(1000, 4000):
-        many.put("catalog", queue_key(number), encode_catalog(CatalogRecord("queue", str(number))))
-        many.put("queues", queue_key(number), encode_counters(Counters(10**9, 0, ())))
-    many.put("meta", b"next_queue", msgpack.packb(4000))
+        many.put("catalog", queue_key(number), encode_catalog(queue_key(number), CatalogRecord("queue", str(number))))
+        many.put("queues", queue_key(number), encode_counters(queue_key(number), Counters(10**9, 0, ())))
+    many.put("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, 4000))
     store.commit(many)
     size, key = 1024 * 1024, 0
     while size >= 64:

@@ -40,7 +40,7 @@ class Rules:
             if value is None:
                 del self.catalog[key]
             else:
-                self.catalog[key] = decode_catalog(value)
+                self.catalog[key] = decode_catalog(key, value)
         for reply, result in effects.replies:
             reply(result)
         if isinstance(replies[0], JMSException):
@@ -208,7 +208,7 @@ def test_a_restart_gives_those_who_stage_time_to_come_back(tmp_path: Path) -> No
     store = LmdbStore(tmp_path, settings)
     ((number, record, _, _),) = [each for each in store.queues() if each.record.kind == "staged"]
     batch = Effects().durable
-    batch.put("catalog", queue_key(number), encode_catalog(record._replace(created_ms=1)))
+    batch.put("catalog", queue_key(number), encode_catalog(queue_key(number), record._replace(created_ms=1)))
     store.commit(batch)
     store.close()
     broker = Broker(settings, str(tmp_path))

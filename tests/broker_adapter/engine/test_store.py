@@ -27,7 +27,10 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
+    NEXT_QUEUE,
     STORE_VERSION,
+    VERSION,
+    VERSION_CHECK,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -36,6 +39,7 @@ from broker_adapter.engine.records import (
     encode_annotations,
     encode_catalog,
     encode_counters,
+    encode_meta,
     encode_sequences,
     entry_key,
     queue_key,
@@ -145,7 +149,7 @@ def test_a_shared_message_goes_with_its_last_entry(store: Store) -> None:
 
 def test_annotations_are_kept_by_entry(store: Store) -> None:
     batch = batch_of(entry(1, 5, 1, 1))
-    batch.put("annotations", entry_key(1, 5, 1), encode_annotations({"why": "x", "n": 1}))
+    batch.put("annotations", entry_key(1, 5, 1), encode_annotations(entry_key(1, 5, 1), {"why": "x", "n": 1}))
     store.commit(batch)
     assert store.annotations(entry_key(1, 5, 1)) == {"why": "x", "n": 1}
     assert store.annotations(entry_key(1, 5, 2)) is None
@@ -180,8 +184,8 @@ def test_everything_is_there_after_it_is_opened_again(tmp_path: Path) -> None:
     store = reopened(tmp_path)
     batch = batch_of(entry(1, 5, 1, 41))
     counters = Counters(2, 1, (LaneCounters(5, 1, 0),))
-    batch.put("catalog", queue_key(1), encode_catalog(CatalogRecord("queue", "q")))
-    batch.put("queues", queue_key(1), encode_counters(counters))
+    batch.put("catalog", queue_key(1), encode_catalog(queue_key(1), CatalogRecord("queue", "q")))
+    batch.put("queues", queue_key(1), encode_counters(queue_key(1), counters))
     streams = [(stream_key("old"), SequencesRecord(5, 1, 100)), (stream_key("new"), SequencesRecord(6, 2, 200, b"m"))]
     for key, record in reversed(streams):
         batch.put("producers", key, encode_sequences(key, record))
@@ -242,8 +246,9 @@ def test_a_store_whose_version_is_lost_keeps_what_it_is_known_by(tmp_path: Path)
     store.close()
     with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
         meta = env.open_db(b"meta", txn)
-        txn.put(b"next_queue", msgpack.packb(7), db=meta)
-        txn.delete(b"version", db=meta)
+        txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 7), db=meta)
+        txn.delete(VERSION, db=meta)
+        txn.delete(VERSION_CHECK, db=meta)
     store = LmdbStore(tmp_path, EngineSettings())
     assert (store.unique, store.next_queue()) == (unique, 7)
     store.close()
@@ -252,11 +257,34 @@ def test_a_store_whose_version_is_lost_keeps_what_it_is_known_by(tmp_path: Path)
     store.close()
 
 
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x91", msgpack.packb("4"), msgpack.packb(-1)])
-def test_a_damaged_version_is_a_clear_error(tmp_path: Path, value: bytes) -> None:
+DAMAGED_VERSIONS = [b"", b"\xc1", b"\x91", msgpack.packb("4"), msgpack.packb(-1)]
+#: Each with one bit of the version changed.
+OTHER_VERSIONS = [bytes((STORE_VERSION ^ 1 << bit,)) for bit in range(8)]
+
+
+@pytest.mark.parametrize("value", [*DAMAGED_VERSIONS, *OTHER_VERSIONS])
+def test_a_damaged_version_is_put_right_by_its_copy(tmp_path: Path, value: bytes) -> None:
+    for key in (VERSION, VERSION_CHECK):
+        store = reopened(tmp_path)
+        unique = store.unique
+        store.close()
+        with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
+            txn.put(key, value, db=env.open_db(b"meta", txn))
+        found = check_store(tmp_path, EngineSettings())
+        assert dict(found.summary.problems) == {"damaged record of the version": 1}
+        store = reopened(tmp_path)
+        assert (store.unique, store.mended_version is not None) == (unique, True)
+        store.close()
+        assert check_store(tmp_path, EngineSettings()).is_sound
+
+
+@pytest.mark.parametrize("value", DAMAGED_VERSIONS)
+def test_a_damaged_version_without_its_copy_is_a_clear_error(tmp_path: Path, value: bytes) -> None:
     reopened(tmp_path).close()
     with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
-        txn.put(b"version", value, db=env.open_db(b"meta", txn))
+        meta = env.open_db(b"meta", txn)
+        txn.put(VERSION, value, db=meta)
+        txn.delete(VERSION_CHECK, db=meta)
     for _ in range(2):
         with pytest.raises(StoreCorruptException, match="the record of its version is damaged"):
             reopened(tmp_path)
@@ -265,7 +293,9 @@ def test_a_damaged_version_is_a_clear_error(tmp_path: Path, value: bytes) -> Non
 def test_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     reopened(tmp_path).close()
     with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
-        txn.put(b"version", msgpack.packb(STORE_VERSION + 1), db=env.open_db(b"meta", txn))
+        meta = env.open_db(b"meta", txn)
+        txn.put(VERSION, msgpack.packb(STORE_VERSION + 1), db=meta)
+        txn.put(VERSION_CHECK, encode_meta(VERSION_CHECK, STORE_VERSION + 1), db=meta)
     with pytest.raises(StoreVersionException, match=rf"has version {STORE_VERSION + 1}.*upgrade"):
         reopened(tmp_path)
     with pytest.raises(StoreVersionException):  # and it was given free
@@ -364,8 +394,8 @@ def test_damaged_entries_and_messages_are_told_and_can_be_put_aside(tmp_path: Pa
 def test_damaged_counters_are_counted_anew(tmp_path: Path) -> None:
     store = reopened(tmp_path)
     batch = batch_of(entry(1, 5, 7, 1, size=10), entry(1, 4, 8, 2, size=20), entry(2, 5, 1, 3))
-    batch.put("catalog", queue_key(1), encode_catalog(CatalogRecord("queue", "q")))
-    batch.put("queues", queue_key(1), encode_counters(Counters(9, 30, ())))
+    batch.put("catalog", queue_key(1), encode_catalog(queue_key(1), CatalogRecord("queue", "q")))
+    batch.put("queues", queue_key(1), encode_counters(queue_key(1), Counters(9, 30, ())))
     store.commit(batch)
     store.close()
     damage(tmp_path, "queues", queue_key(1))
@@ -380,7 +410,7 @@ def test_damaged_counters_are_counted_anew(tmp_path: Path) -> None:
 def test_a_damaged_catalog_is_refused(tmp_path: Path) -> None:
     store = reopened(tmp_path)
     batch = StoreBatch()
-    batch.put("catalog", queue_key(1), encode_catalog(CatalogRecord("queue", "q")))
+    batch.put("catalog", queue_key(1), encode_catalog(queue_key(1), CatalogRecord("queue", "q")))
     store.commit(batch)
     store.close()
     damage(tmp_path, "catalog", queue_key(1))
