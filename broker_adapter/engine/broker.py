@@ -120,6 +120,7 @@ class Broker:
     Args:
         settings: its limits.
         path: directory of the store, made where it does not exist; None: everything is in memory.
+        by_itself: whether what is due happens; else only what commands ask for: nothing expires, or is forgotten.
 
     Attributes:
         unique: a word that no other engine has.
@@ -133,8 +134,9 @@ class Broker:
         StoreLockedException, StoreVersionException, StoreCorruptException, StoreException: see ``LmdbStore``.
     """
 
-    def __init__(self, settings: EngineSettings, path: str | None = None) -> None:
+    def __init__(self, settings: EngineSettings, path: str | None = None, *, by_itself: bool = True) -> None:
         self.settings = settings
+        self._by_itself = by_itself
         self.failed: JMSException | None = None
         self.cycling_thread: int | None = None
         self._disk = LmdbStore(path, settings) if path is not None else None
@@ -416,7 +418,7 @@ class Broker:
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._state.next_deadline_ms()]
-        if self._due_ms is not None:
+        if self._due_ms is not None and self._by_itself:
             alarms.append(self._due_ms - _now_ms() + _elapsed_ms())
         if self._deletes_idle:
             alarms.append(self._idle_check_ms)
@@ -501,6 +503,13 @@ class Broker:
 
     def _fall_due(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
         """What has to be done now without anybody's asking, ahead of the commands."""
+        if self._by_itself:
+            self._add_due(now_ms, elapsed_ms, commands)
+        part = self._chores.next()
+        if part is not None:
+            commands.append(part)
+
+    def _add_due(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
         if self._due_ms is not None and self._due_ms <= now_ms:
             items = [item for store in self._stores for item in store.due(now_ms, CHUNK_ENTRIES)]
             commands.append(c.Due(items))
@@ -521,9 +530,6 @@ class Broker:
         if self._disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
             commands += self._sweep(self._disk, now_ms)
-        part = self._chores.next()
-        if part is not None:
-            commands.append(part)
 
     def _sweep(self, disk: LmdbStore, now_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""

@@ -33,6 +33,7 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
+    META_NAMES,
     NEXT_MESSAGE,
     NEXT_QUEUE,
     RUN_PREFIX,
@@ -659,6 +660,14 @@ class Check:
             return
         for key, value in self._tables.items("meta"):
             if not key.startswith(RUN_PREFIX):
+                if key not in META_NAMES:
+                    yield Finding(
+                        "unknown record of the store",
+                        "meta",
+                        key,
+                        f"nobody knows a record {key!r:.60} of the store; it goes into quarantine",
+                        _quarantine("meta", key, value),
+                    )
                 continue
             try:
                 decode_run(key, value)

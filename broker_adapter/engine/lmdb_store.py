@@ -217,6 +217,8 @@ class LmdbStore:
         self._has_old = txn.get(HAS_OLD, db=meta) is not None
         unique = txn.get(UNIQUE, db=meta)
         if unique is None:
+            if version is not None:
+                _log.warning("! the store in %s has lost what it is known by, and gets a new name", self.path)
             unique = encode_meta(UNIQUE, secrets.token_hex(8))
             txn.put(UNIQUE, unique, db=meta)
         self.unique = self._noted(UNIQUE, unique) or ""
@@ -238,7 +240,8 @@ class LmdbStore:
                 f"the store in {str(self.path)!r} cannot be opened: the record of its version is damaged"
                 f" ({(plain or b'').hex()}); restore it from a copy"
             )
-        if (again is not None and version != again) or (checked is not None and again is None):
+        has_copy = again is not None or version is None or version < _FIRST_CHECKED
+        if again not in (None, version) or not has_copy:
             _log.warning("! the record of the version of the store in %s was damaged, and is put right", self.path)
             self.mended_version = plain or b""
         version = again if again is not None else version

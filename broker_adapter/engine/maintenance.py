@@ -26,15 +26,11 @@ from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
-    HAS_OLD,
     MAX_KEY_BYTES,
-    NEXT_MESSAGE,
-    NEXT_QUEUE,
+    META_NAMES,
     RUN_PREFIX,
     TABLES,
-    UNIQUE,
     VERSION,
-    VERSION_CHECK,
     decode_annotations,
     decode_catalog,
     decode_counters,
@@ -369,7 +365,6 @@ def _is_queue(key: bytes) -> bool:
     return len(key) == 4 and unpack_queue_key(key)[0] < FIRST_VOLATILE_QUEUE
 
 
-_META_NAMES: Final = (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD)
 _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]], ...]] = (
     (("schedule",), lambda key, value: not value and decode_schedule_key(key)),
     (("entries",), lambda key, value: decode_entry(key, value)),
@@ -386,7 +381,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
     (
         ("meta",),
-        lambda key, value: key in _META_NAMES or (key.startswith(RUN_PREFIX) and decode_run(key, value, old=True)),
+        lambda key, value: key in META_NAMES or (key.startswith(RUN_PREFIX) and decode_run(key, value, old=True)),
     ),
     (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
 )
@@ -449,14 +444,7 @@ def compact_store(
     directory = existing_store(path)
     with own(directory):
         # LMDB copies damaged pages without a word, and then nobody can tell what was on them.
-        pages = Report()
-        with open(directory / _DATA, "rb") as data:
-            _check_pages(data.fileno(), _metas_of(directory, data.fileno()), pages, progress)
-        if pages.damages:
-            raise StoreCorruptException(
-                f"{len(pages.damages)} pages of the store in {str(directory)!r} are damaged; run first: holdfast check"
-                f" {directory} --repair"
-            )
+        _check_pages_are_sound(directory, progress)
         store = LmdbStore(directory, settings, is_owned=True)
         target = directory / "compacting"
         before = (directory / _DATA).stat().st_size
@@ -482,6 +470,18 @@ def compact_store(
         return before, (directory / _DATA).stat().st_size
 
 
+def _check_pages_are_sound(directory: Path, progress: Progress) -> None:
+    """Raise StoreCorruptException where they are not: LMDB may end the process that uses them."""
+    pages = Report()
+    with open(directory / _DATA, "rb") as data:
+        _check_pages(data.fileno(), _metas_of(directory, data.fileno()), pages, progress)
+    if pages.damages:
+        raise StoreCorruptException(
+            f"{len(pages.damages)} pages of the store in {str(directory)!r} are damaged; run first: holdfast check"
+            f" {directory} --repair"
+        )
+
+
 # The quarantine.
 
 
@@ -501,6 +501,32 @@ class Quarantined(NamedTuple):
     def payload(self) -> bytes | None:
         """Of a message: its body as it was found, whose checksum is wrong or whose entry was lost."""
         return self.value[8:] if self.table == "messages" and len(self.value) >= 8 else None
+
+
+@contextlib.contextmanager
+def sound_store(
+    path: str | os.PathLike[str], progress: Progress = _silent, *, is_kept: bool = False
+) -> Iterator[LmdbStore]:
+    """A store that no engine has open, and whose pages are sound.
+
+    Args:
+        path: the directory.
+        progress: told how far the look at its pages is.
+        is_kept: whether nothing is to be changed.
+
+    Raises:
+        StoreLockedException: an engine has it open.
+        StoreException: there is no store, or it cannot be read.
+        StoreCorruptException: pages of it are damaged.
+    """
+    directory = existing_store(path)
+    with own(directory):
+        _check_pages_are_sound(directory, progress)
+        store = LmdbStore(directory, EngineSettings(), is_owned=True, is_checked=is_kept, is_kept=is_kept)
+        try:
+            yield store
+        finally:
+            store.close()
 
 
 def quarantined(store: LmdbStore) -> list[Quarantined]:

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from broker_adapter.amqp.codec import new_message
@@ -24,8 +25,8 @@ from broker_adapter.engine.maintenance import (
     check_store,
     compact_store,
     drop_quarantined,
-    existing_store,
     quarantined,
+    sound_store,
 )
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import quarantine_key
@@ -161,25 +162,22 @@ def _compact(options: argparse.Namespace) -> int:
 
 
 def _quarantine(options: argparse.Namespace) -> int:
-    broker = Broker(EngineSettings(), str(existing_store(options.data)))
-    try:
-        records = quarantined(broker.store)
-        if options.action == "list":
-            _list(options, records)
-            return 0
-        chosen = _chosen(options, records)
-        if options.action == "show":
-            _show(options, chosen)
-            return 0
-        if options.action == "drop":
-            drop_quarantined(broker.store, chosen)
-            print(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
-            return 0
-        back = _put_back(broker, chosen, options.queue)
-        print(json.dumps({"put_back": back}) if options.json else f"put back {back} into {options.queue}")
+    with sound_store(options.data, progress(), is_kept=True) as store:
+        records = quarantined(store)
+    if options.action == "list":
+        _list(options, records)
         return 0
-    finally:
-        broker.close()
+    chosen = _chosen(options, records)
+    if options.action == "show":
+        _show(options, chosen)
+    elif options.action == "drop":
+        with sound_store(options.data) as store:
+            drop_quarantined(store, chosen)
+        print(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
+    else:
+        back = _put_back(options.data, chosen, options.queue)
+        print(json.dumps({"put_back": back}) if options.json else f"put back {back} into {options.queue}")
+    return 0
 
 
 def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
@@ -213,7 +211,7 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
     return [by_name[name] for name in options.names]
 
 
-def _put_back(broker: Broker, records: list[Quarantined], name: str | None) -> int:
+def _put_back(path: str, records: list[Quarantined], name: str | None) -> int:
     """Put messages at the end of a queue, as they are; each is dropped from quarantine as it is stored."""
     if name is None:
         raise ValueError("put-back needs --queue: nobody knows where these messages were")
@@ -221,9 +219,11 @@ def _put_back(broker: Broker, records: list[Quarantined], name: str | None) -> i
         if record.payload is None:
             raise ValueError(f"{record.name} is no message; it can only be shown or dropped")
     count = 0
-    for part in in_parts(records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
-        messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
-        count += broker.call(c.PutBack(queue(name), messages), _WAIT_SECONDS)
+    # What has expired meanwhile, or is due, is left to the server, which has its own options for that.
+    with closing(Broker(EngineSettings(), path, by_itself=False)) as broker:
+        for part in in_parts(records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
+            messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
+            count += broker.call(c.PutBack(queue(name), messages), _WAIT_SECONDS)
     return count
 
 

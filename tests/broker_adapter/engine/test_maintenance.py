@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import lmdb
 import pytest
 
@@ -24,9 +26,16 @@ from broker_adapter.engine.pages import FREE_PAGES, File, metas
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     FLAG_SHARED,
+    NEXT_MESSAGE,
     NEXT_QUEUE,
+    RUN_PREFIX,
     TABLES,
+    UNIQUE,
+    VERSION,
+    VERSION_CHECK,
+    decode_catalog,
     decode_entry,
+    decode_meta,
     encode_entry,
     encode_meta,
     encode_reference,
@@ -732,6 +741,155 @@ def test_a_key_that_is_too_long_for_lmdb_does_not_stop_a_repair(tmp_path: Path) 
     check(tmp_path, repair=True)
     assert check(tmp_path).is_sound
     assert everything(tmp_path) == ALL
+
+
+def with_key(path: Path, table: str, key: bytes, new_key: bytes) -> int:
+    """Change the key of one record wherever the file has it; returns in how many places that was."""
+    data = bytearray((path / "data.mdb").read_bytes())
+    whole = key + records(path)[table][key]
+    count, at = 0, data.find(whole)
+    while at >= 0:
+        data[at : at + len(key)] = new_key
+        count += 1
+        at = data.find(whole, at + 1)
+    (path / "data.mdb").write_bytes(data)
+    return count
+
+
+@pytest.mark.parametrize(("number", "other"), [(45, 44), (44, 45), (300, 44), (100, 228)])
+def test_a_key_that_becomes_another_ones_costs_neither_message(tmp_path: Path, number: int, other: int) -> None:
+    """Whichever comes first in the file, the one that is as it was written stays; the other one is set aside."""
+    filled(tmp_path)
+    before = records(tmp_path)
+    key, other_key = message_key(number), message_key(other)
+    assert with_key(tmp_path, "messages", key, other_key) >= 1
+    assert not check(tmp_path).is_sound
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    after = records(tmp_path)
+    assert after["messages"][other_key] == before["messages"][other_key]
+    assert before["messages"][key] in after["quarantine"].values()
+    assert len(before["entries"].keys() - after["entries"].keys()) == 1
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["another one's", "nobody's"])
+def test_a_catalogue_record_under_another_number_gives_no_messages_away(tmp_path: Path, old: bool) -> None:
+    filled(tmp_path)
+    numbers = {decode_catalog(key, value).name: key for key, value in records(tmp_path)["catalog"].items()}
+    target = b"\0\0\1\0" if old else numbers["mortal"]
+    with_key(tmp_path, "catalog", numbers["large"], target)
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    found = everything(tmp_path)
+    assert (found["large"], found["mortal"], found["orders"]) == (0, ALL["mortal"], ALL["orders"])
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert depth(broker, f"recovered-{int.from_bytes(numbers['large'])}") == ALL["large"]
+    broker.close()
+
+
+def test_any_bit_of_what_a_store_is_known_by_may_change(tmp_path: Path) -> None:
+    filled(tmp_path / "sound", 20)
+    before = (tmp_path / "sound" / "data.mdb").read_bytes()
+    expected = records(tmp_path / "sound")
+    unique = decode_meta(UNIQUE, expected["meta"][UNIQUE])
+    run = next(key for key in expected["meta"] if key.startswith(RUN_PREFIX))
+    for name in (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, run):
+        whole = name + expected["meta"][name]
+        for bit in range(0, 8 * len(whole), 1 if name == VERSION else 7):
+            path = tmp_path / "damaged"
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            changed = bytearray(whole)
+            changed[bit // 8] ^= 1 << bit % 8
+            (path / "data.mdb").write_bytes(before.replace(whole, bytes(changed)))
+            assert not check(path).is_sound, (name, bit)
+            check(path, repair=True)
+            assert check(path).is_sound, (name, bit)
+            broker = Broker(SETTINGS, str(path))
+            assert depth(broker, "orders") == 18
+            assert (broker.unique == unique) is (name != UNIQUE), (name, bit)
+            broker.close()
+
+
+@pytest.mark.parametrize("table", ["messages", "entries"])
+def test_a_record_whose_key_is_as_long_as_lmdb_takes_can_be_set_aside(tmp_path: Path, table: str) -> None:
+    filled(tmp_path)
+    damage(tmp_path, lambda txn, tables: txn.put(b"\xff" * 511, b"x", db=tables[table]))
+    damage(tmp_path, lambda txn, tables: txn.put(b"\xff" * 510, b"y", db=tables[table]))
+    assert not check(tmp_path).is_sound
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    aside = records(tmp_path)["quarantine"]
+    assert sorted(aside.values()) == [b"x", b"y"]
+    assert everything(tmp_path) == ALL
+
+
+# What a repair leaves when it is interrupted.
+
+
+def without_a_page(path: Path) -> bytes:
+    filled(path)
+    overwrite(path, page_of(path, "messages", 2)[1])
+    return (path / "data.mdb").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["link", "replace", "unlink"])
+def test_there_is_a_store_at_every_moment_of_a_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class Killed(BaseException):
+        """What a signal does: nothing that comes behind it is carried out."""
+
+    damaged = without_a_page(tmp_path)
+    act = getattr(os, name)
+
+    def act_and_die(*arguments: Any, **named: Any) -> None:
+        act(*arguments, **named)
+        raise Killed
+
+    monkeypatch.setattr(os, name, act_and_die)
+    with pytest.raises(Killed):
+        check(tmp_path, repair=True)
+    monkeypatch.undo()
+    assert (tmp_path / "data.mdb").exists()
+    if name == "link":
+        assert (tmp_path / "data.mdb").read_bytes() == damaged
+    check(tmp_path, repair=True)
+    assert check(tmp_path).is_sound
+    assert any(each.read_bytes() == damaged for each in tmp_path.glob("data.mdb.damaged-*"))
+
+
+def test_each_damaged_file_is_kept_however_fast_repairs_follow(tmp_path: Path) -> None:
+    kept = []
+    for _ in range(3):
+        kept.append(without_a_page(tmp_path))
+        check(tmp_path, repair=True)
+    found = [each.read_bytes() for each in tmp_path.glob("data.mdb.damaged-*")]
+    assert sorted(found) == sorted(kept)
+
+
+def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_begun_anew(tmp_path: Path) -> None:
+    filled(tmp_path)
+    os.rename(tmp_path / "data.mdb", tmp_path / "data.mdb.damaged-20261122-120000")
+    with pytest.raises(StoreException, match=r"no file data.mdb, only data.mdb.damaged-20261122-120000"):
+        Broker(SETTINGS, str(tmp_path))
+    assert not (tmp_path / "data.mdb").exists()
+
+
+def test_a_full_store_can_be_rebuilt(tmp_path: Path) -> None:
+    small = EngineSettings(max_store_bytes=64 * 1024 * 1024, min_free_disk_bytes=0, hold_timeout_seconds=0.01)
+    broker = Broker(small, str(tmp_path))
+    client = connect(broker)
+    while send(broker, client, "q", *["x" * 30_000] * 50) is None:
+        pass
+    stored = depth(broker, "q")
+    broker.close()
+    overwrite(tmp_path, page_of(tmp_path, "messages", 1)[0])
+    report = check_store(tmp_path, attrs.evolve(small, max_store_bytes=16 * 1024 * 1024), repair=True)
+    assert report.damaged_file
+    broker = Broker(small, str(tmp_path))
+    assert depth(broker, "q") == stored
+    broker.close()
 
 
 def test_a_start_does_not_loop_where_keys_are_not_in_order(tmp_path: Path) -> None:

@@ -39,9 +39,13 @@ def bodies(handouts: list[c.Handout]) -> list[str]:
     return [unpack(each.payload).body for each in handouts]
 
 
+VERSIONS = pytest.mark.parametrize("version", [2, 3])
+
+
+@VERSIONS
 @pytest.mark.parametrize("starts", [1, 2])
-def test_everything_of_version_2_is_there(tmp_path: Path, starts: int) -> None:
-    broker = opened(tmp_path, 2)
+def test_everything_of_an_old_store_is_there(tmp_path: Path, version: int, starts: int) -> None:
+    broker = opened(tmp_path, version)
     for _ in range(starts - 1):
         broker.close()
         broker = Broker(SETTINGS, str(tmp_path))
@@ -61,8 +65,9 @@ def test_everything_of_version_2_is_there(tmp_path: Path, starts: int) -> None:
     broker.close()
 
 
-def test_what_version_2_had_done_is_not_done_again(tmp_path: Path) -> None:
-    broker = opened(tmp_path, 2)
+@VERSIONS
+def test_what_an_old_store_had_done_is_not_done_again(tmp_path: Path, version: int) -> None:
+    broker = opened(tmp_path, version)
     client = connect(broker, "me")
     before = depth(broker, "orders")
     assert broker.call(c.Enqueue(client, queue("orders"), [again(20, "orders"), again(21, "orders")]), WAIT) is None
@@ -77,8 +82,9 @@ def test_what_version_2_had_done_is_not_done_again(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_numbers_of_queues_of_version_2_do_not_come_again(tmp_path: Path) -> None:
-    broker = opened(tmp_path, 2)
+@VERSIONS
+def test_numbers_of_queues_of_an_old_store_do_not_come_again(tmp_path: Path, version: int) -> None:
+    broker = opened(tmp_path, version)
     highest = max(broker._state.queues)
     assert broker.call(c.Declare(queue("new")), WAIT) is None
     assert broker._state.by_destination[queue("new")].id == highest + 1
@@ -86,10 +92,28 @@ def test_numbers_of_queues_of_version_2_do_not_come_again(tmp_path: Path) -> Non
     assert check_store(tmp_path, SETTINGS).is_sound
 
 
-def test_messages_of_version_2_are_settled_like_new_ones(tmp_path: Path) -> None:
-    broker = opened(tmp_path, 2)
+@VERSIONS
+def test_messages_of_an_old_store_are_settled_like_new_ones(tmp_path: Path, version: int) -> None:
+    broker = opened(tmp_path, version)
     client = connect(broker, "me")
     consumer, inbox = attach(broker, client, "orders", credit=100)
     settle(broker, consumer, inbox.wait_for(depth(broker, "orders")), Outcome.ACCEPTED)
     assert depth(broker, "orders") == 0
+    broker.close()
+
+
+@VERSIONS
+def test_a_check_of_an_old_store_changes_nothing(tmp_path: Path, version: int) -> None:
+    opened(tmp_path, version).close()
+    data = gzip.decompress((STORES / f"version_{version}.mdb.gz").read_bytes())
+    (tmp_path / "data.mdb").write_bytes(data)
+    assert check_store(tmp_path, SETTINGS).is_sound
+    assert (tmp_path / "data.mdb").read_bytes() == data
+
+
+def test_dead_letters_of_an_old_store_go_back_where_they_were(tmp_path: Path) -> None:
+    """What the engine notes with them has another checksum now."""
+    broker = opened(tmp_path, 3)
+    assert broker.request("redrive", {}, WAIT) == {"moved": 1, "left": 0}
+    assert "orders 1" in bodies(drained(broker, connect(broker), "orders"))
     broker.close()

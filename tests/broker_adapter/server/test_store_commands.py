@@ -17,6 +17,7 @@ from broker_adapter.engine.pages import metas
 from broker_adapter.engine.records import quarantine_key
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
+from tests.broker_adapter.engine.driving import come_to_rest, connect, depth, send
 from tests.broker_adapter.engine.test_maintenance import (
     ALL,
     Tables,
@@ -225,3 +226,32 @@ def test_what_is_no_store_is_no_store(tmp_path: Path) -> None:
         assert finished.returncode == 1, command
         assert "there is no store" in finished.stderr
         assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_look_at_the_quarantine_changes_nothing(tmp_path: Path) -> None:
+    """What expires and is due is for the server, which has its own options for that."""
+    aside(tmp_path, 2)
+    broker = Broker(EngineSettings(expiry_queue="late", min_free_disk_bytes=0), str(tmp_path))
+    send(broker, connect(broker), "q", "mortal", expires_at_ms=time.time_ns() // 1_000_000 + 200)
+    broker.close()
+    time.sleep(0.3)
+    before = (tmp_path / "data.mdb").read_bytes()
+    names = [line.split()[0] for line in done("quarantine", "list", str(tmp_path)).splitlines()]
+    assert done("quarantine", "show", str(tmp_path), names[0], "--json")
+    assert (tmp_path / "data.mdb").read_bytes() == before
+    done("quarantine", "put-back", str(tmp_path), names[0], "--queue", "back")
+    done("quarantine", "drop", str(tmp_path), names[1])
+    broker = Broker(EngineSettings(expiry_queue="late", min_free_disk_bytes=0), str(tmp_path))
+    come_to_rest(broker)
+    assert [depth(broker, name) for name in ("back", "late", "q")] == [1, 1, 0]
+    broker.close()
+
+
+def test_a_store_with_damaged_pages_is_checked_before_its_quarantine_is_looked_at(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    overwrite(tmp_path, page_of(tmp_path, "messages", 1)[0])
+    for action in (("list",), ("put-back", "--all", "--queue", "q"), ("drop", "--all")):
+        refused = holdfast("quarantine", action[0], str(tmp_path), *action[1:])
+        assert refused.returncode == 1
+        assert "pages of the store" in refused.stderr
+        assert "--repair" in refused.stderr
