@@ -246,7 +246,7 @@ class EngineSettings:
         32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0
     )
     max_volatile_bytes: int = _option(
-        256 * MIB, "memory for non-persistent messages; at the limit producers are held back", least=1
+        256 * MIB, "memory for non-persistent messages and their places; at the limit producers are held back", least=1
     )
     max_store_bytes: int = _option(
         256 * GIB, "largest size of the store; at the limit producers are held back", least=16 * MIB
@@ -271,7 +271,7 @@ class EngineSettings:
     max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
     max_transaction_entries: int = _option(
-        1_000_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
+        200_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
     )
     max_producers: int = _option(
         100_000, "producers whose messages are remembered to reject a repetition; the oldest is forgotten", least=1

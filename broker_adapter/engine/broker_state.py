@@ -59,6 +59,7 @@ from broker_adapter.engine.room import Room
 from broker_adapter.engine.selection import Formats, Selectable, selects
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
+from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
@@ -1173,10 +1174,11 @@ class BrokerState:
             ):
                 reason = self.room.reason
             elif self.volatile_room is not None and not (message.persistent and all_durable):
-                if len(message.payload) > self.volatile_room:
+                size = len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(wanting)
+                if size > self.volatile_room:
                     reason = self._volatile_full()
                 else:
-                    self.volatile_room -= len(message.payload)
+                    self.volatile_room -= size
             if reason:
                 held.index = index
                 break
@@ -1670,7 +1672,7 @@ class BrokerState:
             if message.persistent and self.room is not None and not self.room.take(len(message.payload), len(queues)):
                 reason = self.room.reason
             if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
-                volatile_bytes += len(message.payload)
+                volatile_bytes += len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(queues)
                 if not (message.persistent and any(queue.durable for queue in queues)):
                     reason = None  # nothing of it goes to the disk
                 if self.volatile_room is not None and volatile_bytes > self.volatile_room:

@@ -62,6 +62,8 @@ _DATA: Final = "data.mdb"
 _SPARE_BYTES: Final = 1 << 30
 #: Files, and records in quarantine, that may have the same name but for a number.
 _MOST_NAMES: Final = 1000
+#: Bytes of the key of a message in quarantine: alone, or beside others of its number.
+_MESSAGE_KEYS: Final = (8, 10)
 #: Where a repair writes the new file.
 _REBUILDING: Final = "rebuilding"
 
@@ -500,7 +502,8 @@ class Quarantined(NamedTuple):
     @property
     def payload(self) -> bytes | None:
         """Of a message: its body as it was found, whose checksum is wrong or whose entry was lost."""
-        return self.value[8:] if self.table == "messages" and len(self.value) >= 8 else None
+        is_message = self.table == "messages" and len(self.key) in _MESSAGE_KEYS and len(self.value) >= 8
+        return self.value[8:] if is_message else None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from broker_adapter.engine.records import (
     message_key,
     unpack_entry_key,
 )
-from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES, Loaded
 
 
 class _LaneRecords:
@@ -66,7 +66,7 @@ class _LaneRecords:
 
 
 class MemoryStore:
-    """The store port on dictionaries.  ``bytes`` is the size of the messages it holds."""
+    """The store port on dictionaries.  ``bytes`` is about what the messages and their places take."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -82,7 +82,7 @@ class MemoryStore:
         messages = self._messages
         for number, message in batch.messages.items():
             messages[number] = (message.format, message.payload)
-            self.bytes += len(message.payload)
+            self.bytes += len(message.payload) + MESSAGE_BYTES
         for number, count in batch.references:
             self._references[number] = count
         for key, entry in batch.entries.items():
@@ -123,6 +123,7 @@ class MemoryStore:
                 return
             records = lanes[lane] = _LaneRecords()
         if entry is not None:
+            self.bytes += 0 if position in records.by_position else PLACE_BYTES
             records.put(
                 RawEntry(
                     queue,
@@ -137,6 +138,7 @@ class MemoryStore:
                 )
             )
             return
+        self.bytes -= PLACE_BYTES if position in records.by_position else 0
         records.delete(position)
         if not records.by_position:
             del lanes[lane]
@@ -146,7 +148,7 @@ class MemoryStore:
     def _forget(self, number: int) -> None:
         message = self._messages.pop(number, None)
         if message is not None:
-            self.bytes -= len(message[1])
+            self.bytes -= len(message[1]) + MESSAGE_BYTES
 
     def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of a lane behind ``after``."""

@@ -10,7 +10,7 @@ from 0 to 2^64 - 1; True is not a number.
     ``redelivered``, ``expired`` and ``dead_lettered`` messages, ``duplicates_rejected``, ``refused`` (sends, at a
     limit), ``quarantined`` (records that could not be trusted), ``miscounted`` (messages by which the counters of
     queues differed from the store, and were corrected; more than 0 is a reason to run ``holdfast check``) and
-    ``commits`` of the store.  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages),
+    ``commits`` of the store.  As it is now: ``clients``, ``volatile_bytes`` (of non-persistent messages and places),
     ``held_because`` (why all producers are held back; or None), ``in_quarantine`` (records) and ``queues``.  Of each
     of these: ``name``, ``kind`` ("queue", "topic", "subscription" or "staged"), ``messages`` (those in hand and
     delayed included), ``bytes``, ``in_hand`` (of consumers), ``delayed``, ``consumers``, ``held_producers`` (sends
@@ -48,12 +48,13 @@ transaction) and ``messages`` (packed envelopes)
 identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
     A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
     hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
-    that were processed after a failed delivery, since the engine began).
+    that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
 the one that was lost
-    The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.
+    The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.  At most
+    10,000 messages at once.
 ``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
 was made; default 0)
     True where that commit was done, False where it was not; None where it may have been forgotten, since it was made
@@ -80,7 +81,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
@@ -225,6 +226,10 @@ def checked_arguments(operation: str, arguments: Mapping[str, Any]) -> dict[str,
     return checked(operation, wanted, arguments)
 
 
+#: Messages that one request may name: each may lie in another part of its queue, and take a step of its own.
+MAX_GIVEN: Final = 10_000
+
+
 class _Arguments:
     """Arguments that were checked."""
 
@@ -237,6 +242,8 @@ class _Arguments:
     def given(self) -> list[Sequence[Any]]:
         """The argument ``given``: (position, name) or (position, name, failures) each."""
         values: list[Sequence[Any]] = self["given"]
+        if len(values) > MAX_GIVEN:
+            raise MessageFormatException(f"{len(values)} messages at once, limit {MAX_GIVEN}; ask in several requests")
         for each in values:
             if (
                 not isinstance(each, list | tuple)

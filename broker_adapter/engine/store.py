@@ -6,10 +6,14 @@ Each call is made by one thread at a time (the broker sees to it), and sees the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.records import CatalogRecord, Counters, RawEntry
+
+#: What a message in memory takes beside its bytes, and what each place of one in a queue or subscription takes.
+MESSAGE_BYTES: Final = 220
+PLACE_BYTES: Final = 240
 
 
 class Loaded(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.destination import topic
+from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.operations import ARGUMENTS, MAX_GIVEN
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -195,3 +195,13 @@ def test_a_subscription_that_needs_a_client_id_is_told_by_every_operation(news: 
             r" client id 'me' \(--client-id\)",
         ):
             ask(news, operation, where)
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+def test_a_request_names_a_bounded_number_of_messages(broker: Broker, operation: str) -> None:
+    """Each may lie in another part of the queue, and requests of one group take turns."""
+    broker.call(c.Declare(queue("q")), WAIT)
+    most = [[10**6 * number, "ID:none", 0] for number in range(MAX_GIVEN)]
+    broker.request(operation, {"destination": "q", "given": most}, WAIT)
+    with pytest.raises(MessageFormatException, match="10001 messages at once, limit 10000"):
+        broker.request(operation, {"destination": "q", "given": [*most, [1, "ID:none", 0]]}, WAIT)

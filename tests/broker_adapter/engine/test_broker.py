@@ -18,6 +18,7 @@ from broker_adapter.engine.broker import CYCLE_MESSAGES, Broker
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import entry_key
+from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import (
     IllegalStateException,
@@ -33,6 +34,7 @@ from tests.broker_adapter.engine.driving import (
     WAIT,
     Inbox,
     attach,
+    come_to_rest,
     connect,
     depth,
     drained,
@@ -395,7 +397,8 @@ def test_a_producer_held_back_too_long_gets_an_error_that_names_the_limit(engine
 
 
 def test_volatile_messages_have_a_limit_of_their_own(engines: Engines) -> None:
-    broker = engines.start(max_volatile_bytes=1000, hold_timeout_seconds=0.1)
+    one = 900 + MESSAGE_BYTES + PLACE_BYTES
+    broker = engines.start(max_volatile_bytes=one + 100, hold_timeout_seconds=0.1)
     client = connect(broker)
     assert send(broker, client, "q", b"x" * 900, persistent=False) is None
     (error,) = send(broker, client, "q", b"x" * 200, persistent=False)
@@ -403,6 +406,25 @@ def test_volatile_messages_have_a_limit_of_their_own(engines: Engines) -> None:
     consumer, inbox = attach(broker, client, "q", credit=1)
     settle(broker, consumer, inbox.wait_for(1))
     assert send(broker, client, "q", b"x" * 900, persistent=False) is None
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_places_of_volatile_messages_count_towards_their_limit(engines: Engines, persistent: bool) -> None:
+    """A message of one byte to a hundred subscribers takes 24 kB."""
+    broker = engines.start(max_volatile_bytes=1024 * 1024, hold_timeout_seconds=0.05)
+    client = connect(broker)
+    consumers = [attach(broker, client, topic("t"))[0] for _ in range(100)]
+    taken = 0
+    while send(broker, client, topic("t"), b"x", persistent=persistent) is None:
+        taken += 1
+    each = 1 + MESSAGE_BYTES + 100 * PLACE_BYTES
+    assert taken == 1024 * 1024 // each
+    assert broker.call(c.Statistics(), WAIT).volatile_bytes == taken * each
+    for consumer in consumers:
+        broker.call(c.Detach(consumer), WAIT)
+    come_to_rest(broker)
+    assert broker._memory.bytes == 0
+    assert send(broker, client, topic("t"), b"x", persistent=persistent) is None
 
 
 def test_a_full_store_holds_producers_back_and_lets_consumers_go_on(disk: Engines) -> None:

@@ -19,7 +19,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, quarantined
-from broker_adapter.engine.operations import MAX_RANGE_BYTES, EngineReader, perform
+from broker_adapter.engine.operations import MAX_GIVEN, MAX_RANGE_BYTES, EngineReader, perform
 from broker_adapter.engine.records import RawEntry, position_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
@@ -971,4 +971,4 @@ def test_a_cancelled_purge_leaves_what_it_had_not_come_to(broker: Broker) -> Non
 def test_the_deadline_holds_also_where_nothing_is_found(broker: Broker) -> None:
     send(broker, connect(broker), "q", "a")
     with pytest.raises(OperationTimedOutException, match="the time is over"):
-        broker.request("settle_positions", {"destination": "q", "given": sparse(500_000)}, 0.5)
+        broker.request("settle_positions", {"destination": "q", "given": sparse(MAX_GIVEN)}, 0.02)
