@@ -124,5 +124,6 @@ def _places(
             yield f"position {raw.position} is ready, and has no turn"
     for consumer in queue.consumers:
         may_take = consumer.credit > 0 and consumer.room_bytes > 0 and len(consumer.unsettled) < queue.max_unsettled
-        if consumer.search is None and may_take and not consumer.queued:
+        rests = consumer in queue.resting.holders
+        if consumer.search is None and may_take and not rests and not consumer.queued:
             yield f"{consumer!r} may take messages, and has no turn"

@@ -13,7 +13,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.resting import Resting, redelivery_delay_ms
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.driving import WAIT, attach, come_to_rest, connect
+from tests.broker_adapter.engine.driving import WAIT, attach, come_to_rest, connect, send
 from tests.broker_adapter.engine.test_broker_state import Q, Rules
 
 
@@ -157,4 +157,17 @@ def test_what_a_listener_failed_to_process_waits_for_its_consumer(selector: str 
     broker.call(c.Detach(first), WAIT)
     come_to_rest(broker)
     assert [each.position for each in thirds.handouts] == [3, 1], "its consumer has gone"
+    broker.close()
+
+
+def test_a_consumer_that_rests_with_its_message_is_no_finding_of_a_check() -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=60))
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, "q", credit=10)
+    send(broker, client, "q", "1", "2")
+    for count in (2, 3):
+        broker.call(c.Settle(consumer, [inbox.wait_for(count)[0 if count == 2 else 2].number], Outcome.FAILED), WAIT)
+    come_to_rest(broker)
+    assert broker.call(c.Statistics(), WAIT).redelivered == 2
+    assert broker.check() == []
     broker.close()
