@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -913,4 +914,18 @@ def own(path: Path) -> IO[str]:
     command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     file.write(f"process {os.getpid()} ({command}), since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
+    _owned.add(file)
     return file
+
+
+_owned: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child process has the parent's locks as well, and would keep them for as long as it runs."""
+    for file in _owned:
+        file.close()  # the lock stays with the parent
+    _owned.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

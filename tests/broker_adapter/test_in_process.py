@@ -139,6 +139,27 @@ def test_a_forked_child_does_not_touch_its_parents_engine(tmp_path: Path) -> Non
             session.create_producer(session.create_queue("q")).send("the parent goes on")
 
 
+def _outlive(results: Any, over: Any) -> None:
+    results.put("there")
+    over.wait(WAIT)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_keep_its_parents_store(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results, over = context.Queue(), context.Event()
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection():
+        child = context.Process(target=_outlive, args=(results, over))
+        child.start()
+        assert results.get(timeout=WAIT) == "there"
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as again:
+        assert child.is_alive()
+        with again.create_session() as session:
+            session.create_producer(session.create_queue("q")).send("another engine of the parent")
+    over.set()
+    child.join(WAIT)
+
+
 class _Paused:
     """A connection of which one thread stands still in the middle of handing its work over to the engine."""
 
