@@ -37,7 +37,7 @@ from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.chores import Chores
 from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
-from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore
+from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, opening_failed
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import ONCE, checked_arguments, perform
@@ -67,7 +67,6 @@ from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
     ResourceAllocationException,
-    StoreCorruptException,
     StoreException,
     copied,
 )
@@ -190,9 +189,7 @@ class Broker:
             except BaseException as error:
                 self._disk.close()
                 if isinstance(error, STORE_ERRORS):
-                    raise StoreCorruptException(
-                        f"the store in {path!r} cannot be read: {error}; run: holdfast check {path!r}"
-                    ) from error
+                    raise opening_failed(self._disk.path, error) from error
                 raise
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()

@@ -92,6 +92,17 @@ _log = logging.getLogger(__name__)
 #: What a store raises that its disk has failed.
 STORE_ERRORS = (lmdb.Error, OSError)
 
+#: What LMDB raises that its file is damaged, or is none of LMDB's.
+_DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+
 #: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
 _MAP_RESERVE_BYTES = 1 << 30
 #: Room beyond which it is not counted, beside that of two transactions.
@@ -111,6 +122,18 @@ _FIRST_CHECKED = 4
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
+
+
+def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
+    """What an error means that was raised while a store was opened: it is damaged, or the system has failed."""
+    name = os.fspath(path)
+    if isinstance(error, _DAMAGED):
+        text = f"the store in {name!r} is not one, or is damaged: {error}; run: holdfast check {name!r}"
+        return StoreCorruptException(text)
+    return StoreException(
+        f"the store in {name!r} cannot be opened: {error}. This is an error of the disk, or of rights or room on it,"
+        " and says nothing about the messages: put that right, and start again"
+    )
 
 
 class LmdbStore:
@@ -147,6 +170,7 @@ class LmdbStore:
         self._settings = settings
         self._is_checked = is_checked
         self._is_kept = is_kept
+        self._env: Any = None
         self._trial: Any = None  #: where nothing is to be changed: a transaction that is never committed
         self._complain_at = 0.0  #: by the clock that never goes back
         self._owner: IO[str] | None = None
@@ -162,11 +186,16 @@ class LmdbStore:
         try:
             self._open()
         except BaseException:
-            if self._owner is not None:
-                self._owner.close()
+            self.close()
             raise
 
     def _open(self) -> None:
+        try:
+            self._open_files()
+        except STORE_ERRORS as error:
+            raise opening_failed(self.path, error) from error
+
+    def _open_files(self) -> None:
         is_new = not (self.path / "data.mdb").exists()
         left = sorted(each.name for each in self.path.glob("data.mdb.damaged-*")) if is_new else []
         if left:
@@ -176,23 +205,17 @@ class LmdbStore:
             )
         _check_size(self.path / "data.mdb")
         _allocate_lock(self.path / "lock.mdb")
-        try:
-            self._env = lmdb.open(
-                str(self.path),
-                map_size=self._settings.max_store_bytes + max(_MAP_RESERVE_BYTES, self._settings.max_store_bytes // 4),
-                max_dbs=len(TABLES),
-                max_readers=126,
-                mode=0o600,
-            )
-            if self._is_kept:
-                # What an older version wrote is upgraded there, and seen as it will be.
-                self._trial = self._env.begin(write=True)
-            self._db = {table: self._env.open_db(table.encode(), txn=self._trial) for table in TABLES}
-        except lmdb.Error as error:
-            raise StoreCorruptException(
-                f"the store in {str(self.path)!r} is not one, or is damaged: {error};"
-                f" run: holdfast check {str(self.path)!r}"
-            ) from error
+        self._env = lmdb.open(
+            str(self.path),
+            map_size=self._settings.max_store_bytes + max(_MAP_RESERVE_BYTES, self._settings.max_store_bytes // 4),
+            max_dbs=len(TABLES),
+            max_readers=126,
+            mode=0o600,
+        )
+        if self._is_kept:
+            # What an older version wrote is upgraded there, and seen as it will be.
+            self._trial = self._env.begin(write=True)
+        self._db = {table: self._env.open_db(table.encode(), txn=self._trial) for table in TABLES}
         if is_new:
             sync_directory(self.path)  # the file is named on the disk before a message is confirmed
         if self._trial is not None:
@@ -236,7 +259,6 @@ class LmdbStore:
         with suppress(StoreCorruptException):
             again = decode_meta(VERSION_CHECK, checked) if checked is not None else None
         if again is None and (version is None or (checked is not None and version < _FIRST_CHECKED)):
-            self._env.close()
             raise StoreCorruptException(
                 f"the store in {str(self.path)!r} cannot be opened: the record of its version is damaged"
                 f" ({(plain or b'').hex()}); restore it from a copy"
@@ -248,7 +270,6 @@ class LmdbStore:
         version = again if again is not None else version
         assert version is not None
         if version > STORE_VERSION:
-            self._env.close()
             raise StoreVersionException(
                 f"the store in {str(self.path)!r} has version {version}; this software knows versions up to"
                 f" {STORE_VERSION}: upgrade it"
@@ -295,7 +316,6 @@ class LmdbStore:
         except StoreCorruptException as error:
             if self._is_checked:
                 return None  # who checks the store finds it
-            self._env.close()
             raise StoreCorruptException(
                 f"the record {key.decode()!r} of the store in {str(self.path)!r} is damaged;"
                 f" run: holdfast check {str(self.path)!r} --repair"
@@ -753,7 +773,8 @@ class LmdbStore:
         """Close the files and give up the ownership."""
         if self._trial is not None:
             self._trial.abort()
-        self._env.close()
+        if self._env is not None:
+            self._env.close()
         if self._owner is not None:
             self._owner.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -359,6 +360,30 @@ def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> 
     tmp_path.chmod(0o500)
     with pytest.raises(StoreException, match="cannot be opened"):
         reopened(tmp_path / "data")
+
+
+@pytest.mark.parametrize("where", ["read", "open", "write"])
+def test_an_error_of_the_disk_at_the_start_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Who restored an older copy for it would lose messages."""
+    store = reopened(tmp_path)
+    store.close()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        if where == "read":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise lmdb.Error(f"{tmp_path}: Input/output error")
+
+    target = {"read": (os, "pread"), "open": (lmdb, "open"), "write": (LmdbStore, "_take_over")}[where]
+    monkeypatch.setattr(*target, fail)
+    with pytest.raises(StoreException, match="Input/output error") as raised:
+        reopened(tmp_path)
+    monkeypatch.undo()
+    assert type(raised.value) is StoreException
+    assert "says nothing about the messages" in str(raised.value)
+    assert "copy" not in str(raised.value)
+    reopened(tmp_path).close()
 
 
 def test_a_path_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
