@@ -87,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _drop_output() -> None:
     """What was not written is not tried again as the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -293,16 +295,24 @@ def _serve(options: argparse.Namespace) -> int:
             signal.signal(number, lambda _number, _frame: stopped.set())
         _, bound = listener.start()
         scheme = "amqps" if tls is not None else "amqp"
-        print(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}", flush=True)
+        _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
         stopped.wait()
         if broker.failed is not None:
             raise broker.failed
-        print("holdfast stopping", flush=True)
+        _say("holdfast stopping")
     finally:
         failed()
         listener.stop()
         broker.close()
     return 0
+
+
+def _say(text: str) -> None:
+    """Print a line for whoever reads it, if anybody does: the server does not depend on that."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        _drop_output()
 
 
 def _listed(text: str | None) -> list[str]:

@@ -594,3 +594,19 @@ def test_every_tool_takes_json_as_the_readme_says() -> None:
     names = re.findall(r"^    (\w+)\b", commands[1], re.MULTILINE)
     assert {"serve", "send", "check", "quarantine", "user"} <= set(names)
     assert [name for name in names if "--json" not in done(name, "--help")] == ["serve"]
+
+
+@pytest.mark.parametrize("streams", ["stdout", "stdout and stderr"])
+def test_a_server_whose_output_nobody_reads_stops_cleanly(tmp_path: Path, streams: str) -> None:
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    errors = subprocess.PIPE if streams != "stdout" else None
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert "holdfast ready" in server.stdout.readline()
+        server.stdout.close()
+        if server.stderr is not None:
+            server.stderr.close()
+        server.terminate()
+        assert server.wait(WAIT) == 0
