@@ -314,7 +314,9 @@ class Session:
         Raises:
             InvalidDestinationException: there is none of this name.
             IllegalStateException: a consumer uses it.
+            ValueError: no subscription can have this name.
         """
+        _check_subscription_name(name)
         self._set_up(lambda: self._transport.unsubscribe(name, self._settings.request_timeout_seconds))
 
     def create_browser(self, destination: Destination, selector: str | None = None) -> QueueBrowser:
@@ -350,8 +352,7 @@ class Session:
     ) -> MessageConsumer:
         if not _checked(destination).is_topic:
             raise InvalidDestinationException(f"cannot subscribe to {str(destination)!r}: it is a queue, not a topic")
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"subscription name {name!r} is not a string of at least one character")
+        _check_subscription_name(name)
         if durable and not shared and self._client_id is None:
             raise IllegalStateException(
                 f"the durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
@@ -780,6 +781,15 @@ class Session:
 
 #: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
+
+
+def _check_subscription_name(name: object) -> None:
+    """Raise ValueError where no subscription can have this name, over whatever transport."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"subscription name {name!r} is not a string of at least one character")
+    if "|" in name:
+        # The JMS mapping of AMQP tells the links of a shared subscription apart by what stands behind it.
+        raise ValueError(f"subscription name {name!r} has a '|', which the names of AMQP links use for something else")
 
 
 def _source_of(destination: Destination, subscription: Subscription | None, client_id: str | None) -> Source | None:

@@ -55,3 +55,20 @@ def test_a_time_out_that_is_no_number_of_seconds_is_refused(connection: Connecti
 def test_numbers_of_seconds_are_time_outs() -> None:
     for timeout in (None, 0, 1, 0.5, float("inf")):
         check_timeout(timeout)
+
+
+@pytest.mark.parametrize("name", ["a|b", "|", "", None, 7])
+def test_names_that_no_subscription_can_have_are_refused_alike_by_every_transport(
+    connection: Connection, name: Any
+) -> None:
+    """Over AMQP, "a|b" would be the subscription "a"."""
+    with connection.create_session() as session:
+        news = session.create_topic("news")
+        for make in (
+            lambda: session.create_durable_consumer(news, name),
+            lambda: session.create_shared_consumer(news, name),
+            lambda: session.create_shared_durable_consumer(news, name),
+            lambda: session.unsubscribe(name),
+        ):
+            with pytest.raises(ValueError, match="subscription name"):
+                make()
