@@ -189,7 +189,8 @@ class Coordinator:
         self._flush()
 
     def _flush(self) -> None:
-        while self._queue and self._credit > 0:
+        # Where the link is gone already, we are about to hear why.
+        while self._queue and self._credit > 0 and self._peer.has_link(self.link):
             payload, answered = self._queue.popleft()
             self._credit -= 1
             self._waiting[self._peer.send(self.link, payload)] = answered

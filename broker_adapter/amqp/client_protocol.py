@@ -1090,7 +1090,7 @@ class ClientProtocol:
             done(self._failure or IllegalStateException(f"link {link} is closed"))
             self._on_sends_done(1)
             return
-        if sender.credit > 0 and not sender.queue:
+        if sender.credit > 0 and not sender.queue and self._peer.has_link(link):
             sender.credit -= 1
             sender.waiting.append((self._peer.send(link, payload), done))
         else:
@@ -1098,6 +1098,8 @@ class ClientProtocol:
 
     def _flush(self, sender: _Sender) -> None:
         queue, peer, link = sender.queue, self._peer, sender.link
+        if not peer.has_link(link):
+            return  # its session has ended, which we are about to hear: what waits fails then
         while queue and sender.credit > 0:
             send = queue.popleft()
             sender.credit -= 1

@@ -782,6 +782,32 @@ def test_a_link_lost_during_a_commit_rolls_it_back(wired: Wired) -> None:
         _ = result.value
 
 
+@pytest.mark.parametrize("sends", [1, 5])
+def test_a_session_that_ends_as_its_transaction_is_declared_ends_nothing_else(wired: Wired, sends: int) -> None:
+    """Both come in one read: the link is gone before the client has heard of it."""
+    link = sender(wired)
+    far = attached(wired).session
+    wired.pump()
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY)] * sends, [], result)
+    declare = wired.broker._coordinate
+
+    def declare_and_end(on: int, delivery: Any) -> None:
+        declare(on, delivery)
+        wired.broker.peer.end_session(far, AmqpError("amqp:internal-error", "the session is gone"))
+
+    wired.broker._coordinate = declare_and_end  # type: ignore[method-assign]
+    wired.pump()
+    wired.broker._coordinate = declare  # type: ignore[method-assign]
+    with pytest.raises(TransactionRolledBackException, match="the session is gone"):
+        _ = result.value
+    other = sender(wired, session=7)
+    sent: list[JMSException | None] = []
+    wired.client.send(other, BODY, sent.append)
+    wired.pump()
+    assert sent == [None]
+
+
 def test_a_coordinator_closed_by_the_broker_rolls_back_and_is_attached_anew(wired: Wired) -> None:
     wired.broker.credit = 1
     link = sender(wired)
