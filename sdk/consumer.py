@@ -159,6 +159,9 @@ class MessageConsumer:
                     return message
             return self._receive_slowly(timeout)
         finally:
+            state.gives_out = False
+            if not state.running:
+                state.wake()  # whoever stops the session waits for this
             state.disown()
 
     def receive_checked(self, check: Callable[[Message], None], timeout: float | None = None) -> Message | None:
@@ -292,10 +295,14 @@ class MessageConsumer:
         with state.settling:
             if tag.epoch != state.epoch or tag.link == self._stale_link:
                 return None
-            if self._closing:  # by another thread, between the look at the buffer and here
+            if not state.running:  # it was stopped between the look at the buffer and here
+                self._buffer.appendleft(delivery)
+                return None
+            if self._closing:  # by another thread, likewise
                 with contextlib.suppress(ConnectionLostException):
                     state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return None
+            state.gives_out = True
             policy.delivered(tag)
             settlements = policy.consumed(tag, time.monotonic())
             acknowledgements = state.acknowledgements

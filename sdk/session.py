@@ -651,8 +651,11 @@ class Session:
         Raises:
             OperationTimedOutException: a listener has not returned in time; no other message is given out.
         """
-        self._state.process(Event.STOP)
-        if not self._state.wait_until(lambda: self._state.dispatching is None, deadline):
+        state = self._state
+        state.process(Event.STOP)
+        state.settling.acquire()  # what is being taken out of a buffer was taken before this, or stays there
+        state.settling.release()
+        if not state.wait_until(lambda: state.dispatching is None and not state.gives_out, deadline):
             raise OperationTimedOutException(f"a listener of {self._state.name} has not returned in time")
 
     @property

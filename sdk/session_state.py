@@ -98,6 +98,7 @@ class SessionState:
 
     Attributes:
         running: whether the connection is started, so that messages may be given to the application.
+        gives_out: whether a receiver has taken a message, and is about to return it.
         listeners: how many consumers have one.
         dispatching: the consumer whose listener runs now, if any.
         thread: the session's thread; None until a listener or a completion needs it.
@@ -142,6 +143,7 @@ class SessionState:
         self.running = False
         self.listeners = 0
         self.dispatching: object = None
+        self.gives_out = False
         self.thread: threading.Thread | None = None
         self.owner = threading.RLock()
         self.settling = threading.Lock()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from sdk import (
     AcknowledgeMode,
     Connection,
+    ConnectionFactory,
     DeliveryMode,
     IllegalStateException,
     JMSException,
@@ -22,6 +25,7 @@ from sdk import (
     Session,
     TransactionRolledBackException,
 )
+from tests.contracts.transports import eventually
 from tests.sdk.small_broker import SmallBroker
 
 _WAIT = 120.0
@@ -586,3 +590,70 @@ def test_no_thread_runs_where_none_is_needed(connection: Connection) -> None:
     consumer.receive(_WAIT)
 
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("confirms", [False, True])
+def test_no_receiver_returns_a_message_after_a_stop(confirms: bool) -> None:
+    """Also where it has looked at its buffer before, and where its acknowledgement is being confirmed."""
+    url = "embedded:?synchronous_acknowledge=true" if confirms else "embedded:"
+    with ConnectionFactory(url).create_connection() as connection:
+        connection.start()
+        session = connection.create_session()
+        name = f"queue {uuid4()}"
+        with connection.create_session() as other:
+            producer = other.create_producer(other.create_queue(name))
+            for number in range(3000):
+                producer.send(str(number))
+        consumer = session.create_consumer(session.create_queue(name))
+        taken: list[str] = []
+
+        def receive() -> None:
+            while not over.is_set():
+                message = consumer.receive(0.05)
+                if message is None:
+                    continue
+                taken.append(message.text)  # type: ignore[attr-defined]
+
+        over = threading.Event()
+        thread = threading.Thread(target=receive)
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            thread.start()
+            for _ in range(50):
+                threading.Event().wait(0.002)
+                connection.stop()
+                count = len(taken)
+                threading.Event().wait(0.002)
+                # One may have been returned, and not been noted yet.
+                assert len(taken) - count <= 1
+                connection.start()
+        finally:
+            sys.setswitchinterval(interval)
+        over.set()
+        thread.join(_WAIT)
+        assert taken == [str(number) for number in range(len(taken))]
+
+
+def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    _send(connection, "1", "2")
+    eventually(lambda: len(consumer._buffer) == 2)
+    opened = consumer._opened
+
+    def stop_first(delivery: Any) -> Any:
+        found = opened(delivery)
+        stopper = threading.Thread(target=connection.stop)
+        stopper.start()
+        stopper.join(_WAIT)
+        return found
+
+    monkeypatch.setattr(consumer, "_opened", stop_first)
+    assert consumer.receive(0.05) is None
+    monkeypatch.undo()
+    connection.start()
+    received = [consumer.receive(_WAIT) for _ in range(2)]
+    assert [each and each.text for each in received] == ["1", "2"]  # type: ignore[attr-defined]
