@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, connect, drained, settle
+from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, come_to_rest, connect, drained, settle
 
 Q = Destination("q")
 
@@ -199,3 +201,35 @@ def test_nobody_ever_holds_a_message_of_a_group_that_another_one_has(steps: list
         assert left == [body for body in sent if body not in accepted]
     finally:
         broker.close()
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["kept", "handed out later"])
+@pytest.mark.parametrize("selector", [None, "colour = 'red'"])
+def test_what_was_handed_out_is_marked_after_a_crash_also_where_it_was_kept_first(
+    tmp_path: Path, selector: str | None, goes_on: bool
+) -> None:
+    """Messages that are kept for the owner of their group are passed by others, so no cursor tells of them."""
+    broker = Broker(EngineSettings(window_messages=10), str(tmp_path / "before"))
+    client = connect(broker)
+    (owner, first), (_, second) = (attach(broker, client, Q, credit, selector=selector) for credit in (1, 5))
+    messages = [
+        grouped(number, group)._replace(persistent=True) for number, group in enumerate(["g", "g", None, "g", "h"])
+    ]
+    broker.call(c.Enqueue(client, Q, messages), WAIT)
+    settled = 0
+    if goes_on:
+        settle(broker, owner, first.wait_for(1))
+        settled = 1
+        broker.call(c.Credit(owner, 1), WAIT)
+    come_to_rest(broker)
+    in_hand = {*bodies(first.handouts)[settled:], *bodies(second.handouts)}
+    assert ("g 1" in in_hand) is goes_on
+    shutil.copytree(tmp_path / "before", tmp_path / "after", ignore=shutil.ignore_patterns("lock.mdb"))
+    again = Broker(EngineSettings(window_messages=10), str(tmp_path / "after"))
+    _, inbox = attach(again, connect(again), Q, 100)
+    come_to_rest(again)
+    marked = {unpack(each.payload).body for each in inbox.handouts if each.delivery_count}
+    assert in_hand <= marked
+    assert len(inbox.handouts) == 5 - settled
+    again.close()
+    broker.close()
