@@ -107,6 +107,8 @@ _SWEEP_MS = 60_000
 _IDLE_CHECK_MS = 1000
 #: How often the log says that the disk is full.
 _COMPLAIN_MS = 60_000
+#: Damaged messages that one line of the log names.
+_NAMED = 10
 #: How often the room on the disk is looked at.
 _ROOM_CHECK_MS = 250
 
@@ -452,8 +454,8 @@ class Broker:
                 _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=cause)
             self._load(effects, now_ms)
             taken = self._read_what_is_taken(effects)
-            for number, key in effects.distrusted:
-                if not self._distrust(number, key):
+            if not self._distrust(effects.distrusted):
+                for number, key in effects.distrusted:
                     effects.durable.keep(number, key)
             if not self._write(effects, taken, now_ms):
                 self._unwritten = effects, taken
@@ -865,20 +867,33 @@ class Broker:
         """
         bodies = self._bodies([(each.message, each.flags) for each in messages], pending)
         handouts = []
+        distrusted: list[Outgoing] = []
         for each, body in zip(messages, bodies, strict=True):
-            number, position, count, message, flags, key = each
+            number, position, count, _, flags, key = each
             if body is None:
-                if consumer is not None:
-                    self.submit(c.Quarantined(consumer, number, not self._distrust(message, key)))
-                elif pending is None:
-                    queue, _, _ = unpack_entry_key(key)
-                    self.submit(c.SetAside(c.Range(queue, position, position, 1, frozenset((position,)))))
-                elif not self._distrust(message, key):
-                    pending.durable.keep(message, key)
+                distrusted.append(each)
                 continue
             annotations = self._annotations(key, flags, pending) if flags & FLAG_ANNOTATED else None
             handouts.append(c.Handout(number, position, count, body[0], body[1], annotations))
+        if distrusted:
+            self._pass_over(distrusted, consumer, pending)
         return handouts
+
+    def _pass_over(self, distrusted: Sequence[Outgoing], consumer: int | None, pending: Effects | None) -> None:
+        """Put messages aside that cannot be delivered, in one transaction; the arguments are those of ``_handouts``."""
+        if consumer is None and pending is None:
+            for each in distrusted:
+                queue, _, _ = unpack_entry_key(each.key)
+                self.submit(c.SetAside(c.Range(queue, each.position, each.position, 1, frozenset((each.position,)))))
+            return
+        are_aside = self._distrust([(each.message, each.key) for each in distrusted])
+        for each in distrusted:
+            if consumer is not None:
+                self.submit(c.Quarantined(consumer, each.number, not are_aside))
+            elif pending is not None and not are_aside:
+                pending.durable.keep(each.message, each.key)
+        if consumer is None and are_aside:
+            self._state.totals.quarantined += len(distrusted)
 
     def _bodies(self, wanted: Sequence[tuple[int, int]], pending: Effects | None = None) -> list[Message | None]:
         """(format, payload) for each (message, flags); None where the record cannot be trusted."""
@@ -926,13 +941,20 @@ class Broker:
         """Put the body of a message aside, which is the largest part of it; returns False where there is no room."""
         return self._disk is None or self._disk.quarantine("messages", [message_key(message)])
 
-    def _distrust(self, message: int, key: bytes) -> bool:
-        """Put a message aside that cannot be delivered; returns False where there is no room, and it stays."""
-        if self._disk is None:
+    def _distrust(self, messages: Sequence[tuple[int, bytes]]) -> bool:
+        """Put messages aside that cannot be delivered, each with the key of its entry.
+
+        Returns:
+            False where there is no room for them, and they stay.
+        """
+        if self._disk is None or not messages:
             return True
-        if not self._disk.quarantine_all([("messages", message_key(message)), ("entries", key)]):
+        records = [("messages", message_key(message)) for message, _ in messages]
+        if not self._disk.quarantine_all([*records, *(("entries", key) for _, key in messages)]):
             return False
-        _log.error("! message %d cannot be trusted; it is in quarantine and is not delivered", message)
+        numbers = ", ".join(str(message) for message, _ in messages[:_NAMED])
+        more = f" and {len(messages) - _NAMED} more" if len(messages) > _NAMED else ""
+        _log.error("! message %s%s cannot be trusted; in quarantine, and not delivered", numbers, more)
         return True
 
     def _fail(self, error: Exception, commands: Sequence[c.Command]) -> None:

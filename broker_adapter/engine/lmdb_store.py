@@ -112,6 +112,8 @@ BALLAST_BYTES = 16 * 1024 * 1024
 #: Changes of a repair in one transaction, and their bytes.
 _REPAIRED_AT_ONCE = 10_000
 _REPAIRED_BYTES = 16 * 1024 * 1024
+#: Damaged records that are named in the log, each with a line of its own, where many are found together.
+_NAMED = 20
 #: How often the log says that nothing can be set aside.
 _COMPLAIN_SECONDS = 60.0
 #: Bytes of LMDB's lock file with its 126 places for readers.
@@ -616,8 +618,10 @@ class LmdbStore:
                     *(key.hex(), table, meaning),
                 )
             return False
-        for table, key in moved:
+        for table, key in moved[:_NAMED]:
             _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
+        if len(moved) > _NAMED:
+            _log.error("! %d records more fail their checksums; they are in quarantine", len(moved) - _NAMED)
         return True
 
     def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:

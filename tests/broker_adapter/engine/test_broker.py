@@ -445,6 +445,39 @@ def test_a_full_store_holds_producers_back_and_lets_consumers_go_on(disk: Engine
     _eventually(lambda: send(broker, client, "q", body) is None)
 
 
+@pytest.mark.damages
+@pytest.mark.parametrize("presettled", [False, True])
+def test_many_damaged_messages_are_put_aside_together(
+    disk: Engines, presettled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write for each of them would hold everybody up."""
+    broker = disk.start()
+    send(broker, connect(broker), "q", *range(1000))
+    broker.close()
+    disk.broker = None
+    assert disk.path is not None
+    with lmdb.open(str(disk.path), max_dbs=20, map_size=1 << 28) as env, env.begin(write=True) as txn:
+        messages = env.open_db(b"messages", txn)
+        for number in range(1, 1001, 2):
+            key = number.to_bytes(8, "big")
+            txn.put(key, bytes(txn.get(key, db=messages))[:-1] + b"?", db=messages)
+    writes: list[int] = []
+    quarantine_all = LmdbStore.quarantine_all
+
+    def counted(store: LmdbStore, records: Any) -> bool:
+        writes.append(len(records))
+        return quarantine_all(store, records)
+
+    monkeypatch.setattr(LmdbStore, "quarantine_all", counted)
+    broker = disk.start()
+    _, inbox = attach(broker, connect(broker), "q", credit=1000, presettled=presettled)
+    assert payloads(inbox.wait_for(500)) == [str(number).encode() for number in range(1, 1000, 2)]
+    come_to_rest(broker)
+    assert sum(writes) == 1000, "500 messages, and their entries"
+    assert len(writes) <= 10
+    assert broker.call(c.Statistics(), WAIT).quarantined == 500
+
+
 def test_a_damaged_message_is_kept_aside_and_the_others_are_delivered(disk: Engines) -> None:
     broker = disk.start()
     client = connect(broker)
