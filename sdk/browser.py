@@ -31,6 +31,17 @@ class QueueBrowser:
     prefetch allows.  It works on a stopped connection as well.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_destination",
+        "_lifecycle",
+        "_looks",
+        "_on_close",
+        "_selector",
+        "_state",
+    )
+
     def __init__(
         self,
         state: SessionState,

@@ -67,6 +67,31 @@ class Connection:
     For any number of threads; each uses sessions of its own.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_event_listener",
+        "_exception_listener",
+        "_has_client_id",
+        "_is_local",
+        "_lifecycle",
+        "_lock",
+        "_lost_acknowledgements",
+        "_peer",
+        "_producer_id",
+        "_producer_numbers",
+        "_reporting",
+        "_reports",
+        "_reports_lock",
+        "_session_numbers",
+        "_sessions",
+        "_settings",
+        "_standing",
+        "_transport",
+        "_username",
+    )
+
     def __init__(
         self, connect: Connect, has_client_id: bool, username: str | None = None, *, is_local: bool = False
     ) -> None:

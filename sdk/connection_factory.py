@@ -14,6 +14,18 @@ class ConnectionFactory:
     The forms of URLs and all options are in ``docs/options.md``.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_client_id",
+        "_is_local",
+        "_password",
+        "_refresh",
+        "_url",
+        "_username",
+        "_username_in_url",
+    )
+
     def __init__(
         self,
         url: str,

@@ -54,6 +54,35 @@ _LONGEST_REST = 30.0
 class MessageConsumer:
     """Receives the messages of a destination or subscription.  Made by ``session.create_consumer`` and its like."""
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_arrived",
+        "_away",
+        "_buffer",
+        "_check",
+        "_closing",
+        "_destination",
+        "_epoch",
+        "_granted",
+        "_half",
+        "_lifecycle",
+        "_listener",
+        "_no_local",
+        "_on_close",
+        "_rejected",
+        "_relinked",
+        "_selector",
+        "_source",
+        "_stale_link",
+        "_state",
+        "_undrained",
+        "_used",
+        "link",
+        "prefetch",
+        "resumes_at",
+    )
+
     def __init__(
         self,
         state: SessionState,

@@ -65,6 +65,16 @@ class JMSContext:
     For one thread at a time, as a session; ``create_context`` makes others on the same connection.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_producer",
+        "_session",
+        "_shared",
+        "auto_start",
+    )
+
     def __init__(self, shared: _SharedConnection, mode: AcknowledgeMode) -> None:
         """Made by the factory, or by another context."""
         self._shared = shared
@@ -288,6 +298,24 @@ class JMSProducer:
         properties: set on each message, over its own.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_producer",
+        "_template",
+        "correlation_id",
+        "delivery_delay",
+        "delivery_mode",
+        "disable_message_id",
+        "disable_timestamp",
+        "on_completion",
+        "priority",
+        "properties",
+        "reply_to",
+        "time_to_live",
+        "type",
+    )
+
     def __init__(self, producer: Callable[[], MessageProducer]) -> None:
         """Made by the context.
 
@@ -400,6 +428,12 @@ class JMSProducer:
 
 class JMSConsumer:
     """Receives messages, or their bodies.  Made by ``JMSContext.create_consumer`` and its like."""
+
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_consumer",
+    )
 
     def __init__(self, consumer: MessageConsumer) -> None:
         """Made by the context."""

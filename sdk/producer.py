@@ -29,6 +29,30 @@ class MessageProducer:
         disable_timestamp: whether messages go without the time of their sending.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_delivery_delay_ms",
+        "_delivery_mode",
+        "_destination",
+        "_id_policy",
+        "_id_prefix",
+        "_lifecycle",
+        "_on_close",
+        "_priority",
+        "_producer_id",
+        "_sent",
+        "_sequence",
+        "_settled",
+        "_state",
+        "_thread_id",
+        "_time_to_live_ms",
+        "_told",
+        "disable_message_id",
+        "disable_timestamp",
+        "link",
+    )
+
     def __init__(
         self,
         state: SessionState,

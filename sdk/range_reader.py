@@ -90,6 +90,13 @@ class RangeReader:
         client_id: of the subscription, where it has one; shared ones made without a client id have none.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_queue",
+    )
+
     def __init__(
         self,
         connection: Connection,
@@ -213,6 +220,18 @@ class StagedTransaction:
             are dropped when a later number of the group begins or this one is published.
         queue: where its messages will go.
     """
+
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_name",
+        "_part_bytes",
+        "_queue",
+        "_waiting",
+        "_was_published",
+        "_written",
+    )
 
     def __init__(self, connection: Connection, name: str, queue: Destination) -> None:
         self._connection = connection

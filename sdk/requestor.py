@@ -22,6 +22,16 @@ class Requestor:
     The connection must be started.  For one thread at a time, as its session.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_consumer",
+        "_producer",
+        "_replies",
+        "_session",
+    )
+
     def __init__(self, session: Session, destination: Destination) -> None:
         """A requestor; it makes its temporary queue at once.
 

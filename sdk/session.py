@@ -61,6 +61,25 @@ class Session:
     is started the session belongs to that.
     """
 
+    # A misspelt attribute is an error.
+    __slots__ = (
+        "__weakref__",
+        "_browsers",
+        "_client_id",
+        "_commits",
+        "_consumers",
+        "_detach_later",
+        "_identify",
+        "_made",
+        "_mode",
+        "_on_close",
+        "_producers",
+        "_settings",
+        "_state",
+        "_thread",
+        "_transport",
+    )
+
     def __init__(
         self,
         transport: Transport,

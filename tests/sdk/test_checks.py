@@ -9,6 +9,7 @@ import pytest
 
 from sdk import Connection, ConnectionFactory, MessageFormatException, Requestor
 from sdk.checks import check_timeout
+from sdk.range_reader import RangeReader
 
 WAIT = 120.0
 
@@ -72,3 +73,19 @@ def test_names_that_no_subscription_can_have_are_refused_alike_by_every_transpor
         ):
             with pytest.raises(ValueError, match="subscription name"):
                 make()
+
+
+def test_misspelt_attributes_are_errors(connection: Connection) -> None:
+    """``timeToLive`` and ``exceptionListener`` are what people write who come from JMS."""
+    factory = ConnectionFactory("embedded:")
+    with connection.create_session() as session, factory.create_context() as context:
+        name = session.create_queue("misspelt")
+        things = [
+            *(factory, connection, session, context, context.create_producer(), context.create_consumer(name)),
+            *(session.create_producer(name), session.create_consumer(name), session.create_browser(name)),
+            *(session.create_text_message("x"), Requestor(session, name), RangeReader(connection, name)),
+        ]
+        for thing in things:
+            for attribute in ("timeToLive", "exceptionListener", "prioriti", "__dict__"):
+                with pytest.raises(AttributeError):
+                    setattr(thing, attribute, 5)

@@ -20,6 +20,7 @@ from sdk import (
     IllegalStateException,
     JMSException,
     Message,
+    MessageConsumer,
     OperationTimedOutException,
     ResourceAllocationException,
     Session,
@@ -642,16 +643,16 @@ def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
     consumer = session.create_consumer(session.create_queue("q"))
     _send(connection, "1", "2")
     eventually(lambda: len(consumer._buffer) == 2)
-    opened = consumer._opened
+    opened = MessageConsumer._opened
 
-    def stop_first(delivery: Any) -> Any:
-        found = opened(delivery)
+    def stop_first(self: MessageConsumer, delivery: Any) -> Any:
+        found = opened(self, delivery)
         stopper = threading.Thread(target=connection.stop)
         stopper.start()
         stopper.join(_WAIT)
         return found
 
-    monkeypatch.setattr(consumer, "_opened", stop_first)
+    monkeypatch.setattr(MessageConsumer, "_opened", stop_first)
     assert consumer.receive(0.05) is None
     monkeypatch.undo()
     connection.start()
