@@ -667,7 +667,7 @@ class QueueState:
 
     def _take_next(self, turn: _Turn) -> Entry | None:
         """Take out the entry that comes next for whoever has no selector; None where none is in memory."""
-        ready = self.ready
+        ready, kept_for = self.ready, self.kept_for
         for lane in self.lanes:
             heap = lane.heap
             while True:
@@ -676,7 +676,10 @@ class QueueState:
                     return None  # nothing may overtake what is on its way into memory
                 if not heap:
                     break
-                entry = ready.pop(heappop(heap), None)
+                position = heappop(heap)
+                if kept_for and position in kept_for:
+                    continue  # it is in the heap again if its consumer leaves
+                entry = ready.pop(position, None)
                 if entry is None:
                     continue
                 if entry.expires_at_ms and entry.expires_at_ms <= turn.now_ms:
@@ -703,7 +706,7 @@ class QueueState:
     def _hand_out_next(self, consumer: Consumer, room: int, turn: _Turn) -> None:
         """Hand out what comes next to a lone consumer.  Here most messages go: it calls little."""
         now_ms, effects = turn.now_ms, turn.effects
-        ready, unsettled = self.ready, consumer.unsettled
+        ready, kept_for, unsettled = self.ready, self.kept_for, consumer.unsettled
         messages: list[Outgoing] = []
         room_bytes = consumer.room_bytes
         first = number = consumer.next_number
@@ -717,7 +720,10 @@ class QueueState:
                     break
                 if not heap:
                     break
-                entry = ready.pop(heappop(heap), None)
+                position = heappop(heap)
+                if kept_for and kept_for.get(position, consumer) is not consumer:
+                    continue  # as above
+                entry = ready.pop(position, None)
                 if entry is None:
                     continue
                 if entry.expires_at_ms and entry.expires_at_ms <= now_ms:
@@ -727,7 +733,6 @@ class QueueState:
                     if not self._reserve(entry):
                         last = number
                     continue
-                position = entry.position
                 messages.append(Outgoing(number, position, entry.delivery_count, entry.number, entry.flags, entry.key))
                 if consumer.presettled:
                     self.forget(entry, effects)

@@ -171,3 +171,21 @@ def test_a_consumer_that_rests_with_its_message_is_no_finding_of_a_check() -> No
     assert broker.call(c.Statistics(), WAIT).redelivered == 2
     assert broker.check() == []
     broker.close()
+
+
+def test_what_was_found_by_a_selector_and_failed_is_kept_from_those_without_one() -> None:
+    """It still has its place in the line of those without a selector."""
+    broker = Broker(EngineSettings(redelivery_delay_seconds=0))
+    client = connect(broker)
+    searching, found = attach(broker, client, "q", credit=1, selector="JMSPriority >= 0")
+    messages = [c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(Q))) for _ in range(2)]
+    assert broker.call(c.Enqueue(client, Q, messages), WAIT) is None
+    broker.call(c.Settle(searching, [found.wait_for(1)[0].number], Outcome.FAILED), WAIT)
+    for number in (2, 3):
+        _, inbox = attach(broker, client, "q", credit=1)
+        come_to_rest(broker)
+        assert [each.position for each in inbox.handouts] == ([2] if number == 2 else [])
+    broker.call(c.Detach(searching), WAIT)
+    come_to_rest(broker)
+    assert [each.position for each in inbox.handouts] == [1]
+    broker.close()
