@@ -183,6 +183,11 @@ def check_store(
         store = LmdbStore(directory, settings, is_owned=True, is_checked=True, is_kept=not repair)
         try:
             _check_records(store, report, repair, progress)
+            if store.mended_version is not None:
+                was = store.mended_version.hex()
+                text = f"the version ({was}) and its copy differ, or one is damaged; it is put right"
+                report.findings.append(Finding("damaged record of the version", "meta", VERSION, text))
+                report.summary.problems["damaged record of the version"] += 1
         except (OSError, lmdb.Error) as error:
             if repair:
                 raise _not_done(directory, "repaired", error, "some of it may be; repair it again") from error
@@ -409,10 +414,6 @@ def _check_records(store: LmdbStore, report: Report, repair: bool, progress: Pro
             for _ in changes:
                 pass
     report.summary = check.summary
-    if store.mended_version is not None:
-        text = f"the version ({store.mended_version.hex()}) and its copy differ, or one is damaged; it is put right"
-        report.findings.append(Finding("damaged record of the version", "meta", VERSION, text))
-        report.summary.problems["damaged record of the version"] += 1
 
 
 def _noted(findings: Iterator[Finding], report: Report) -> Iterator[Any]:

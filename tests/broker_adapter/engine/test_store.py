@@ -19,7 +19,7 @@ from broker_adapter.engine import lmdb_store
 from broker_adapter.engine.commands import NewMessage
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store, compact_store
+from broker_adapter.engine.maintenance import check_records, check_store, compact_store
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.pages import metas
 from broker_adapter.engine.records import (
@@ -275,6 +275,7 @@ def test_a_damaged_version_is_put_right_by_its_copy(tmp_path: Path, value: bytes
         assert dict(found.summary.problems) == {"damaged record of the version": 1}
         store = reopened(tmp_path)
         assert (store.unique, store.mended_version is not None) == (unique, True)
+        assert check_records(store).is_sound, "it is right by now"
         store.close()
         assert check_store(tmp_path, EngineSettings()).is_sound
 
