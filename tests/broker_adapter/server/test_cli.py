@@ -414,7 +414,9 @@ def test_wrong_usage_says_what_is_right(
     reason: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # some of them make a store before they fail
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     try:
         found: Any = main(arguments)
