@@ -2,7 +2,7 @@
 
 What must be true after each step: nobody holds what he did not ask for or what another one holds; and whoever may have
 more has everything that is there for him.  What a consumer's listener failed to process waits for that consumer, while
-it is there.
+it is there; of all consumers together as many messages as a window has.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, u
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect, depth, drained
 
+WINDOW = 10
 COLOURS = ("red", "blue", "green")
 SELECTORS = (None, "colour = 'red'", "colour = 'blue'", "colour = 'green'")
 
@@ -65,7 +66,7 @@ class History:
         self._start()
 
     def _start(self) -> None:
-        limits = EngineSettings(window_messages=10, max_deliveries=None, redelivery_delay_seconds=0)
+        limits = EngineSettings(window_messages=WINDOW, max_deliveries=None, redelivery_delay_seconds=0)
         self.broker = Broker(limits, self.path)
         self.broker._state.memory.cycle_handouts = 3
         self.client = connect(self.broker)
@@ -133,7 +134,7 @@ class History:
                 del self.waiting[body]
             elif outcome is not Outcome.RELEASED:
                 self.failures[body] += 1
-            if outcome is Outcome.FAILED:
+            if outcome is Outcome.FAILED and len(self.failed_by) < WINDOW:
                 self.failed_by[body] = taker
 
     def detach(self, index: int) -> None:
