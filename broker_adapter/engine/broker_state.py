@@ -603,9 +603,15 @@ class BrokerState:
 
     def _new_queue(self, destination: Destination, record: CatalogRecord, effects: Effects) -> QueueState:
         number = self._new_number(record, effects)
-        if self.durable:
-            effects.durable.put("catalog", queue_key(number), encode_catalog(queue_key(number), record))
-        return self._make_queue(number, destination, record, None)
+        made = self._make_queue(number, destination, record, None)
+        self._put_record(made, effects)
+        return made
+
+    @staticmethod
+    def _put_record(queue: QueueState, effects: Effects) -> None:
+        if queue.durable:
+            key = queue_key(queue.id)
+            effects.durable.put("catalog", key, encode_catalog(key, queue.record))
 
     def _new_number(self, record: CatalogRecord, effects: Effects) -> int:
         """A number for a queue: one that no queue had before, also none that is deleted; a staged transaction's may be
@@ -692,8 +698,7 @@ class BrokerState:
         if queue.record.kind != "staged" and (queue.durable or self.published.last(settled) is not None):
             self.published.forget(settled, effects.durable)
         queue.record = queue.record._replace(kind="ended")
-        if queue.durable:
-            effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue_key(queue.id), queue.record))
+        self._put_record(queue, effects)
         effects.ended.append(queue.id)
 
     def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
@@ -1782,8 +1787,7 @@ class BrokerState:
                 self._end_staged(name, effects)
         elif self.staging.used(command.transaction, now_ms):
             queue.record = queue.record._replace(created_ms=now_ms)
-            if queue.durable:
-                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue_key(queue.id), queue.record))
+            self._put_record(queue, effects)
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
         self._awake[queue.id] = queue
@@ -1845,8 +1849,7 @@ class BrokerState:
             queue.record = queue.record._replace(publishing=self._next_publishing)
             self._next_publishing += 1
             effects.published.append(queue.id)
-            if queue.durable:
-                effects.durable.put("catalog", queue_key(queue.id), encode_catalog(queue_key(queue.id), queue.record))
+            self._put_record(queue, effects)
         for name in self.staging.through(command.group, command.number):
             self._end_staged(name, effects)  # of attempts that do not count
         self.published.note(command.group, command.number, now_ms, effects.durable)

@@ -717,9 +717,10 @@ class Check:
     def _noted(self, key: bytes) -> int:
         """A number of ``meta``; 0 where it cannot be trusted."""
         value = self._tables.get("meta", key)
-        if value is None or not _can(decode_meta, key, value):
+        try:
+            return int(decode_meta(key, value)) if value is not None else 0
+        except StoreCorruptException:
             return 0
-        return int(decode_meta(key, value))
 
 
 def _differences(counters: Counters | None, queue: _Queue) -> str:

@@ -138,6 +138,11 @@ def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreExcep
     )
 
 
+def map_bytes(settings: EngineSettings) -> int:
+    """Most bytes that the file of a store may have."""
+    return settings.max_store_bytes + max(_MAP_RESERVE_BYTES, settings.max_store_bytes // 4)
+
+
 class LmdbStore:
     """The store port on a directory.
 
@@ -209,7 +214,7 @@ class LmdbStore:
         _allocate_lock(self.path / "lock.mdb")
         self._env = lmdb.open(
             str(self.path),
-            map_size=self._settings.max_store_bytes + max(_MAP_RESERVE_BYTES, self._settings.max_store_bytes // 4),
+            map_size=map_bytes(self._settings),
             max_dbs=len(TABLES),
             max_readers=126,
             mode=0o600,
@@ -265,12 +270,12 @@ class LmdbStore:
                 f"the store in {str(self.path)!r} cannot be opened: the record of its version is damaged"
                 f" ({(plain or b'').hex()}); restore it from a copy"
             )
-        has_copy = again is not None or version is None or version < _FIRST_CHECKED
-        if again not in (None, version) or not has_copy:
+        sound = again if again is not None else version
+        assert sound is not None
+        if sound != version or (again is None and sound >= _FIRST_CHECKED):
             _log.warning("! the record of the version of the store in %s was damaged, and is put right", self.path)
             self.mended_version = plain or b""
-        version = again if again is not None else version
-        assert version is not None
+        version = sound
         if version > STORE_VERSION:
             raise StoreVersionException(
                 f"the store in {str(self.path)!r} has version {version}; this software knows versions up to"

@@ -21,7 +21,7 @@ import lmdb
 import msgpack
 
 from broker_adapter.engine.check import Check, Finding, Summary
-from broker_adapter.engine.lmdb_store import LmdbStore, own, reader_of, sync_directory
+from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes, own, reader_of, sync_directory
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
@@ -58,8 +58,6 @@ _SHOWN: Final = 50
 _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _DATA: Final = "data.mdb"
-#: What the new file may need beyond the old one, beside what is written less densely.
-_SPARE_BYTES: Final = 1 << 30
 #: Files, and records in quarantine, that may have the same name but for a number.
 _MOST_NAMES: Final = 1000
 #: Bytes of the key of a message in quarantine: alone, or beside others of its number.
@@ -259,7 +257,7 @@ def _rebuild(
     target.mkdir(mode=0o700)
     size = os.fstat(handle).st_size
     # Pages may be filled less than they were; what is not written takes no room.
-    map_size = max(settings.max_store_bytes, 2 * size + _SPARE_BYTES)
+    map_size = max(map_bytes(settings), 2 * size)
     env = lmdb.open(str(target), map_size=map_size, max_dbs=len(TABLES), sync=False, mode=0o600)
     try:
         salvage = Salvage(

@@ -106,6 +106,8 @@ from broker_adapter.errors import (
 
 #: Operations that are not the same when they are carried out again.
 ONCE = frozenset(("purge", "redrive", "delete"))
+#: Messages that one request may name: each may lie in another part of its queue, and take a step of its own.
+MAX_GIVEN: Final = 10_000
 #: Most bytes of messages that one answer carries, whatever is asked for.
 MAX_RANGE_BYTES = 4 * 1024 * 1024
 #: Entries read at once.
@@ -224,10 +226,6 @@ def checked_arguments(operation: str, arguments: Mapping[str, Any]) -> dict[str,
     if wanted is None:
         raise MessageFormatException(f"unknown operation {operation!r:.100}; the operations are {', '.join(ARGUMENTS)}")
     return checked(operation, wanted, arguments)
-
-
-#: Messages that one request may name: each may lie in another part of its queue, and take a step of its own.
-MAX_GIVEN: Final = 10_000
 
 
 class _Arguments:

@@ -81,15 +81,17 @@ TICK_SECONDS = 1.0
 #: streaming queries cannot go on without, and none of these delays what failover needs.  Those that do little but wait,
 #: for the disk or for room in a queue, have more threads, and delay only their like.  A connection has one operation of
 #: each group under way.  A repetition of one that is under way waits for its answer without a thread.
-_RESTORING = frozenset(("resolve_commit", "settle_positions", "forgive"))
-_RESTORING_THREADS = 2
-_CONFIRMING = frozenset(("confirm",))
-_PUBLISHING = frozenset(("publish",))
 _WAITING_THREADS = 16
-_SHORT = frozenset(("statistics", "bounds", "read_range", "stage", "discard", "published"))
 _SHORT_THREADS = 2
-_STREAMING = frozenset(("settle_through",))
 _STREAMING_THREADS = 2
+_GROUPS = (
+    ("restoring", ("resolve_commit", "settle_positions", "forgive"), 2),
+    ("confirming", ("confirm",), _WAITING_THREADS),
+    ("publishing", ("publish",), _WAITING_THREADS),
+    ("short", ("statistics", "bounds", "read_range", "stage", "discard", "published"), _SHORT_THREADS),
+    ("streaming", ("settle_through",), _STREAMING_THREADS),
+)
+#: Threads for all other operations.
 _LONG_THREADS = 4
 #: Operations of each group that a connection may have waiting; one more is refused.
 _MAX_WAITING = 200
@@ -141,21 +143,13 @@ class Listener:
         self._listening: list[socket.socket] = []
         self._admission = _admission(settings, Places(settings.max_connections, settings.max_connections))
         self._log_limiters: dict[str, LogLimiter] = {}
-        self._restoring = _workers("restoring", _RESTORING_THREADS)
-        self._confirming = _workers("confirming", _WAITING_THREADS)
-        self._publishing = _workers("publishing", _WAITING_THREADS)
-        self._short = _workers("short", _SHORT_THREADS)
-        self._streaming = _workers("streaming", _STREAMING_THREADS)
         self._long = _workers("long", _LONG_THREADS)
-        groups = (
-            (_RESTORING, self._restoring),
-            (_CONFIRMING, self._confirming),
-            (_PUBLISHING, self._publishing),
-            (_SHORT, self._short),
-            (_STREAMING, self._streaming),
-        )
-        self._workers_of = {operation: workers for operations, workers in groups for operation in operations}
-        self._request_workers = (*(workers for _, workers in groups), self._long)
+        self._workers_of = {}
+        self._request_workers = [self._long]
+        for name, operations, threads in _GROUPS:
+            workers = _workers(name, threads)
+            self._request_workers.append(workers)
+            self._workers_of.update(dict.fromkeys(operations, workers))
         threads = max(1, min(_MAX_HASH_THREADS, (os.cpu_count() or 1) // 2))
         self._hashing = Workers(
             "holdfast-hash", threads, most_running=1, most_waiting=1, group_of=lambda pair: pair.origin

@@ -162,17 +162,17 @@ def _compact(options: argparse.Namespace) -> int:
 
 
 def _quarantine(options: argparse.Namespace) -> int:
-    with sound_store(options.data, progress(), is_kept=True) as store:
+    is_dropping = options.action == "drop"
+    with sound_store(options.data, progress(), is_kept=not is_dropping) as store:
         records = quarantined(store)
+        chosen = records if options.action == "list" else _chosen(options, records)
+        if is_dropping:
+            drop_quarantined(store, chosen)
     if options.action == "list":
         _list(options, records)
-        return 0
-    chosen = _chosen(options, records)
-    if options.action == "show":
+    elif options.action == "show":
         _show(options, chosen)
-    elif options.action == "drop":
-        with sound_store(options.data) as store:
-            drop_quarantined(store, chosen)
+    elif is_dropping:
         print(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
     else:
         back = _put_back(options.data, chosen, options.queue)

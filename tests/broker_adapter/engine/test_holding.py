@@ -22,6 +22,7 @@ from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.test_broker_state import Q, Rules
 
 FULL = "the disk is full"
+FULL_QUEUE = queue("full")
 
 
 def sent(number: int, **fields: Any) -> c.NewMessage:
@@ -231,13 +232,19 @@ def test_a_session_that_commits_again_gives_up_a_commit_behind_a_send_that_waits
     assert rules.state.waiting() == []
 
 
-def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
+def send_that_is_held() -> tuple[Rules, Sender]:
+    """A send waits for room on the disk; the queue "full" is full, for what is to wait behind it."""
     rules = Rules(max_queue_messages=4, hold_timeout_seconds=100)
-    sender, full = Sender(rules), queue("full")
-    rules.send(rules.connect(), full, b"1", b"2", b"3", b"4")
+    sender = Sender(rules)
+    rules.send(rules.connect(), FULL_QUEUE, b"1", b"2", b"3", b"4")
     rules.state.held_because = FULL
     sender.send()
-    commit = c.Commit(sender.client, None, [(Q, sent(100)), (full, sent(101))], [])
+    return rules, sender
+
+
+def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
+    rules, sender = send_that_is_held()
+    commit = c.Commit(sender.client, None, [(Q, sent(100)), (FULL_QUEUE, sent(101))], [])
     assert rules.do(commit) == "held"  # behind the send
     sender.send()  # behind the commit
     rules.state.held_because = None
@@ -253,12 +260,8 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
 
 def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
     """It is another session's, and has done nothing that would end it."""
-    rules = Rules(max_queue_messages=4, hold_timeout_seconds=100)
-    sender, full = Sender(rules), queue("full")
-    rules.send(rules.connect(), full, b"1", b"2", b"3", b"4")
-    rules.state.held_because = FULL
-    sender.send()
-    first = c.Commit(sender.client, c.CommitId("session", 1), [(Q, sent(100)), (full, sent(101))], [])
+    rules, sender = send_that_is_held()
+    first = c.Commit(sender.client, c.CommitId("session", 1), [(Q, sent(100)), (FULL_QUEUE, sent(101))], [])
     sender._decide(first._replace(reply=partial(sender.answers.__setitem__, 100)))
     sender.send()
     rules.state.held_because = None
