@@ -35,7 +35,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState, fault
 from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.chores import Chores
-from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan
+from broker_adapter.engine.effects import Effects, Load, Look, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, opening_failed
 from broker_adapter.engine.maintenance import as_answer, check_records
@@ -95,6 +95,11 @@ SCAN_BYTES = 1024 * 1024
 #: 20 milliseconds for each message.  Each gets at least one message further.
 SCAN_SECONDS = 0.01
 BROWSE_SECONDS = 0.02
+#: Time that selectors take in one cycle: those of subscriptions for what is sent, and for what waits for them, and
+#: those of consumers.  What is left waits for the next cycle.  Of each of the three at least one selector is asked.
+SELECT_SECONDS = 0.01
+#: Messages that are in memory while consumers with selectors look at them.
+_LOOKS = 500
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS = 1_000
 #: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
@@ -150,6 +155,7 @@ class Broker:
         self._earlier_runs: list[str] = []
         self._start_positions: dict[int, int] = {}
         self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32), unique=self.unique)
+        self._state.new_slice = _Slice
         self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
         self._wake = threading.Lock()
@@ -160,7 +166,7 @@ class Broker:
         self._alarm_ms: int | None = None
         self._loads: list[Load] = []
         self._scans: list[Scan] = []
-        self._looks: list[tuple[QueueState, Entry]] = []
+        self._looks: list[Look] = []
         self._lookers: list[Browser] = []
         self._chores = Chores()
         self._not_set_aside: set[bytes] = set()  #: entries that cannot be trusted, for which there was no room
@@ -712,6 +718,7 @@ class Broker:
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
         pending = _Pending(effects)
+        self._state.is_late = self._state.new_slice()
         searched = bool(scans)
         loaded = 0
         for _ in range(LOAD_ROUNDS):
@@ -766,13 +773,19 @@ class Broker:
     def _look(self, effects: Effects) -> bool:
         """Show those who search what came in or came back; returns whether there was something."""
         looks, effects.looks = effects.looks, []
-        for queue, _ in looks:
-            self._state.seen(queue)
-        entries = [_raw(queue.id, entry) for queue, entry in looks]
-        places = {(raw.queue, raw.position): place for raw, place in zip(entries, looks, strict=True)}
-        for raw, message in self._selectables(entries, effects):
-            self._state.looked(*places[raw.queue, raw.position], message)
-        return bool(looks)
+        done = 0
+        is_late = False
+        while done < len(looks) and not is_late:
+            part = looks[done : done + _LOOKS]
+            found = self._selectables([_raw(look.queue.id, look.entry) for look in part], effects)
+            messages = {(raw.queue, raw.position): message for raw, message in found}
+            for look in part:
+                if not self._state.looked(look, messages.get((look.queue.id, look.entry.position))):
+                    is_late = True
+                    break
+                done += 1
+        effects.looks = looks[done:]
+        return done > 0
 
     def _selectables(self, entries: Sequence[RawEntry], pending: Effects | None) -> list[tuple[RawEntry, Selectable]]:
         """Messages with what selectors can look at; those that cannot be trusted are left out."""
@@ -1246,6 +1259,22 @@ class _Waiter:
         if isinstance(self._result, JMSException):
             raise copied(self._result)
         return self._result
+
+
+class _Slice:
+    """Tells whether the time is over that selectors may take together; it begins when that is first asked."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self) -> None:
+        self._end: float | None = None
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + SELECT_SECONDS
+            return False
+        return now > self._end
 
 
 class _Pending:

@@ -24,8 +24,8 @@ from typing import Any
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.effects import Effects, Load, Scan
-from broker_adapter.engine.holding import Held, Holding
+from broker_adapter.engine.effects import Effects, Load, Look, Scan
+from broker_adapter.engine.holding import Chosen, Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.limits import QueueLimits
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
@@ -56,7 +56,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import Room
-from broker_adapter.engine.selection import Formats, Selectable, selects
+from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, chosen, selects
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
@@ -71,6 +71,8 @@ from broker_adapter.errors import (
 from broker_adapter.selector import parse_selector
 from broker_adapter.settings import EngineSettings
 
+#: Why a send or commit waits for which there is room.
+CHOOSING = "the selectors of subscriptions take their time"
 #: Queues without consumers that keep what is ready in memory, for consumers that come and go.
 IDLE_WINDOWS = 64
 #: A number that no queue has.
@@ -170,6 +172,10 @@ class BrokerState:
         self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.totals = Totals()
         self.redelivered = Redelivered()
+        #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
+        self.new_slice: Callable[[], Callable[[], bool]] = lambda: lambda: False
+        self.is_late = self.new_slice()
+        self._unasked = 0  #: how many selectors may be asked, of small messages, before the clock is
         self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
         self._is_limited = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
         #: published transactions whose messages are still to be moved, by their target's name
@@ -268,6 +274,7 @@ class BrokerState:
         self._elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
         if not self._own:
             self._make_own_queues(effects)
+        self.is_late = self.new_slice()
         for command in commands:
             try:
                 _STEPS[type(command)](self, command, now_ms, effects)
@@ -276,6 +283,7 @@ class BrokerState:
             except Exception as error:  # a fault of ours: it is this command's alone
                 effects.faults.append((command, error))
                 self._reply(command, fault(command, error), effects)
+        self.is_late = self.new_slice()  # of those that wait already
         self.settle_down(now_ms, effects)
         return effects
 
@@ -346,14 +354,20 @@ class BrokerState:
         consumer.queue.scanned(consumer, scan.lane, through, found, complete)
         self._awake[consumer.queue.id] = consumer.queue
 
-    def seen(self, queue: QueueState) -> None:
-        """A message that came in or came back is about to be looked at, or cannot be.  ``settle_down`` must follow."""
+    def looked(self, look: Look, message: Selectable | None) -> bool:
+        """Have those who search look at a message that came in or came back, if it can be read (else None).
+
+        ``settle_down`` must follow.
+
+        Returns:
+            Whether all have looked; otherwise this was all that may be done in this cycle.
+        """
+        queue = look.queue
+        if message is not None and not queue.look(look, lambda selector: selects(selector, message), self.is_late):
+            return False
         queue.unseen -= 1
         self._awake[queue.id] = queue
-
-    def looked(self, queue: QueueState, entry: Entry, message: Selectable) -> None:
-        """Have those who search look at a message that is ``seen``."""
-        queue.look(entry, lambda selector: selects(selector, message))
+        return True
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
         """Let what was held go on, hand messages out, answer drains, note the counters.
@@ -427,7 +441,7 @@ class BrokerState:
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self._awake)
+        return bool(self._awake or self._holding.choosing)
 
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused, or a resting message delivered again; by ``elapsed_ms``."""
@@ -1145,8 +1159,9 @@ class BrokerState:
         max_bytes = settings.max_message_bytes
         limit, limit_bytes = self.limits.messages, self.limits.bytes
         promised = {queue.id: self._promised(queue) for queue in targets} if self._publishing else {}
-        local = [queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))]
+        local = self._remote(targets, command.client)
         selective = any(queue.selector is not None for queue in local)
+        is_choosing = False
         wanting: Sequence[QueueState] = local
         all_durable = self.durable and all(queue.durable for queue in local)
         stream: tuple[Any, ...] | None = None
@@ -1161,7 +1176,12 @@ class BrokerState:
                 self._note_error(held, index, message_too_large(len(message.payload), max_bytes))
                 continue
             if selective:
-                wanting = self._wanting(message, local)
+                asked = self._wanting(held, message, local)
+                if asked is None:
+                    is_choosing, reason = True, CHOOSING
+                    held.index = index
+                    break
+                wanting = asked
             for queue in wanting:
                 if (
                     promised
@@ -1211,7 +1231,7 @@ class BrokerState:
         for queue in local:
             self._awake[queue.id] = queue
         if reason:
-            return not self._hold(held, blocked, reason, effects)
+            return not self._hold(held, blocked, reason, effects, is_choosing=is_choosing)
         self._reply(command, held.errors, effects)
         return True
 
@@ -1245,10 +1265,58 @@ class BrokerState:
             in_durable = message.persistent and queue.durable
             queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
 
-    def _wanting(self, message: c.NewMessage, queues: Sequence[QueueState]) -> list[QueueState]:
-        """Those of a topic's subscriptions that want a message by their selectors."""
-        fields = Selectable(self.formats, message.format, message.payload)
-        return [queue for queue in queues if queue.selector is None or selects(queue.selector, fields)]
+    def _wanting(self, held: Held, message: c.NewMessage, queues: Sequence[QueueState]) -> Sequence[QueueState] | None:
+        """Those of a topic's subscriptions that want a message; None where it takes longer than this decision may."""
+        choice = held.choice
+        if choice is None and len(message.payload) <= SMALL_BYTES and len(queues) <= self._unasked:
+            self._unasked -= len(queues)  # most come here: it makes little
+            return chosen(queues, Selectable(self.formats, message.format, message.payload))
+        self._unasked = SMALL_AT_ONCE
+        if choice is None or choice.subject is not message or choice.queues != queues:
+            # It begins anew where subscriptions have come or gone.
+            fields = Selectable(self.formats, message.format, message.payload)
+            choice = held.choice = Choice(message, fields, len(message.payload), queues)
+        return choice.wanting if choice.go_on(self.is_late) else None
+
+    def _choose(self, held: Held, command: c.Commit) -> bool:
+        """Find out which subscriptions want each message of a commit.
+
+        Returns False where that takes longer than this decision may.
+        """
+        chosen = held.chosen
+        if chosen is None:
+            topics: Iterable[Destination] = {each for each, _ in command.sends if each.is_topic}
+        else:
+            topics = chosen.queues
+        queues = {topic: self._remote(self.topics.get(topic, ()), command.client) for topic in topics}
+        if not any(queue.selector is not None for each in queues.values() for queue in each):
+            held.chosen = None
+            return True
+        if chosen is None or chosen.queues != queues:  # it begins anew where subscriptions have come or gone
+            chosen = held.chosen = Chosen(queues)
+        for index in range(len(chosen.wanting), len(command.sends)):
+            destination, message = command.sends[index]
+            wanting = self._wanting(held, message, queues[destination]) if destination.is_topic else ()
+            if wanting is None:
+                return False
+            chosen.wanting.append(wanting)
+            chosen.places += len(wanting)
+            self._check_places(chosen.places)
+        held.choice = None
+        return True
+
+    def _check_places(self, places: int) -> None:
+        if places > self.settings.max_transaction_entries:
+            raise rolled_back(
+                ResourceAllocationException(
+                    f"the messages of the transaction take more than {self.settings.max_transaction_entries} places in"
+                    " queues and subscriptions (option max_transaction_entries)"
+                )
+            )
+
+    def _remote(self, queues: Sequence[QueueState], client: int) -> Sequence[QueueState]:
+        """Those of some queues that may get what a client sends."""
+        return [queue for queue in queues if not (queue.record.no_local and self._is_local(queue, client))]
 
     def _is_local(self, queue: QueueState, client: int) -> bool:
         if queue.record.client_id is None:
@@ -1293,12 +1361,14 @@ class BrokerState:
         self._refuse(held, f"{reason}, and {waiting}", effects)
         return False
 
-    def _hold(self, held: Held, queue: QueueState | None, reason: str, effects: Effects) -> bool:
+    def _hold(
+        self, held: Held, queue: QueueState | None, reason: str, effects: Effects, *, is_choosing: bool = False
+    ) -> bool:
         """Let a send wait, for the queue that has no room, or at large; returns False where it is refused instead."""
         held.reason = reason
         if not self._may_hold(held, reason, effects):
             return False
-        self._holding.wait(held, queue)
+        self._holding.wait(held, queue, is_choosing=is_choosing)
         return True
 
     def _volatile_full(self) -> str:
@@ -1314,6 +1384,7 @@ class BrokerState:
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
         self._resume(holding.at_large, now_ms, effects)
+        self._resume(holding.choosing, now_ms, effects)
         for held in holding.overdue(self._elapsed_ms):
             if held.line is not None:
                 self._end_overdue(held, now_ms, effects)
@@ -1346,6 +1417,8 @@ class BrokerState:
         self._holding.withdraw(held)
         if not self._retry(held, now_ms, effects):
             lines.append(held.line)
+            if held.line is self._holding.choosing:
+                return
             if held.line is not None:
                 self._holding.withdraw(held)
             self._refuse(
@@ -1611,7 +1684,6 @@ class BrokerState:
             self._reply(command, None, effects)
             return True
         settings = self.settings
-        size = sum(len(message.payload) for _, message in command.sends)
         if len(command.sends) + len(command.settlements) > settings.max_transaction_messages:
             raise rolled_back(
                 ResourceAllocationException(
@@ -1619,6 +1691,9 @@ class BrokerState:
                     f" of {settings.max_transaction_messages} messages (option max_transaction_messages)"
                 )
             )
+        if not self._choose(held, command):
+            return not self._hold(held, None, CHOOSING, effects, is_choosing=True)
+        size = sum(len(message.payload) for _, message in command.sends)
         if size > settings.max_transaction_bytes:
             raise rolled_back(
                 ResourceAllocationException(
@@ -1646,7 +1721,7 @@ class BrokerState:
             if self._may_hold(held, head.reason, effects):
                 self._holding.follow(head, held)
             return True
-        sends: list[tuple[list[QueueState], Destination, c.NewMessage]] = []
+        sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
         entries = 0
         volatile_bytes = 0
         for destination, message in command.sends:
@@ -1659,20 +1734,13 @@ class BrokerState:
                 raise rolled_back(error) from error
             if self._next_queue != next_queue:
                 made += targets
-            queues = [
-                queue for queue in targets if not (queue.record.no_local and self._is_local(queue, command.client))
-            ]
-            if any(queue.selector is not None for queue in queues):
-                queues = self._wanting(message, queues)
+            if held.chosen is not None and destination.is_topic:
+                queues = held.chosen.wanting[len(sends)]
+            else:
+                queues = self._remote(targets, command.client)
             sends.append((queues, destination, message))
             entries += len(queues)
-            if entries > settings.max_transaction_entries:
-                raise rolled_back(
-                    ResourceAllocationException(
-                        f"the messages of the transaction take more than {settings.max_transaction_entries} places in"
-                        " queues and subscriptions (option max_transaction_entries)"
-                    )
-                )
+            self._check_places(entries)
             reason = self.held_because
             if message.persistent and self.room is not None and not self.room.take(len(message.payload), len(queues)):
                 reason = self.room.reason

@@ -93,6 +93,23 @@ class Scan(NamedTuple):
     limit: int
 
 
+class Look:
+    """Asks for a message that came in or came back, for those who search to look at it.
+
+    Attributes:
+        queue: of the message.
+        entry: of the message.
+        through: the number of the last consumer that has looked.
+    """
+
+    __slots__ = ("entry", "queue", "through")
+
+    def __init__(self, queue: Any, entry: Any) -> None:
+        self.queue = queue
+        self.entry = entry
+        self.through = 0
+
+
 class Effects:
     """All that one or more commands brought about."""
 
@@ -122,7 +139,7 @@ class Effects:
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.loads: list[Load] = []
         self.scans: list[Scan] = []
-        self.looks: list[tuple[Any, Any]] = []  #: (queue, entry) that came in or back, to be looked at by selectors
+        self.looks: list[Look] = []  #: at what came in or back
         self.browsers: list[Any] = []  #: those that have something to do once the commit is done
         self.published: list[
             int

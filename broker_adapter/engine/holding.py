@@ -2,7 +2,9 @@
 
 Theory of operation
     Who waits stands in a *line*: that of the queue that has no room, or the one *at large* where the whole engine has
-    none.  A line is in the order of arrival; who has to go back into one takes the place that is due to it.
+    none.  A line is in the order of arrival; who has to go back into one takes the place that is due to it.  One more
+    line is of those for which a topic's subscriptions are *choosing*, where their selectors take longer than one
+    decision may.  Nobody is refused there for the time that it takes.
 
     What a connection sends to one destination stays in its order, whatever each message waits for: only the first send
     stands in a line, as the *head* of those that came after it.  Otherwise one could overtake another of its
@@ -12,12 +14,13 @@ Theory of operation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.selection import Choice
 from broker_adapter.errors import JMSException
 
 
@@ -26,6 +29,8 @@ class Held:
 
     Attributes:
         arrival: a number that grows with each.
+        choice: of a topic's subscriptions, for the message that is not taken; None: they were not asked yet.
+        chosen: of a commit: what subscriptions have chosen; None: they were not asked, or none of them has a selector.
         since_ms: when it came.
         deadline_ms: when it is to be refused.
         index: of the first message that is not taken.
@@ -40,6 +45,8 @@ class Held:
 
     __slots__ = (
         "arrival",
+        "choice",
+        "chosen",
         "command",
         "deadline_ms",
         "errors",
@@ -58,6 +65,8 @@ class Held:
         self.since_ms = now_ms
         self.deadline_ms = deadline_ms
         self.index = 0
+        self.choice: Choice | None = None
+        self.chosen: Chosen | None = None
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
         self.followers: deque[Held] | None = None  # made where there are some: every send passes here
@@ -66,17 +75,36 @@ class Held:
         self.is_timed = False
 
 
+class Chosen:
+    """How far the subscriptions of topics have chosen from the messages of a commit.
+
+    Attributes:
+        queues: the subscriptions of each topic, as they were when it began.
+        wanting: those that want the message, for each message so far.
+        places: how many these are.
+    """
+
+    __slots__ = ("places", "queues", "wanting")
+
+    def __init__(self, queues: dict[Destination, Sequence[QueueState]]) -> None:
+        self.queues = queues
+        self.wanting: list[Sequence[QueueState]] = []
+        self.places = 0
+
+
 class Holding:
     """All who wait.
 
     Attributes:
         count: how many there are, followers included.
         at_large: the line of those who wait for no queue in particular.
+        choosing: the line of those for which subscriptions are choosing.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.at_large: deque[Held] = deque()
+        self.choosing: deque[Held] = deque()
         self._queues: dict[int, QueueState] = {}
         self._heads: dict[tuple[int, Destination], Held] = {}
         self._arrivals = 0
@@ -113,17 +141,17 @@ class Holding:
         head.followers.append(held)
         self.count += 1
 
-    def wait(self, held: Held, queue: QueueState | None) -> None:
-        """Stand in the line of a queue, or at large."""
+    def wait(self, held: Held, queue: QueueState | None, *, is_choosing: bool = False) -> None:
+        """Stand in the line of a queue, or at large (None), or in that where subscriptions are choosing."""
         self.count += 1
         if isinstance(held.command, c.Enqueue):
             self._become_head(held, (held.command.client, held.command.destination))
-        line = self.at_large
+        line = self.choosing if is_choosing else self.at_large
         if queue is not None:
             line = queue.held
             self._queues[queue.id] = queue
         held.line = line
-        if not held.is_timed:
+        if not held.is_timed and not is_choosing:
             held.is_timed = True
             heappush(self._deadlines, (held.deadline_ms, held.arrival, held))
             self._tidy()
@@ -147,8 +175,8 @@ class Holding:
             self.lines()
 
     def lines(self) -> list[deque[Held]]:
-        """All lines in which somebody waits, and last that at large."""
-        return [*(queue.held for queue in self.queues()), self.at_large]
+        """All lines in which somebody waits, and last the two that always exist."""
+        return [*(queue.held for queue in self.queues()), self.at_large, self.choosing]
 
     def queues(self) -> Collection[QueueState]:
         """The queues for which somebody waits."""
@@ -216,7 +244,8 @@ class Holding:
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
             held = heappop(self._deadlines)[2]
             held.is_timed = False
-            found.append(held)
+            if held.line is not self.choosing:
+                found.append(held)
         return found
 
     def next_deadline_ms(self) -> int | None:

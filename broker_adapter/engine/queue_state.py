@@ -41,7 +41,7 @@ from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import NewMessage
-from broker_adapter.engine.effects import Effects, Load, Outgoing, Scan, StoreBatch
+from broker_adapter.engine.effects import Effects, Load, Look, Outgoing, Scan, StoreBatch
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_ANNOTATED,
@@ -62,6 +62,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.resting import Resting
 from broker_adapter.engine.search import Search
+from broker_adapter.engine.selection import selectors_at_once
 from broker_adapter.selector import Selector
 
 #: Positions that a restart skips where messages that did not survive it had used them.
@@ -463,7 +464,7 @@ class QueueState:
         """A message came in or came back: those who search have to look at it."""
         if entry.position in self.ready:
             self.unseen += 1
-            effects.looks.append((self, entry))
+            effects.looks.append(Look(self, entry))
             return
         for consumer in self.searching:
             if consumer.search is not None:
@@ -836,14 +837,28 @@ class QueueState:
 
     # Selectors.
 
-    def look(self, entry: Entry, wants: Callable[[Selector], bool]) -> None:
-        """Those who search look at a message that came in or came back, if it is still there."""
+    def look(self, look: Look, wants: Callable[[Selector], bool], is_late: Callable[[], bool]) -> bool:
+        """Those who search look at a message that came in or came back, if it is still there.
+
+        Args:
+            look: at what, and who has looked already.
+            wants: asks a selector.
+            is_late: asked now and then; once it returns True, the others are left for another call.
+
+        Returns:
+            Whether all have looked.
+        """
+        entry = look.entry
         if entry.position not in self.ready:
-            return
+            return True
         window = self.memory.window
         lane = entry.lane.number
         answers: dict[str, bool] = {}  # many consumers may have the same selector
-        for consumer in self.searching:
+        at_once = selectors_at_once(entry.size)
+        consumers: Iterable[Consumer] = self.searching
+        if look.through:
+            consumers = [each for each in consumers if each.id > look.through]
+        for consumer in consumers:
             search = consumer.search
             if search is None:
                 continue
@@ -853,10 +868,14 @@ class QueueState:
             text = search.selector.text
             wanted = answers.get(text)
             if wanted is None:
+                if len(answers) % at_once == 0 and is_late():
+                    return False
                 wanted = answers[text] = wants(search.selector)
             if wanted:
                 search.add(lane, entry.position)
                 self.offer(consumer)
+            look.through = consumer.id
+        return True
 
     def scanned(
         self, consumer: Consumer, lane_number: int, through: int, found: Iterable[RawEntry], complete: bool

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, unpack
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.like import SHORT_TEXT
 from broker_adapter.selector import Selector
+
+#: Bytes of a message in which no selector takes more than a millisecond, since no text is long; and how many selectors
+#: are asked between two looks at the clock, of such a message and of a larger one.
+SMALL_BYTES: Final = SHORT_TEXT
+SMALL_AT_ONCE: Final = 64
+LARGE_AT_ONCE: Final = 8
 
 #: Reads a stored message of one format, at least its headers and properties; raises MessageFormatException.
 Read = Callable[[bytes], Envelope]
@@ -95,12 +102,74 @@ class Selectable:
             raise
 
 
+class Choosing(Protocol):
+    """What may have a selector."""
+
+    selector: Selector | None
+
+
+def selectors_at_once(size: int) -> int:
+    """How many selectors may look at a message of so many bytes between two looks at the clock."""
+    return SMALL_AT_ONCE if size <= SMALL_BYTES else LARGE_AT_ONCE
+
+
 def selects(selector: Selector, message: Selectable) -> bool:
     """Whether the selector is true of the message; a message that cannot be decoded is selected by none."""
     try:
         return selector.matches(message)
     except MessageFormatException:
         return False
+
+
+def chosen(queues: Sequence[Choosing], message: Selectable) -> list[Any]:
+    """Those of some queues that want a message by their selectors."""
+    return [queue for queue in queues if queue.selector is None or selects(queue.selector, message)]
+
+
+class Choice:
+    """Those of some queues that want a message by their selectors, found out in parts where that takes long.
+
+    Attributes:
+        subject: what the choice is for, as the caller knows it.
+        queues: among which the choice is.
+        wanting: those that want it, as far as they were asked.
+    """
+
+    __slots__ = ("_asked", "_message", "_most", "queues", "subject", "wanting")
+
+    def __init__(self, subject: object, message: Selectable, size: int, queues: Sequence[Choosing]) -> None:
+        """A choice in which nobody was asked yet.
+
+        Args:
+            subject: what the choice is for.
+            message: what selectors see of it.
+            size: bytes of its payload.
+            queues: those that may get it.
+        """
+        self.subject = subject
+        self.queues = queues
+        self.wanting: list[Any] = []
+        self._message = message
+        self._most = selectors_at_once(size)
+        self._asked = 0
+
+    def go_on(self, is_late: Callable[[], bool]) -> bool:
+        """Ask the others.
+
+        Args:
+            is_late: asked now and then; once it returns True, the rest is for another call.
+
+        Returns:
+            Whether all were asked.
+        """
+        queues, message, wanting, most = self.queues, self._message, self.wanting, self._most
+        for start in range(self._asked, len(queues), most):
+            if is_late():
+                self._asked = start
+                return False
+            wanting += chosen(queues[start : start + most], message)
+        self._asked = len(queues)
+        return True
 
 
 def _correlation_id(envelope: Envelope) -> str | None:

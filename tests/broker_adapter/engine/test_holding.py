@@ -354,7 +354,7 @@ def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> No
     assert holding.take(line_of.held) is all_held[0]
     assert holding.end(all_held[0]) == Holding().at_large
     holding.remove(line_of.held)
-    assert (holding.count, list(holding), holding.lines()) == (0, [], [holding.at_large])
+    assert (holding.count, list(holding), holding.lines()) == (0, [], [holding.at_large, holding.choosing])
 
 
 # At random.
