@@ -689,9 +689,7 @@ class BrokerState:
 
     def _end_queue(self, queue: QueueState, effects: Effects) -> None:
         """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
-        for held in self._holding.remove(queue.held):
-            self._holding.end(held)
-            self._refuse(held, f"{queue.label!r} was deleted", effects)
+        self._end_line(queue, effects)
         for consumer in (*queue.consumers, *queue.leaving):
             for entry in consumer.unsettled.values():
                 queue.give_back(entry, effects)  # so that it can be trimmed
@@ -714,6 +712,20 @@ class BrokerState:
         queue.record = queue.record._replace(kind="ended")
         self._put_record(queue, effects)
         effects.ended.append(queue.id)
+
+    def _end_line(self, queue: QueueState, effects: Effects) -> None:
+        """A queue ends: what waits for it is refused.  What waits for a subscription of a topic goes on without it."""
+        holding = self._holding
+        free = line = list(queue.held)
+        if not queue.destination.is_topic:
+            over = [each for held in line for each in holding.of_row(held, queue.destination)]
+            for held in over:
+                self._refuse(held, f"{queue.label!r} was deleted", effects)
+            free = holding.end(over)
+        for held in free:
+            if held.line is not None:
+                holding.withdraw(held)
+            holding.wait(held, None)
 
     def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
         queue = self.queues.pop(command.queue, None)
@@ -1132,10 +1144,7 @@ class BrokerState:
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
         targets = self._targets(command.destination, effects)
         held = self._arrived(command)
-        head = self._holding.head(command)
-        if head is not None:
-            if self._may_hold(held, head.reason, effects):
-                self._holding.follow(head, held)
+        if self._waits_behind(held, effects):
             return
         for queue in targets:
             if queue.held:
@@ -1353,9 +1362,18 @@ class BrokerState:
         since_ms = self._elapsed_ms
         return self._holding.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
 
+    def _waits_behind(self, held: Held, effects: Effects) -> bool:
+        """Whether what its connection sent to the same destination before waits, and is not to be overtaken."""
+        first = self._holding.first_before(held)
+        if first is None:
+            return False
+        if self._may_hold(held, first.reason, effects):
+            self._holding.follow(held, first.reason)
+        return True
+
     def _may_hold(self, held: Held, reason: str, effects: Effects) -> bool:
-        """Whether one more may wait; otherwise it is refused."""
-        if self._holding.count < self.settings.max_held_messages:
+        """Whether it may wait; otherwise it is refused."""
+        if held.rows is not None or self._holding.count < self.settings.max_held_messages:
             return True
         waiting = f"{self._holding.count} sends wait already (option max_held_messages)"
         self._refuse(held, f"{reason}, and {waiting}", effects)
@@ -1386,7 +1404,7 @@ class BrokerState:
         self._resume(holding.at_large, now_ms, effects)
         self._resume(holding.choosing, now_ms, effects)
         for held in holding.overdue(self._elapsed_ms):
-            if held.line is not None:
+            if held.line is not None:  # else it has ended with another one
                 self._end_overdue(held, now_ms, effects)
 
     def _resume(self, line: deque[Held], now_ms: int, effects: Effects) -> None:
@@ -1395,21 +1413,17 @@ class BrokerState:
                 return
             held = self._holding.take(line)
             if self._retry(held, now_ms, effects):
-                self._resume_followers(held, now_ms, effects)
+                self._end_waiting((held,), now_ms, effects)
             elif line and line[0] is held:
                 return
 
-    def _resume_followers(self, held: Held, now_ms: int, effects: Effects) -> None:
-        """One that waited has ended: those that it led go on, as far as they can."""
-        holding = self._holding
-        heads = held.heads
-        followers = holding.end(held)
-        while followers:
-            assert heads is not None  # who has followers is a head
-            following = followers.popleft()
-            if not self._retry(following, now_ms, effects):
-                holding.lead(following, followers, heads)
-                break
+    def _end_waiting(self, ended: Sequence[Held], now_ms: int, effects: Effects) -> None:
+        """Some wait no more: those that waited for nobody else go on."""
+        free = deque(self._holding.end(ended))
+        while free:
+            held = free.popleft()
+            if self._retry(held, now_ms, effects):
+                free += self._holding.end((held,))
 
     def _end_overdue(self, held: Held, now_ms: int, effects: Effects) -> None:
         """The time of one that waits is over: it is refused, unless there is room now."""
@@ -1424,7 +1438,7 @@ class BrokerState:
             self._refuse(
                 held, f"{held.reason}; held back for {(self._elapsed_ms - held.since_ms) / 1000:.1f} s", effects
             )
-        self._resume_followers(held, now_ms, effects)
+        self._end_waiting((held,), now_ms, effects)
         for line in lines:
             if line:
                 self._resume(line, now_ms, effects)  # what is smaller may have room
@@ -1465,17 +1479,15 @@ class BrokerState:
         """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
         if self._holding.count:
             closed = IllegalStateException("the connection was closed while this was held back at a limit")
-            self._give_up(lambda held: _is_of(held, client), closed, now_ms, effects)
+            self._give_up(self._holding.of_client(client), closed, now_ms, effects)
 
-    def _give_up(self, is_over: Callable[[Held], bool], error: JMSException, now_ms: int, effects: Effects) -> None:
-        """Those that wait and for whom it is over wait no more; those that waited behind them go on."""
-        for queue in list(self._holding.queues()):
-            if any(map(is_over, queue.held)):
-                self._awake[queue.id] = queue
-        for line in self._holding.lines():
-            for held in self._holding.remove(line, is_over):
-                self._end_held(held, error, effects)
-                self._resume_followers(held, now_ms, effects)
+    def _give_up(self, over: Sequence[Held], error: JMSException, now_ms: int, effects: Effects) -> None:
+        """It is over for some of those that wait."""
+        for held in over:
+            if held.queue is not None:
+                self._awake[held.queue.id] = held.queue
+            self._end_held(held, error, effects)
+        self._end_waiting(over, now_ms, effects)
 
     # Settling.
 
@@ -1618,24 +1630,14 @@ class BrokerState:
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
         if self._holding.count and command.commit_id is not None:
-            self._give_up_commits_of(command.commit_id.session, now_ms, effects)
+            # The session waits no more for what it committed before, and must not overtake that.
+            error = IllegalStateException("the session has gone on while the commit was held back at a limit")
+            self._give_up(self._holding.of_session(command.commit_id.session), error, now_ms, effects)
         held = self._arrived(command)
         try:
             self._do_commit(held, now_ms, effects)
         except JMSException as error:
             self._roll_back(command, error, effects)
-
-    def _give_up_commits_of(self, session: str, now_ms: int, effects: Effects) -> None:
-        """A session that commits again waits no more for what it committed before, and must not overtake that."""
-        error = IllegalStateException("the session has gone on while the commit was held back at a limit")
-
-        def is_earlier(held: Held) -> bool:
-            command = held.command
-            return (
-                isinstance(command, c.Commit) and command.commit_id is not None and command.commit_id.session == session
-            )
-
-        self._give_up(is_earlier, error, now_ms, effects)
 
     def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         session, number = command.commit_id
@@ -1683,6 +1685,8 @@ class BrokerState:
         if commit_id is not None and checked_number(commit_id.number) <= (self.commits.last(commit_id.session) or 0):
             self._reply(command, None, effects)
             return True
+        if self._waits_behind(held, effects):
+            return False
         settings = self.settings
         if len(command.sends) + len(command.settlements) > settings.max_transaction_messages:
             raise rolled_back(
@@ -1715,12 +1719,6 @@ class BrokerState:
             if outcome is Outcome.ACCEPTED:
                 count, size = more.get(consumer.queue.id, (0, 0))
                 more[consumer.queue.id] = count - 1, size - consumer.unsettled[number].size
-        head = self._holding.head_for(held, command.client, {destination for destination, _ in command.sends})
-        if head is not None:
-            # What its connection sent to the same destination before waits, and is not overtaken.
-            if self._may_hold(held, head.reason, effects):
-                self._holding.follow(head, held)
-            return True
         sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
         entries = 0
         volatile_bytes = 0
@@ -2097,7 +2095,7 @@ class BrokerState:
                 in_hand=queue.in_hand,
                 delayed=queue.delayed.behind + len(queue.resting),
                 consumers=len(queue.consumers),
-                held_producers=sum([1 + len(held.followers or ()) for held in queue.held]),
+                held_producers=sum([1 + self._holding.behind(held) for held in queue.held]),
                 next_position=queue.next_position,
                 client_id=queue.record.client_id,
             )
@@ -2167,12 +2165,6 @@ def message_too_large(size: int, limit: int) -> ResourceAllocationException:
         f"message of {size} bytes is larger than the limit of {limit} bytes (option max_message_bytes)",
         error_code="amqp:link:message-size-exceeded",
     )
-
-
-def _is_of(held: Held, client: int) -> bool:
-    """Whether what waits was sent or committed by a connection; a publication is of nobody."""
-    command = held.command
-    return not isinstance(command, c.Publish) and command.client == client
 
 
 def rolled_back(error: JMSException) -> TransactionRolledBackException:

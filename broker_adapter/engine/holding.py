@@ -6,22 +6,26 @@ Theory of operation
     line is of those for which a topic's subscriptions are *choosing*, where their selectors take longer than one
     decision may.  Nobody is refused there for the time that it takes.
 
-    What a connection sends to one destination stays in its order, whatever each message waits for: only the first send
-    stands in a line, as the *head* of those that came after it.  Otherwise one could overtake another of its
-    producer, which the engine would then take for one that it has already, and drop.
+    What a connection sends or commits to one destination stays in its order, whatever each message waits for: those of
+    them that wait are a *row*, and only who is the first in each of its rows stands in a line.  A commit is in the rows
+    of all its destinations.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.selection import Choice
 from broker_adapter.errors import JMSException
+
+#: A connection and a destination.
+Row = tuple[int, Destination]
 
 
 class Held:
@@ -36,26 +40,25 @@ class Held:
         index: of the first message that is not taken.
         errors: of its messages, where there are some.
         reason: what it waits for.
-        followers: later sends and commits of the same connection to the destination of which it is the head; None:
-            there are none.
-        heads: the connection and the destination whose later sends wait behind it; None: there are none.
-        line: where it waits; None: it does not, or not any more.
-        is_timed: whether its deadline is noted.
+        rows: those that it is in; None: it does not wait.
+        behind: in how many of them it is not the first.
+        line: where it stands; None: it does not, or not any more.
+        queue: that of the line; None: it is of no queue in particular.
     """
 
     __slots__ = (
         "arrival",
+        "behind",
         "choice",
         "chosen",
         "command",
         "deadline_ms",
         "errors",
-        "followers",
-        "heads",
         "index",
-        "is_timed",
         "line",
+        "queue",
         "reason",
+        "rows",
         "since_ms",
     )
 
@@ -69,10 +72,10 @@ class Held:
         self.chosen: Chosen | None = None
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
-        self.followers: deque[Held] | None = None  # made where there are some: every send passes here
-        self.heads: tuple[int, Destination] | None = None
+        self.rows: Sequence[Row] | None = None
+        self.behind = 0
         self.line: deque[Held] | None = None
-        self.is_timed = False
+        self.queue: QueueState | None = None
 
 
 class Chosen:
@@ -96,64 +99,81 @@ class Holding:
     """All who wait.
 
     Attributes:
-        count: how many there are, followers included.
         at_large: the line of those who wait for no queue in particular.
         choosing: the line of those for which subscriptions are choosing.
     """
 
     def __init__(self) -> None:
-        self.count = 0
         self.at_large: deque[Held] = deque()
         self.choosing: deque[Held] = deque()
+        self._all: dict[Held, None] = {}
+        self._rows: dict[Row, deque[Held]] = {}
+        self._of_clients: dict[int, dict[Held, None]] = {}
+        self._of_sessions: dict[str, dict[Held, None]] = {}
         self._queues: dict[int, QueueState] = {}
-        self._heads: dict[tuple[int, Destination], Held] = {}
         self._arrivals = 0
-        #: a heap of (deadline, arrival, held) of those that came into a line; those that wait no more are passed over
-        self._deadlines: list[tuple[int, int, Held]] = []
+        #: a heap of (deadline, arrival) of those that came into a line; those that have left it are passed over
+        self._deadlines: list[tuple[int, int]] = []
+        self._timed: dict[int, Held] = {}
 
     def __iter__(self) -> Iterator[Held]:
-        for line in self.lines():
-            for held in line:
-                yield held
-                yield from held.followers or ()
+        return iter(self._all)
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return len(self._all)
 
     def arrived(self, command: c.Enqueue | c.Commit | c.Publish, now_ms: int, deadline_ms: int) -> Held:
         """A send, commit or publication has come; it does not wait yet."""
         self._arrivals += 1
         return Held(command, self._arrivals, now_ms, deadline_ms)
 
-    def head(self, command: c.Enqueue) -> Held | None:
-        """Whom a send of this connection to this destination must not overtake."""
-        return self._heads.get((command.client, command.destination)) if self._heads else None
+    # Rows.
 
-    def head_for(self, commit: Held, client: int, destinations: Iterable[Destination]) -> Held | None:
-        """Whom a commit of this connection to these destinations must not overtake."""
-        if not self._heads:
+    def first_before(self, held: Held) -> Held | None:
+        """Whom one that has just come must not overtake; None where there is nobody, or where it waits already."""
+        if not self._rows or held.rows is not None:
             return None
-        found = (self._heads.get((client, each)) for each in destinations)
-        return next((head for head in found if head is not None and head is not commit), None)
+        return next((self._rows[row][0] for row in _rows_of(held.command) if row in self._rows), None)
 
-    def follow(self, head: Held, held: Held) -> None:
-        """Wait behind the head."""
-        held.reason = head.reason
-        if head.followers is None:
-            head.followers = deque()
-        head.followers.append(held)
-        self.count += 1
+    def follow(self, held: Held, reason: str) -> None:
+        """Wait for those that came before."""
+        held.reason = reason
+        self._join(held)
+
+    def behind(self, held: Held) -> int:
+        """How many wait behind one that waits."""
+        return sum(len(self._rows[row]) - 1 for row in held.rows or ())
+
+    def _join(self, held: Held) -> None:
+        command = held.command
+        rows = held.rows = _rows_of(command)
+        for row in rows:
+            others = self._rows.setdefault(row, deque())
+            if others:
+                held.behind += 1
+            others.append(held)
+        self._all[held] = None
+        if not isinstance(command, c.Publish):
+            self._of_clients.setdefault(command.client, {})[held] = None
+        if isinstance(command, c.Commit) and command.commit_id is not None:
+            self._of_sessions.setdefault(command.commit_id.session, {})[held] = None
+
+    # Lines.
 
     def wait(self, held: Held, queue: QueueState | None, *, is_choosing: bool = False) -> None:
         """Stand in the line of a queue, or at large (None), or in that where subscriptions are choosing."""
-        self.count += 1
-        if isinstance(held.command, c.Enqueue):
-            self._become_head(held, (held.command.client, held.command.destination))
+        if held.rows is None:
+            self._join(held)
         line = self.choosing if is_choosing else self.at_large
         if queue is not None:
             line = queue.held
             self._queues[queue.id] = queue
-        held.line = line
-        if not held.is_timed and not is_choosing:
-            held.is_timed = True
-            heappush(self._deadlines, (held.deadline_ms, held.arrival, held))
+        held.line, held.queue = line, queue
+        if held.arrival not in self._timed and not is_choosing:
+            heappush(self._deadlines, (held.deadline_ms, held.arrival))
+            self._timed[held.arrival] = held
             self._tidy()
         if line and held.arrival < line[0].arrival:
             line.appendleft(held)
@@ -167,12 +187,10 @@ class Holding:
         """What has ended must not pile up."""
         most = 2 * self.count + 64
         if len(self._deadlines) > most:
-            for _, _, held in self._deadlines:
-                held.is_timed = held.line is not None
-            self._deadlines = [each for each in self._deadlines if each[2].is_timed]
+            self._deadlines = [each for each in self._deadlines if each[1] in self._timed]
             heapify(self._deadlines)
         if len(self._queues) > most:
-            self.lines()
+            self.queues()
 
     def lines(self) -> list[deque[Held]]:
         """All lines in which somebody waits, and last the two that always exist."""
@@ -184,73 +202,109 @@ class Holding:
         return self._queues.values()
 
     def take(self, line: deque[Held]) -> Held:
-        """The first of a line waits no more, or has to be sent back by :meth:`wait`."""
-        self.count -= 1
+        """The first of a line leaves it, to :meth:`wait` again or to :meth:`end`."""
         held = line.popleft()
         held.line = None
         return held
 
     def withdraw(self, held: Held) -> None:
-        """One that waits, waits no more, or has to be sent back by :meth:`wait`."""
+        """One that stands in a line leaves it, to :meth:`wait` again or to :meth:`end`."""
         assert held.line is not None
-        self.count -= 1
         held.line.remove(held)
         held.line = None
 
-    def _become_head(self, held: Held, heads: tuple[int, Destination]) -> None:
-        held.heads = heads
-        self._heads[heads] = held
+    # The end.
 
-    def end(self, held: Held) -> deque[Held]:
-        """One that was taken out of its line has ended; returns its followers, who wait for nobody now."""
-        if held.heads is not None:
-            self._heads.pop(held.heads, None)
-        followers, held.followers = held.followers or deque(), None
-        self.count -= len(followers)
-        return followers
+    def of_row(self, held: Held, destination: Destination) -> list[Held]:
+        """One that waits, and those of its connection that wait behind it for this destination."""
+        row = next((row for row in held.rows or () if row[1] == destination), None)
+        return [held] if row is None else list(self._rows[row])
 
-    def lead(self, held: Held, followers: deque[Held], heads: tuple[int, Destination]) -> None:
-        """One who waits in a line again is the head of these, and of what their connection sends there later."""
-        self._become_head(held, heads)
-        held.followers = followers
-        self.count += len(followers)
+    def of_client(self, client: int) -> list[Held]:
+        """What a connection has sent and committed, by arrival."""
+        return sorted(self._of_clients.get(client, ()), key=_arrival)
 
-    def remove(self, line: deque[Held], is_over: Callable[[Held], bool] = lambda _held: True) -> list[Held]:
-        """Take those out of a line for whom it is over, and those out of its followers.
+    def of_session(self, session: str) -> list[Held]:
+        """What a session has committed, by arrival."""
+        return sorted(self._of_sessions.get(session, ()), key=_arrival)
+
+    def end(self, ended: Collection[Held]) -> list[Held]:
+        """Some wait no more, or never did.
 
         Returns:
-            them in the order of arrival.  Whoever is a head and has followers left has not ended; see :meth:`end`.
+            those that waited for nobody but these, by arrival.  They are to :meth:`wait` in a line, or to :meth:`end`.
         """
-        removed: list[Held] = []
-        kept: list[Held] = []
-        for held in line:
-            over = [each for each in held.followers or () if is_over(each)]
-            if held.followers and over:
-                held.followers = deque(each for each in held.followers if each not in over)
-            if is_over(held):
-                held.line = None
-                over.append(held)
+        over = {held for held in ended if held.rows is not None}
+        rows: dict[Row, None] = {}
+        lines: dict[int, deque[Held]] = {}
+        for held in over:
+            rows.update(dict.fromkeys(held.rows or ()))
+            if held.line is not None:
+                lines[id(held.line)] = held.line
+            self._forget(held)
+        for line in lines.values():
+            left = [held for held in line if held not in over]
+            line.clear()
+            line.extend(left)
+        free = []
+        for row in rows:
+            others = self._rows[row]
+            before = others[0]
+            if len(over) == 1 and before in over:
+                others.popleft()  # most end so
             else:
-                kept.append(held)
-            self.count -= len(over)
-            removed += over
-        line.clear()
-        line.extend(kept)
-        return sorted(removed, key=lambda held: held.arrival)
+                others = self._rows[row] = deque(held for held in others if held not in over)
+            if not others:
+                del self._rows[row]
+            elif others[0] is not before:
+                others[0].behind -= 1
+                if not others[0].behind:
+                    free.append(others[0])
+        return sorted(free, key=_arrival)
+
+    def _forget(self, held: Held) -> None:
+        command = held.command
+        held.rows = held.line = None
+        del self._all[held]
+        self._timed.pop(held.arrival, None)
+        if not isinstance(command, c.Publish):
+            _drop(self._of_clients, command.client, held)
+        if isinstance(command, c.Commit) and command.commit_id is not None:
+            _drop(self._of_sessions, command.commit_id.session, held)
+
+    # Time.
 
     def overdue(self, now_ms: int) -> list[Held]:
-        """Those whose time is over."""
+        """Those whose time is over.  Those for which subscriptions are choosing have all the time that it takes."""
         found: list[Held] = []
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
-            held = heappop(self._deadlines)[2]
-            held.is_timed = False
+            held = self._timed.pop(heappop(self._deadlines)[1])
             if held.line is not self.choosing:
                 found.append(held)
         return found
 
     def next_deadline_ms(self) -> int | None:
-        """When the next one is to be refused.  Followers have to wait for their head in any case."""
+        """When the next one is to be refused.  Who stands in no line has to wait for others in any case."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][2].line is None:
-            heappop(deadlines)[2].is_timed = False
+        while deadlines and deadlines[0][1] not in self._timed:
+            heappop(deadlines)
         return deadlines[0][0] if deadlines else None
+
+
+def _rows_of(command: c.Enqueue | c.Commit | c.Publish) -> Sequence[Row]:
+    if isinstance(command, c.Enqueue):
+        return ((command.client, command.destination),)
+    if isinstance(command, c.Commit):
+        return [(command.client, each) for each in dict.fromkeys(destination for destination, _ in command.sends)]
+    return ()
+
+
+def _arrival(held: Held) -> int:
+    return held.arrival
+
+
+def _drop(groups: dict[Any, dict[Held, None]], key: object, held: Held) -> None:
+    group = groups[key]
+    del group[held]
+    if not group:
+        del groups[key]

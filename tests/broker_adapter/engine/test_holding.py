@@ -255,7 +255,7 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
     sender.pass_time(100_000)
     assert sender.answers == {1: None, 2: None, 3: None}, "the commit was refused in the end"
     assert (rules.depth("q"), rules.state.waiting(), sender.rejected) == (3, [], 0)
-    assert rules.state._holding._heads == {}
+    assert rules.state._holding._rows == {}
 
 
 def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
@@ -352,9 +352,156 @@ def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> No
     assert [held.arrival for held in line_of.held] == [1, 2, 3, 4, 5]
     assert holding.count == 5
     assert holding.take(line_of.held) is all_held[0]
-    assert holding.end(all_held[0]) == Holding().at_large
-    holding.remove(line_of.held)
+    assert holding.end((all_held[0],)) == []
+    assert holding.end(all_held) == []
     assert (holding.count, list(holding), holding.lines()) == (0, [], [holding.at_large, holding.choosing])
+
+
+class Observed:
+    """Two queues that are full, each with a consumer that has all of it; who is answered, in order."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.rules = Rules(max_queue_messages=2, **limits)
+        self.client = self.rules.connect()
+        self.answered: list[str] = []
+        self.takers = [self.rules.attach(self.rules.connect(), each, 100) for each in (Q, FULL_QUEUE)]
+        for each in (Q, FULL_QUEUE):
+            self.rules.send(self.client, each, b"1", b"2")
+
+    def decide(self, *commands: c.Command) -> None:
+        for reply, result in self.rules.state.decide(commands, self.rules.now_ms).replies:
+            reply(result)
+
+    def _answer(self, name: str) -> c.Reply:
+        return lambda result: self.answered.append(name)
+
+    def send(self, name: str, to: Destination = Q, **fields: Any) -> None:
+        self.decide(c.Enqueue(self.client, to, [c.NewMessage(0, name.encode(), **fields)], self._answer(name)))
+
+    def commit(self, name: str, *to: Destination, of: str = "session") -> None:
+        sends = [(each, c.NewMessage(0, name.encode())) for each in to]
+        self.decide(c.Commit(self.client, c.CommitId(of, 1), sends, [], self._answer(name)))
+
+    def make_room(self, *queues: int) -> None:
+        for each in queues:
+            self.decide(c.Settle(self.takers[each], list(range(1, 100)), Outcome.ACCEPTED))
+        self.decide()
+
+
+def test_what_waits_behind_a_commit_that_waits_behind_another_send_stays_there() -> None:
+    seen = Observed()
+    seen.send("1")
+    seen.send("2", FULL_QUEUE)
+    seen.commit("commit", Q, FULL_QUEUE)
+    seen.send("3")
+    seen.send("4", FULL_QUEUE)
+    seen.make_room(0)
+    assert seen.answered == ["1"], "the commit waits for the other queue, and what came after it waits for the commit"
+    seen.make_room(1, 0, 1, 0)
+    assert seen.answered == ["1", "2", "commit", "3", "4"] or seen.answered == ["1", "2", "commit", "4", "3"]
+    assert (seen.rules.state.waiting(), seen.rules.state._holding._rows) == ([], {})
+
+
+@pytest.mark.parametrize("fields", [{}, {"persistent": False}])
+def test_a_commit_that_waits_is_not_overtaken(fields: dict[str, Any]) -> None:
+    seen = Observed()
+    seen.rules.state.held_because = FULL
+    seen.commit("commit", queue("empty"))
+    seen.send("after", queue("empty"), **fields)
+    assert seen.answered == []
+    seen.rules.state.held_because = None
+    seen.decide()
+    assert seen.answered == ["commit", "after"]
+
+
+def test_a_commit_that_waits_in_one_line_after_the_other_is_not_overtaken() -> None:
+    seen = Observed()
+    seen.commit("commit", Q, FULL_QUEUE)
+    seen.send("after")
+    seen.make_room(0)
+    assert seen.answered == []
+    seen.make_room(1)
+    assert seen.answered == ["commit", "after"]
+
+
+def test_two_commits_in_the_opposite_order_of_queues_wait_for_each_other_in_one_direction() -> None:
+    seen = Observed()
+    seen.commit("first", Q, FULL_QUEUE, of="one")
+    seen.commit("second", FULL_QUEUE, Q, of="other")
+    seen.make_room(1)
+    assert seen.answered == []
+    seen.make_room(0)
+    assert seen.answered == ["first", "second"]
+
+
+def test_what_waits_for_a_subscription_that_ends_goes_on_without_it() -> None:
+    rules, news, answers = Rules(max_queue_messages=2), topic("news"), []
+    publisher, slow, quick = rules.connect(), rules.connect(), rules.connect()
+    rules.attach(slow, news)
+    consumer = rules.attach(quick, news, 100)
+    rules.send(publisher, news, b"1", b"2")
+    rules.do(c.Settle(consumer, [1, 2], Outcome.ACCEPTED))
+    send = c.Enqueue(publisher, news, [c.NewMessage(0, b"3")], answers.append)
+    commit = c.Commit(publisher, c.CommitId("session", 1), [(news, c.NewMessage(0, b"4"))], [], answers.append)
+    rules._decide(send)
+    rules._decide(commit)
+    rules._decide(c.Disconnect(slow))
+    for reply, result in rules.effects.replies:
+        reply(result)
+    assert answers == [None, None]
+    assert [number for number, _ in rules.delivered[consumer]] == [1, 2, 3, 4]
+
+
+def test_what_waits_for_a_queue_that_is_deleted_is_refused_and_what_waited_for_that_goes_on() -> None:
+    seen = Observed()
+    seen.send("1")
+    seen.commit("commit", Q, queue("other"))
+    seen.send("2", queue("other"))
+    answers: list[Any] = []
+    seen.decide(c.Delete(Q, None, force=True, reply=answers.append))
+    seen.decide()
+    assert seen.answered == ["1", "commit", "2"]
+    assert seen.rules.depth("other") == 1, "what the commit would have sent there is not there"
+    assert seen.rules.state.waiting() == []
+
+
+def test_what_has_ended_keeps_no_message() -> None:
+    rules = Rules(max_queue_messages=1, hold_timeout_seconds=1000)
+    first, others = rules.connect(), rules.connect()
+    rules.send(first, Q, b"x")
+    rules._decide(c.Enqueue(first, Q, [c.NewMessage(0, b"waits")]))
+    for number in range(200):
+        commit = c.CommitId("session", number)
+        rules._decide(c.Commit(others, commit, [(Q, c.NewMessage(0, b"gone"))], []))
+    holding = rules.state._holding
+    assert holding.count == 2
+    assert len(holding._timed) == 2
+    assert len(holding._deadlines) <= 2 * 2 + 64
+
+
+def test_a_connection_with_many_sends_that_wait_goes_in_time_that_grows_as_they_do() -> None:
+    """Each of them is looked at a few times, however many there are."""
+    looked = 0
+
+    class Counted(Held):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return self is other
+
+        __hash__ = object.__hash__
+
+    holding = Holding()
+    all_held = [Counted(c.Enqueue(1, Q, []), number, 0, 1000) for number in range(2000)]
+    holding.wait(all_held[0], None)
+    for held in all_held[1:]:
+        assert holding.first_before(held) is all_held[0]
+        holding.follow(held, FULL)
+    assert holding.end(holding.of_client(1)) == []
+    assert (holding.count, looked) == (0, 0)
+    assert (holding._rows, holding._of_clients, holding._timed) == ({}, {}, {})
 
 
 # At random.
@@ -446,7 +593,8 @@ class History:
         in_lines = [held for line in holding.lines() for held in line]
         keys = [(held.command.client, _destination(held)) for held in in_lines]
         assert len(set(keys)) == len(keys), "two of one connection and destination stand in lines"
-        for line in (*holding.lines(), *(held.followers or () for held in in_lines)):
+        assert all(bool(held.behind) == (held.line is None) for held in holding)
+        for line in (*holding.lines(), *holding._rows.values()):
             arrivals = [held.arrival for held in line]
             assert arrivals == sorted(arrivals)
         assert self.state.totals.duplicates_rejected == 0
