@@ -31,6 +31,7 @@ from broker_adapter import (
     ReceiverSpec,
     SenderSpec,
     StaleAcknowledgementException,
+    StoreException,
     Subscription,
     TransactionInDoubtException,
     TransactionRolledBackException,
@@ -552,7 +553,7 @@ class Session:
             self._transport.commit(
                 state.number, self._commits, state.sends, ending.settlements, self._settings.request_timeout_seconds
             )
-        except (TransactionInDoubtException, OperationTimedOutException) as error:
+        except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
             self._committed(ending.settlements, error)
             if isinstance(error, TransactionInDoubtException):
                 raise

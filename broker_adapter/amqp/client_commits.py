@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.conditions import exception_for
+from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
 from broker_adapter.amqp.peer import (
     ACCEPTED,
     ACCEPTED_STATE,
@@ -88,12 +88,18 @@ class Commit:
     done: Callable[[Any, JMSException | None], bool]
     started: bool = False
     discharged: bool = False
-    untransmitted: int = 0
+    untransmitted: set[int] = attrs.field(factory=set)  #: indexes of sends that a discharge would overtake
     unanswered: int = 0
     refusal: JMSException | None = None
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether nobody can tell what became of it, where its discharge is not answered."""
+        return self.discharged and self.refusal is None
 
-#: Queues a message of a transaction: (link, payload, state, called when it is on the wire or never will be, answered).
+
+#: Queues a message of a transaction: (link, payload, state, called when nothing that is sent then overtakes it,
+#: answered).  One that is not sent any more is only answered.
 SendInTransaction = Callable[[int, bytes, State, Callable[[], None], OnSettled], None]
 
 
@@ -142,7 +148,7 @@ class Coordinator:
     def withdraw(self, number: int) -> bool:
         """Nobody waits for a commit any more: returns whether nothing of it will be done."""
         commit = next((each for each in self._commits if each.number == number), None)
-        if commit is None or (commit.discharged and commit.refusal is None):
+        if commit is None or commit.is_in_doubt:
             return False
         if not commit.started:
             self._commits.remove(commit)
@@ -163,15 +169,16 @@ class Coordinator:
                 answered(state)
 
     def refuse(self, error: JMSException) -> None:
-        """The broker took the coordinator away: what waits was not done."""
+        """The coordinator is gone, and its transactions with it: what waits was not done, if it can be told."""
         reason = f"the transaction coordinator went away: {error}"
         for commit in self._end():
-            commit.done(None, TransactionRolledBackException(reason, error_code=error.error_code))
+            kind = TransactionInDoubtException if commit.is_in_doubt else TransactionRolledBackException
+            commit.done(None, kind(reason, error_code=error.error_code))
 
     def lose(self, error: JMSException) -> None:
         """The connection is gone: nobody can tell what became of a commit whose discharge was written."""
         for commit in self._end():
-            if commit.discharged and commit.refusal is None:
+            if commit.is_in_doubt:
                 reason = f"the connection was lost during the commit: {error}"
                 commit.done(None, TransactionInDoubtException(reason))
             else:
@@ -219,21 +226,25 @@ class Coordinator:
     def _fill(self, commit: Commit, transaction: State) -> None:
         states = {outcome: transaction._replace(outcome=state) for outcome, state in STATES.items()}
         settle_runs(self._peer, commit.settlements, states)
-        commit.untransmitted = commit.unanswered = len(commit.sends)
-        transmitted = partial(self._on_transmitted, commit)
-        answered = partial(self._on_answered, commit)
-        for link, payload in commit.sends:
+        commit.untransmitted.update(range(len(commit.sends)))
+        commit.unanswered = len(commit.sends)
+        for index, (link, payload) in enumerate(commit.sends):
+            transmitted, answered = (
+                partial(self._on_transmitted, commit, index),
+                partial(self._on_answered, commit, index),
+            )
             self._send(link, payload, transaction, transmitted, answered)
         self._maybe_discharge(commit)
 
-    def _on_transmitted(self, commit: Commit) -> None:
-        commit.untransmitted -= 1
+    def _on_transmitted(self, commit: Commit, index: int) -> None:
+        commit.untransmitted.discard(index)
         self._maybe_discharge(commit)
 
-    def _on_answered(self, commit: Commit, error: JMSException | None) -> None:
+    def _on_answered(self, commit: Commit, index: int, error: JMSException | None) -> None:
         commit.unanswered -= 1
         if error is not None and commit.refusal is None:
             commit.refusal = error
+        commit.untransmitted.discard(index)
         self._maybe_discharge(commit)
 
     def _maybe_discharge(self, commit: Commit) -> None:
@@ -246,13 +257,17 @@ class Coordinator:
         annotations = encode({COMMIT_ID: [self._session_name, commit.number]})
         self._txn_id = None
         payload = b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
-        self._queue.append((payload, partial(self._on_discharged, commit)))
+        self._queue.append((payload, partial(self._on_discharged, commit, commit.refusal is None)))
         self._declare()
 
-    def _on_discharged(self, commit: Commit, state: State) -> None:
+    def _on_discharged(self, commit: Commit, is_commit: bool, state: State) -> None:
         self._commits.remove(commit)
         if commit.refusal is not None:
-            refusal = TransactionRolledBackException(f"the broker refused a message of it: {commit.refusal}")
+            reason = f"the broker refused a message of it: {commit.refusal}"
+            kind: type[JMSException] = TransactionRolledBackException
+            if is_commit and state.code == ACCEPTED:  # a broker that keeps to the protocol does not
+                kind, reason = TransactionInDoubtException, f"{reason}; and it committed the others"
+            refusal = kind(reason)
             refusal.__cause__ = commit.refusal
             commit.done(None, refusal)
         elif state.code == ACCEPTED:
@@ -261,5 +276,6 @@ class Coordinator:
             error = state.error
             reason = (error.description if error is not None else None) or "the broker refused to commit"
             code = None if error is None else error.condition
-            commit.done(None, TransactionRolledBackException(reason, error_code=code))
+            kind = TransactionInDoubtException if code == IN_DOUBT else TransactionRolledBackException
+            commit.done(None, kind(reason, error_code=code))
         self._start()

@@ -179,7 +179,7 @@ class _Send:
     payload: bytes
     done: OnSettled
     state: State | None = None  #: the transaction that it belongs to
-    transmitted: Callable[[], None] | None = None  #: told when it is on the wire, or never will be
+    transmitted: Callable[[], None] | None = None  #: told when it is ahead of all that is sent then
 
 
 @attrs.define(eq=False)
@@ -878,8 +878,6 @@ class ClientProtocol:
         for number, done in sender.waiting:
             done(sender.results.get(number, error))
         for send in sender.queue:
-            if send.transmitted is not None:
-                send.transmitted()
             send.done(error)
         self._sends_done += len(sender.waiting) + len(sender.queue)
         sender.waiting.clear()
@@ -1103,9 +1101,8 @@ class ClientProtocol:
         while queue and sender.credit > 0:
             send = queue.popleft()
             sender.credit -= 1
-            sender.waiting.append((peer.send(link, send.payload, state=send.state), send.done))
-            if send.transmitted is not None:
-                send.transmitted()
+            number = peer.send(link, send.payload, state=send.state, on_given=send.transmitted)
+            sender.waiting.append((number, send.done))
 
     def _on_dispositions(self, event: Dispositions) -> None:
         link = event.link
@@ -1208,7 +1205,6 @@ class ClientProtocol:
 
         sender = self._senders.get(link)
         if sender is None:  # lost while the messages before this one were queued
-            transmitted()
             done(self._failure or IllegalStateException(f"link {link} is closed"))
             return
         sender.queue.append(_Send(payload, answered, state, transmitted))

@@ -32,6 +32,8 @@ class AmqpError(NamedTuple):
     info: dict[str, Any] | None = None
 
 
+#: The answer to a discharge of which the server cannot tell whether it was done.
+IN_DOUBT: Final = "holdfast:transaction-in-doubt"
 #: (condition, exception).  From a condition, the first row that names it counts; from an exception, the first row
 #: that names its class or the nearest class above it.
 CONDITIONS: Final[tuple[tuple[str, type[JMSException]], ...]] = (
@@ -44,7 +46,7 @@ CONDITIONS: Final[tuple[tuple[str, type[JMSException]], ...]] = (
     ("amqp:transaction:rollback", TransactionRolledBackException),
     ("amqp:transaction:unknown-id", TransactionRolledBackException),
     ("amqp:transaction:timeout", TransactionRolledBackException),
-    ("holdfast:transaction-in-doubt", TransactionInDoubtException),
+    (IN_DOUBT, TransactionInDoubtException),
     ("holdfast:invalid-selector", InvalidSelectorException),
     ("holdfast:invalid-client-id", InvalidClientIDException),
     ("holdfast:timed-out", OperationTimedOutException),

@@ -337,6 +337,7 @@ class _Later:
     payload: bytes
     settled: bool
     state: State | None
+    on_given: Callable[[], None] | None  #: told once proton has got all of it
     delivery: Any = None  #: the C delivery, once its first part was given
     given: int = 0  #: bytes
 
@@ -850,6 +851,17 @@ class Peer:
         self.unfinished_bytes -= link.partial_bytes
         link.partial = link.unfinished = None
         link.partial_bytes = 0
+
+    def has_unfinished(self, txn_id: bytes) -> bool:
+        """Whether only a part has come of a message that belongs to this transaction."""
+        if not self.unfinished_bytes:
+            return False
+        for link in self._links.values():
+            if link.unfinished is not None and (code := self._engine.pn_delivery_remote_state(link.unfinished)):
+                state = self._read_state(link.unfinished, code)
+                if state.code == TRANSACTIONAL and state.txn_id == txn_id:
+                    return True
+        return False
 
     def largest_unfinished_bytes(self) -> int:
         """How much of the largest message has come of which only a part has; 0: there is none."""
@@ -1434,7 +1446,15 @@ class Peer:
 
     # Messages.
 
-    def send(self, link: int, payload: bytes, *, settled: bool = False, state: State | None = None) -> int:
+    def send(
+        self,
+        link: int,
+        payload: bytes,
+        *,
+        settled: bool = False,
+        state: State | None = None,
+        on_given: Callable[[], None] | None = None,
+    ) -> int:
         """Send a message on a sender's link that has credit; returns its number, by which ``Dispositions`` names it.
 
         Args:
@@ -1442,6 +1462,8 @@ class Peer:
             payload: the encoded message.
             settled: whether no answer is wanted; the number is then 0.
             state: the transaction it belongs to.
+            on_given: told once all of it is ahead of whatever is sent then in its session.  It is never told where the
+                message is answered before, or its link or session ends.
 
         Raises:
             IllegalStateException: the link is closed.
@@ -1459,7 +1481,7 @@ class Peer:
         size = len(payload)
         is_small = size <= SMALL_BYTES  # most are: they cost no call
         if found.later or not (is_small or (size <= _LARGE_MESSAGE_BYTES and self._buffers.is_room(size))):
-            found.later.append(_Later(number, payload, settled, state))
+            found.later.append(_Later(number, payload, settled, state, on_given))
             session.later_bytes += size
             session.later_links[link] = found
             self._with_later[session.number] = session
@@ -1474,6 +1496,8 @@ class Peer:
         if not is_small:
             self._buffers.note(delivery, size)
         engine.pn_link_advance(pointer)
+        if on_given is not None:
+            on_given()
         if settled:
             engine.pn_delivery_settle(delivery)
             return 0
@@ -1483,6 +1507,7 @@ class Peer:
     def _give_parts(self) -> None:
         """Give proton parts of messages that it has not got, as far as its sessions take them; links take turns."""
         engine = self._engine
+        given: list[Callable[[], None]] = []
         # As many whole frames as fit into a part.
         frame_bytes = self._transport.remote_max_frame_size
         size = _PART_BYTES
@@ -1518,6 +1543,8 @@ class Peer:
                     if message.settled:
                         engine.pn_delivery_settle(message.delivery)
                     link.later.popleft()
+                    if message.on_given is not None:
+                        given.append(message.on_given)
                 del later[link.number]
                 if link.later:
                     later[link.number] = link  # the next part is one of another link
@@ -1525,6 +1552,8 @@ class Peer:
                     self._answer_later_drain(link)
             if not later:
                 del self._with_later[session.number]
+        for on_given in given:
+            on_given()
 
     def _answer_later_drain(self, link: _Link) -> None:
         """Proton has got all messages of a link."""

@@ -59,7 +59,7 @@ from broker_adapter.amqp.codec import (
     with_delivery,
     with_place,
 )
-from broker_adapter.amqp.conditions import AmqpError, error_for, exception_for
+from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError, error_for, exception_for
 from broker_adapter.amqp.peer import (
     ACCEPTED,
     ACCEPTED_STATE,
@@ -95,6 +95,7 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
     ResourceAllocationException,
+    StoreException,
     TransactionRolledBackException,
 )
 from broker_adapter.server.announcements import WATCH, as_answer, as_property
@@ -139,7 +140,6 @@ _PREFIXES: Final = {
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
 _TIMED_OUT: Final = "amqp:transaction:timeout"
 _ROLLED_BACK: Final = "amqp:transaction:rollback"
-_FAILED_ALREADY: Final = State(REJECTED, error=AmqpError(_ROLLED_BACK, "the transaction failed already"))
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 
 
@@ -1229,7 +1229,7 @@ class ServerProtocol:
             return
         limits = self._engine.settings
         if transaction.refusal is not None:
-            self._answer(producer, (number,), _FAILED_ALREADY)
+            self._answer(producer, (number,), State(REJECTED, error=self._why_nothing(transaction.refusal)))
             return
         transaction.send_bytes += len(message.payload)
         transaction.sends.append((_resolved(destination), message))
@@ -1286,6 +1286,9 @@ class ServerProtocol:
             self._roll_back(transaction)
             self._peer.settle(link, (number,), ACCEPTED_STATE)
             return
+        assert isinstance(txn_id, bytes)
+        if transaction.refusal is None and self._peer.has_unfinished(txn_id):
+            transaction.refusal = IllegalStateException("a message of the transaction has not come as a whole")
         if transaction.refusal is not None:
             self._on_committed(link, number, transaction, 0, transaction.refusal)
             return
@@ -1311,6 +1314,8 @@ class ServerProtocol:
 
     def _why_nothing(self, error: JMSException) -> AmqpError:
         """What a refused discharge says: the condition of its cause, since clients take ``rollback`` for a doubt."""
+        if isinstance(error, StoreException):  # it may have been written all the same
+            return AmqpError(IN_DOUBT if self._is_own else _ROLLED_BACK, error.reason)
         cause = error.__cause__
         condition = error_for(error).condition
         if condition == _ROLLED_BACK and isinstance(cause, JMSException):

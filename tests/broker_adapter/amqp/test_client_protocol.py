@@ -21,7 +21,7 @@ from broker_adapter.amqp.codec import (
     unpack_request,
     with_place,
 )
-from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError
 from broker_adapter.amqp.peer import (
     ACCEPTED_STATE,
     FAILED_STATE,
@@ -780,6 +780,116 @@ def test_a_link_lost_during_a_commit_rolls_it_back(wired: Wired) -> None:
 
     with pytest.raises(TransactionRolledBackException, match="gone"):
         _ = result.value
+
+
+def test_the_others_of_a_commit_are_not_committed_where_a_link_is_lost_with_the_last_message(wired: Wired) -> None:
+    """Nothing is committed without what was never sent."""
+    ready = sender(wired)
+    wired.broker.credit = 0
+    starved = sender(wired)
+    far = attached(wired).link
+    wired.broker.credit = 100
+    result = Result()
+    wired.client.commit(1, 2, [(ready, BODY), (starved, BODY)], [], result)
+    wired.pump()
+    assert (result.pending, wired.broker.discharges) == (True, [])
+    wired.broker.peer.close_link(far, AmqpError("amqp:resource-deleted", "gone"))
+    wired.pump()
+    with pytest.raises(TransactionRolledBackException, match="gone"):
+        _ = result.value
+    assert [fails for fails, _ in wired.broker.discharges] == [True]
+
+
+@pytest.mark.parametrize("holdfast", [True, False])
+def test_a_discharge_is_behind_all_parts_of_large_messages(holdfast: bool) -> None:
+    wired = Wired(ScriptedBroker(holdfast=holdfast)).opened()
+    links = [sender(wired), sender(wired)]
+    seen: list[int] = []
+    coordinate = wired.broker._coordinate
+
+    def count(on: int, delivery: Any) -> None:
+        messages = [each for each in wired.broker.of(Transfers) if each.link not in wired.broker.coordinators]
+        seen.append(sum(len(each.deliveries) for each in messages))
+        coordinate(on, delivery)
+
+    wired.broker._coordinate = count  # type: ignore[method-assign]
+    large = b"\x00\x53\x75\xb0" + (400_000).to_bytes(4, "big") + bytes(400_000)
+    sends = [(links[number % 2], large if number in (1, 2, 5) else BODY) for number in range(6)]
+    result = Result()
+    wired.client.commit(1, 2, sends, [], result)
+    wired.pump()
+    assert result.value is None
+    assert seen[:2] == [0, 6], "all of them came between the declare and the discharge"
+
+
+def test_a_large_message_that_is_refused_half_way_rolls_its_transaction_back(wired: Wired) -> None:
+    link = sender(wired)
+    far = attached(wired).link
+    large = b"\x00\x53\x75\xb0" + (4_000_000).to_bytes(4, "big") + bytes(4_000_000)
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY), (link, large)], [], result)
+    while not wired.broker.peer.unfinished_bytes:
+        wired.broker.peer.receive(wired.client.pending_output(10_000))
+        wired.broker.handle()
+        wired.client.receive(wired.broker.peer.pending_output())
+    wired.broker.peer.close_link(far, AmqpError("amqp:resource-limit-exceeded", "too large"))
+    wired.client.receive(wired.broker.peer.pending_output())
+    wired.pump()
+    with pytest.raises(TransactionRolledBackException, match="too large"):
+        _ = result.value
+    assert [fails for fails, _ in wired.broker.discharges] == [True]
+
+
+@pytest.mark.parametrize("what", ["session", "link", "closed by us"])
+def test_a_commit_whose_discharge_was_sent_is_in_doubt_where_its_coordinator_goes(wired: Wired, what: str) -> None:
+    link = sender(wired)
+    far = attached(wired).session
+    wired.pump()
+    result = Result()
+    coordinate, seen = wired.broker._coordinate, []
+
+    def coordinate_and_end(on: int, delivery: Any) -> None:
+        seen.append(delivery)
+        if len(seen) == 1:
+            coordinate(on, delivery)
+        elif what == "session":
+            wired.broker.peer.end_session(far, AmqpError("amqp:internal-error", "the session is gone"))
+        elif what == "link":
+            wired.broker.peer.close_link(on, AmqpError("amqp:internal-error", "the coordinator is gone"))
+
+    wired.broker._coordinate = coordinate_and_end  # type: ignore[method-assign]
+    wired.client.commit(1, 2, [(link, BODY)], [], result)
+    wired.pump()
+    if what == "closed by us":
+        wired.client.end_session(1, Result())
+        wired.pump()
+    assert len(seen) >= 2
+    with pytest.raises(TransactionInDoubtException, match=r"is gone|is closed"):
+        _ = result.value
+
+
+def test_a_broker_that_commits_without_a_message_that_it_refused_leaves_a_doubt() -> None:
+    wired = Wired(ScriptedBroker(holdfast=True)).opened()
+    wired.broker.accepts = False
+    coordinate = wired.broker._coordinate
+
+    def refuse_and_commit(on: int, delivery: Any) -> None:
+        while wired.broker.held:
+            full = State(REJECTED, error=AmqpError("amqp:resource-limit-exceeded", "full"))
+            wired.broker.settle(*wired.broker.held.pop(), full)
+        coordinate(on, delivery)
+
+    wired.broker._coordinate = refuse_and_commit  # type: ignore[method-assign]
+    with pytest.raises(TransactionInDoubtException, match=r"full.*; and it committed the others"):
+        wired.ask(wired.client.commit, 1, 1, [(sender(wired), BODY)] * 2, [])
+
+
+def test_what_a_store_that_failed_says_of_a_commit_is_a_doubt() -> None:
+    broker = ScriptedBroker(holdfast=True)
+    broker.discharge_outcome = State(REJECTED, error=AmqpError(IN_DOUBT, "the store failed"))
+    wired = Wired(broker).opened()
+    with pytest.raises(TransactionInDoubtException, match="the store failed"):
+        wired.ask(wired.client.commit, 1, 1, [(sender(wired), BODY)], [])
 
 
 @pytest.mark.parametrize("sends", [1, 5])

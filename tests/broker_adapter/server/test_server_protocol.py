@@ -1613,6 +1613,30 @@ def test_a_message_that_its_sender_gives_up_is_no_part_of_the_transaction_and_us
     assert waiting(broker, "q") == ["a"]
 
 
+def test_a_discharge_ahead_of_the_rest_of_a_message_undoes_the_transaction(client: Client, broker: Broker) -> None:
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    (delivery,) = client.receive(consumer, 1)
+    producer, coordinator = client.sender("q"), client.coordinator()
+    hand = ByHand(client, Terminus("q"))
+    txn_id, other = client.declare(coordinator), client.declare(coordinator)
+    client.settle(consumer, [delivery], in_transaction(txn_id, ACCEPTED_STATE))
+    client.send(producer, "small", state=in_transaction(txn_id))
+    client.send(producer, "of another transaction", state=in_transaction(other))
+    payload = encoded("in two parts")
+    hand.transfer(payload[:10], more=True, txn_id=txn_id)
+    client.pump()
+    assert client.discharge(coordinator, other) == ACCEPTED_STATE
+    state = client.discharge(coordinator, txn_id)
+    assert code_of(state) == (REJECTED, "amqp:illegal-state")
+    assert "has not come as a whole" in str(state.error.description)  # type: ignore[union-attr]
+    hand.transfer(payload[10:], first=False)
+    client.rest()
+    assert waiting(broker, "q") == ["of another transaction"]
+    client.peer.credit(consumer, 1)
+    assert decoded(client.receive(consumer, 2)[1].payload).delivery_count == 1
+
+
 def test_the_end_of_a_coordinator_that_breaks_a_limit_rolls_its_transactions_back(tight: Client) -> None:
     doomed = Doomed(tight)
     number = tight.peer.send(doomed.coordinator, too_large("x"))
@@ -1900,7 +1924,8 @@ def test_the_largest_transaction_beyond_the_budget_is_undone_and_its_discharge_t
     small.send(producer, "y" * 200_000, state=in_transaction(other))
     assert decoded(small.receive(consumer, 2)[1].payload).delivery_count == 1  # at once
     late = small.send(producer, "x", state=in_transaction(large))
-    assert code_of(late[0]) == (REJECTED, "amqp:transaction:rollback")
+    assert code_of(late[0]) == (REJECTED, "amqp:resource-limit-exceeded")
+    assert "option max_connection_bytes" in str(late[0].error.description)  # type: ignore[union-attr]
     state = small.discharge(coordinator, large)
     assert code_of(state) == (REJECTED, "amqp:resource-limit-exceeded")
     assert "option max_connection_bytes" in str(state.error.description)  # type: ignore[union-attr]
