@@ -577,11 +577,11 @@ class Broker:
                 held = self._state.in_hand_of(command.client)
                 if held > most:
                     # It goes on in the next cycle, and what came behind it waits for its end.
-                    commands.append(c.GiveBack(command.client, most, command.failed))
+                    commands.append(c.GiveBack(command.client, most, command.failed, command.unseen))
                     inbox.appendleft(command)
                     return size
                 weight += max(1, held)
-            elif isinstance(command, c.Detach) and command.give_back:
+            elif isinstance(command, c.Detach) and (command.give_back or command.unseen):
                 weight += max(1, self._state.in_hand_of_consumer(command.consumer))
             elif isinstance(command, c.Commit):
                 # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.

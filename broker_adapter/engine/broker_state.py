@@ -102,7 +102,7 @@ REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 class Client:
     """A connection: its consumers and its temporary destinations."""
 
-    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries")
+    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries", "unseen")
 
     def __init__(self, number: int, client_id: str | None) -> None:
         self.id = number
@@ -110,6 +110,7 @@ class Client:
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
         self.temporaries: dict[Destination, None] = {}
+        self.unseen: Mapping[int, c.Unseen] | None = None  #: deliveries that are released; None: it is not leaving
 
 
 class Totals:
@@ -481,18 +482,29 @@ class BrokerState:
         client = self.clients.get(command.client)
         if client is not None:
             self._drop_held_of(client.id, now_ms, effects)  # while it is there: closed consumers may end with it
+            self._leave(client, command.unseen, effects)
             del self.clients[client.id]
             if self.client_ids.get(client.client_id or "") == client.id:
                 del self.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
-                self._end_consumer(consumer, effects)
-                self._give_back_all(consumer, command.failed, effects)
+                self._give_back_all(consumer, command.failed, effects, (client.unseen or {}).get(consumer.id, ()))
+                consumer.queue.returning.discard(client.id)
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
                 self._end_browser(self.browsers.pop(number), effects)
             for destination in list(client.temporaries):
                 self._end_temporary(client, destination, effects)
         self._reply(command, None, effects)
+
+    def _leave(self, client: Client, unseen: Mapping[int, c.Unseen] | None, effects: Effects) -> None:
+        """End all consumers of a client; their queues wait for what they hold."""
+        if client.unseen is not None:
+            return
+        client.unseen = unseen or {}
+        for consumer in list(client.consumers.values()):
+            if consumer.unsettled:
+                consumer.queue.returning.add(client.id)
+            self._end_consumer(consumer, effects)
 
     def in_hand_of(self, client: int) -> int:
         """How many deliveries the consumers of a client hold."""
@@ -508,12 +520,16 @@ class BrokerState:
         client = self.clients.get(command.client)
         left = command.limit
         outcome = Outcome.MODIFIED if command.failed else Outcome.RELEASED
-        for consumer in list(client.consumers.values()) if client is not None else ():
-            self._end_consumer(consumer, effects)
-            for number in list(consumer.unsettled)[:left]:
-                left -= 1
-                self._let_go(consumer, 1)
-                self._return(consumer.queue, consumer.unsettled.pop(number), outcome, effects)
+        if client is not None:
+            self._leave(client, command.unseen, effects)
+            for consumer in list(client.consumers.values()):
+                unseen = (client.unseen or {}).get(consumer.id, ())
+                for number in list(consumer.unsettled)[:left]:
+                    left -= 1
+                    self._let_go(consumer, 1)
+                    entry = consumer.unsettled.pop(number)
+                    is_unseen = any(number in each for each in unseen)
+                    self._return(consumer.queue, entry, Outcome.RELEASED if is_unseen else outcome, effects)
         self._reply(command, None, effects)
 
     def _client(self, number: int) -> Client:
@@ -796,6 +812,8 @@ class BrokerState:
             self._consumed += 1
             self.memory.share(self._consumed)
         queue.add_consumer(consumer)
+        if queue.exclusive == [consumer]:
+            queue.serve_only(consumer, effects)
         self._reply(command, consumer.id, effects)
 
     def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState:
@@ -1037,7 +1055,12 @@ class BrokerState:
         if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer, effects)
             if command.give_back:
-                self._give_back_all(consumer, command.failed, effects)
+                self._give_back_all(consumer, command.failed, effects, command.unseen)
+            elif command.unseen:
+                numbers = [each for each in consumer.unsettled if any(each in part for part in command.unseen)]
+                self._let_go(consumer, len(numbers))
+                for number in numbers:
+                    self._return(consumer.queue, consumer.unsettled.pop(number), Outcome.RELEASED, effects)
             held = len(consumer.unsettled)
             if not held:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
@@ -1047,13 +1070,14 @@ class BrokerState:
             self._end_browser(browser, effects)
         self._reply(command, held, effects)
 
-    def _give_back_all(self, consumer: Consumer, failed: bool, effects: Effects) -> None:
+    def _give_back_all(self, consumer: Consumer, failed: bool, effects: Effects, unseen: c.Unseen = ()) -> None:
         """The deliveries that a consumer holds have failed, or nobody has looked at them."""
         outcome = Outcome.MODIFIED if failed else Outcome.RELEASED
         self._let_go(consumer, len(consumer.unsettled))
         unsettled, consumer.unsettled = consumer.unsettled, {}
-        for entry in unsettled.values():
-            self._return(consumer.queue, entry, outcome, effects)
+        for number, entry in unsettled.items():
+            is_unseen = any(number in each for each in unseen)
+            self._return(consumer.queue, entry, Outcome.RELEASED if is_unseen else outcome, effects)
 
     def _let_go(self, consumer: Consumer, deliveries: int) -> None:
         """A consumer holds so many deliveries less: it, or others, may get more."""
@@ -1547,7 +1571,7 @@ class BrokerState:
         """Have a message delivered again, at once or after a while."""
         most = self.settings.max_resting_messages
         delay_ms = redelivery_delay_ms(queue.resting.failed(entry.position, most), self.settings)
-        if consumer is not None and not consumer.attached:
+        if consumer is not None and not (consumer.attached and queue.is_served(consumer)):
             consumer = None
         if not delay_ms or len(queue.resting) >= most:
             queue.give_back_to(entry, consumer, effects)

@@ -7,7 +7,7 @@ quickly and not raise.  ``reply(result)`` gets the result named in the docstring
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -120,14 +120,19 @@ class Connect(NamedTuple):
     reply: Reply | None = None
 
 
+#: Numbers of deliveries that nobody has seen: they are released, whatever becomes of the others.
+Unseen = tuple[Container[int], ...]
+
+
 class Disconnect(NamedTuple):
     """A client goes: its unsettled deliveries have ``failed``, or are released; its temporary destinations end.
 
-    Replies None.
+    Its queues hand out nothing until all that it held is back.  Replies None.
     """
 
     client: int
     failed: bool = True
+    unseen: Mapping[int, Unseen] | None = None  #: by consumer
     reply: Reply | None = None
 
 
@@ -137,6 +142,7 @@ class GiveBack(NamedTuple):
     client: int
     limit: int
     failed: bool = True
+    unseen: Mapping[int, Unseen] | None = None  #: by consumer
     reply: Reply | None = None
 
 
@@ -191,7 +197,7 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """A consumer goes.  What it holds may still be settled until its client disconnects.
+    """A consumer goes.  What it holds may still be settled until its client disconnects, but for what is ``unseen``.
 
     Replies with the number of deliveries that it holds.  With ``give_back`` there are none: these have ``failed``, or
     are released.
@@ -200,6 +206,7 @@ class Detach(NamedTuple):
     consumer: int
     give_back: bool = False
     failed: bool = True
+    unseen: Unseen = ()
     reply: Reply | None = None
 
 

@@ -328,6 +328,7 @@ class QueueState:
         "record",
         "reserved",
         "resting",
+        "returning",
         "searching",
         "selector",
         "stored_bytes",
@@ -404,6 +405,7 @@ class QueueState:
         self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
         self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
         self.resting: Resting[Entry, Consumer] = Resting()
+        self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
         self.held: deque[Any] = deque()
         self.counters_due = False
@@ -507,6 +509,10 @@ class QueueState:
         if consumer.search is not None:
             self.searching[consumer] = None
 
+    def is_served(self, consumer: Consumer) -> bool:
+        """Whether a consumer may get something: an exclusive one that came first shuts out all others."""
+        return not self.exclusive or self.exclusive[0] is consumer
+
     def offer(self, consumer: Consumer) -> None:
         """Let a consumer have its turn, if it has credit: it may get something now."""
         if consumer.reserved and not consumer.owed:
@@ -522,35 +528,47 @@ class QueueState:
         self.memory.limited.pop(consumer, None)
         if consumer.exclusive:
             self.exclusive.remove(consumer)
-        reserved, consumer.reserved = consumer.reserved, []
-        for lane_number, position in reserved:
-            self.kept_for.pop(position, None)
-            heappush(self._by_number[lane_number].heap, position)
-        self.kept -= len(reserved)
-        for key in consumer.groups:
-            del self.groups[key]
+        selector = consumer.search.selector.text if consumer.search is not None else None
         if consumer.search is not None:
-            selector = consumer.search.selector.text
             consumer.search = None
             del self.searching[consumer]
             if not self.searching:
                 self._forget_early()
-            if consumer.groups:
-                for other in self.searching:
-                    if other.search is not None and other.search.selector.text == selector:
-                        other.search.restart()  # it passed over what was in these groups
-                        self.offer(other)
-        consumer.groups = set()
-        if self.searching:
-            for _, position in reserved:  # nobody was shown what had failed on this consumer's listener
-                if position in self.ready:
-                    self._arrived(self.ready[position], effects)
+        self._let_go_of_kept(consumer, selector, effects)
         if not self.consumers:
             self.takers.clear()
             self.finders.clear()
             self._owed.clear()
         if consumer.unsettled:
             self.leaving[consumer] = None
+
+    def serve_only(self, exclusive: Consumer, effects: Effects) -> None:
+        """A first exclusive consumer has come: what was kept for the others is for it, and so are their groups."""
+        for consumer in self.consumers:
+            if consumer is not exclusive:
+                self._let_go_of_kept(consumer, consumer.search.selector.text if consumer.search else None, effects)
+                for entry in self.resting.take_of(consumer):
+                    self.give_back(entry, effects)
+
+    def _let_go_of_kept(self, consumer: Consumer, selector: str | None, effects: Effects) -> None:
+        """What was kept for a consumer is for others, and its groups are nobody's."""
+        reserved, consumer.reserved = consumer.reserved, []
+        for lane_number, position in reserved:
+            self.kept_for.pop(position, None)
+            heappush(self._by_number[lane_number].heap, position)
+        self.kept -= len(reserved)
+        groups, consumer.groups = consumer.groups, set()
+        for key in groups:
+            del self.groups[key]
+        if groups and selector is not None:
+            for other in self.searching:
+                if other.search is not None and other.search.selector.text == selector:
+                    other.search.restart()  # it passed over what was in these groups
+                    self.offer(other)
+        if self.searching:
+            for _, position in reserved:  # nobody was shown what had failed on this consumer's listener
+                if position in self.ready:
+                    self._arrived(self.ready[position], effects)
 
     def _forget_early(self) -> None:
         """Nobody searches any more: what came into memory for that comes again in its turn."""
@@ -595,6 +613,8 @@ class QueueState:
         for consumer in self.resting.take_released():
             if consumer.attached:
                 self.offer(consumer)
+        if self.returning:
+            return []
         turn = _Turn(self, now_ms, effects)
         if self.exclusive:
             self._serve(self.exclusive[0], turn)
@@ -1021,9 +1041,10 @@ class QueueState:
     def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Keep a message for the consumer whose listener failed to process it: it comes next.
 
-        It is for everybody where that consumer has gone (None), or where as many are kept as may be.
+        It is for everybody where that consumer has gone (None), where others are not served for an exclusive one, or
+        where as many are kept as may be.
         """
-        if consumer is None or self.kept >= self.memory.window:
+        if consumer is None or self.kept >= self.memory.window or not self.is_served(consumer):
             self.give_back(entry, effects)
             return
         self.ready[entry.position] = entry

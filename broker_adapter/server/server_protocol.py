@@ -197,6 +197,7 @@ class _Consumer:
     granted: int = 0  #: what of it the engine has, and has not used yet
     draining: bool = False  #: the client wants the credit used up or back
     drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
+    gives_back: bool = False  #: something went back to the engine, and so does what comes until the next such answer
     mean_bytes: int = 0  #: of what it was sent last
     detached: bool = False
     unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
@@ -516,10 +517,11 @@ class ServerProtocol:
             return
         self._ended = True
         if self._client is not None:
+            unseen: dict[int, c.Unseen] = {}
             if failed:
                 for consumer in self._consumers.values():
-                    self._release_unseen(consumer, self._peer.withdraw(consumer.link))
-            self._commands.append(c.Disconnect(self._client, failed))
+                    unseen[consumer.number] = self._unseen(consumer, self._peer.withdraw(consumer.link))
+            self._commands.append(c.Disconnect(self._client, failed, unseen))
         self._submit()
 
     def _release(self) -> None:
@@ -600,8 +602,8 @@ class ServerProtocol:
     def _on_session_close(self, event: SessionRemoteClose) -> None:
         for consumer in [each for each in self._consumers.values() if each.session == event.session]:
             del self._consumers[consumer.link]
-            self._release_unseen(consumer, event.unsent.get(consumer.link, ()))
-            self._commands.append(c.Detach(consumer.number, give_back=True, failed=self._is_own))
+            unseen = self._unseen(consumer, event.unsent.get(consumer.link, ()))
+            self._commands.append(c.Detach(consumer.number, give_back=True, failed=self._is_own, unseen=unseen))
             if not consumer.detached:
                 consumer.detached = True  # what the engine has handed out already finds no link any more
                 self._end_temporary(consumer.temporary)
@@ -822,15 +824,16 @@ class ServerProtocol:
         if consumer is not None and not consumer.detached:
             consumer.detached = True
             reply = self._reply(self._on_detached, link, event.closed)
-            self._commands.append(c.Detach(consumer.number, reply=reply))
-            self._release_left(consumer)
+            left = self._take_left(consumer)
+            self._commands.append(c.Detach(consumer.number, unseen=(set(left),), reply=reply))
             if event.closed and consumer.subscription is not None:
                 name, of_client = consumer.subscription
                 self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
             self._end_temporary(consumer.temporary)
             return
         if consumer is not None:  # the answer to our own detach
-            self._release_left(consumer)
+            if left := self._take_left(consumer):
+                self._commands.append(c.Settle(consumer.number, left, Outcome.RELEASED))
             if not consumer.unsettled:
                 del self._consumers[link]
         producer = self._producers.get(link)
@@ -842,8 +845,8 @@ class ServerProtocol:
         self._forget_producer(link)
         self._peer.close_link(link, closed=event.closed)
 
-    def _release_left(self, consumer: _Consumer) -> None:
-        """The client has detached a link: what it can settle no more goes back to where it was.
+    def _take_left(self, consumer: _Consumer) -> list[int]:
+        """The client has detached a link: what it can settle no more goes back to where it was (the engine's numbers).
 
         Sessions of our own client may acknowledge what a consumer has got that is closed; to others a link that is
         closed is the end of what came on it.
@@ -852,28 +855,24 @@ class ServerProtocol:
         if not self._is_own:
             unsent = list(consumer.unsettled)
             self._peer.abandon(consumer.link)
-        self._release_unsent(consumer, unsent)
+        return self._take(consumer, unsent)
 
-    def _release_unsent(self, consumer: _Consumer, unsent: Iterable[int]) -> None:
-        """Deliveries, by the peer's numbers, go back to where they were, untouched."""
+    @staticmethod
+    def _take(consumer: _Consumer, deliveries: Iterable[int]) -> list[int]:
+        """The engine's numbers of some deliveries, which are the client's no more."""
         take = consumer.unsettled.pop
-        numbers = [number for number in [take(each, 0) for each in unsent] if number]
-        if numbers:
-            self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+        return [number for number in [take(each, 0) for each in deliveries] if number]
 
-    def _release_unseen(self, consumer: _Consumer, unsent: Iterable[int]) -> None:
+    def _unseen(self, consumer: _Consumer, unsent: Iterable[int]) -> c.Unseen:
         """A consumer is about to go, and what it holds may count as failed: but not what the client never got.
 
         Args:
             consumer: it gets nothing more.
             unsent: what the peer has not sent as a whole, by its numbers.
         """
-        self._commands.append(c.Detach(consumer.number))
-        self._release_unsent(consumer, unsent)
-        if consumer.granted:
-            # What the engine has handed out meanwhile; it ignores the numbers that it has not come to.
-            ahead = range(consumer.handed + 1, consumer.handed + 1 + consumer.granted)
-            self._commands.append(c.Settle(consumer.number, ahead, Outcome.RELEASED))
+        # Behind what was handed out comes what the engine has handed out meanwhile.
+        ahead = range(consumer.handed + 1, consumer.handed + 1 + consumer.granted)
+        return set(self._take(consumer, unsent)), ahead
 
     def _on_detached(self, link: int, closed: bool, _result: Any) -> None:
         self._peer.close_link(link, closed=closed)
@@ -925,7 +924,8 @@ class ServerProtocol:
         if event.credit < 0:  # the client took credit back that messages were to use which wait
             unsent = self._peer.take_back(event.link, -event.credit)
             consumer.credit += len(unsent)
-            self._release_unsent(consumer, unsent)
+            if taken := self._take(consumer, unsent):
+                self._commands.append(c.Settle(consumer.number, taken, Outcome.RELEASED))
         if event.credit < consumer.granted and not event.drain and not consumer.drain_sent:
             self._drain(consumer)  # the client took credit back: so do we
         self._grant(consumer)
@@ -990,7 +990,7 @@ class ServerProtocol:
     def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
         """The engine has used up or dropped what it was granted."""
         left, consumer.granted = consumer.granted, 0
-        consumer.drain_sent = False
+        consumer.drain_sent = consumer.gives_back = False
         if consumer.detached:
             return
         # With nothing left over there may be more: the client's credit can exceed what the engine is granted at once.
@@ -1006,6 +1006,7 @@ class ServerProtocol:
         if self._ended:
             return
         consumer.handed = numbers[-1]
+        consumer.gives_back = True
         self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
         if not consumer.detached:
             consumer.granted = max(0, consumer.granted - len(numbers))
@@ -1025,7 +1026,8 @@ class ServerProtocol:
         settles, most_bytes = settled or consumer.settles, consumer.max_message_bytes
         count = len(handouts)
         consumer.mean_bytes = size // count
-        if not settled and self._peer.waiting_bytes() > self._settings.max_connection_bytes // 4:
+        is_full = self._peer.waiting_bytes() > self._settings.max_connection_bytes // 4
+        if not settled and (is_full or consumer.gives_back):  # what comes behind it must not pass it
             self._give_back(consumer, [handout.number for handout in handouts])
             return
         consumer.since_grant += size
@@ -1061,10 +1063,8 @@ class ServerProtocol:
         """Close a link ahead of these deliveries, the first of which is larger than its client takes."""
         link = consumer.link
         consumer.detached = True
-        self._commands.append(c.Detach(consumer.number))
-        if not consumer.presettled:
-            self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
-        self._release_unsent(consumer, self._peer.withdraw(link, stays=True))
+        unsent = self._take(consumer, self._peer.withdraw(link, stays=True))
+        self._commands.append(c.Detach(consumer.number, unseen=({*numbers, *unsent},)))
         reason = (
             f"a message of {size} bytes is larger than the {consumer.max_message_bytes} bytes that the receiver takes"
             " (max-message-size of its attach); attach with a larger limit"

@@ -18,6 +18,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, come_to_rest, connect, drained, settle
+from tests.broker_adapter.engine.test_broker_state import Rules
 
 Q = Destination("q")
 
@@ -233,3 +234,91 @@ def test_what_was_handed_out_is_marked_after_a_crash_also_where_it_was_kept_firs
     assert len(inbox.handouts) == 5 - settled
     again.close()
     broker.close()
+
+
+# An exclusive consumer that comes to others.
+
+
+@pytest.mark.parametrize("kept", [3, 10, 50])
+def test_an_exclusive_consumer_gets_what_was_kept_for_the_groups_of_others(broker: Broker, kept: int) -> None:
+    client, other = connect(broker), connect(broker)
+    owner, had = attach(broker, client, Q, 1)
+    third, _ = attach(broker, connect(broker), Q, 1)  # two take turns, so that messages of groups are kept
+    send(broker, client, *["a"] * (kept + 1))
+    had.wait_for(1)
+    exclusive, inbox = attach(broker, other, Q, 1000, exclusive=True)
+    send(broker, client, *["a"] * kept, None)
+    broker.call(c.Credit(owner, 5), WAIT)
+    expected = [*(f"a {number}" for number in range(1, kept + 1)), *(f"a {number}" for number in range(kept))]
+    assert bodies(inbox.wait_for(2 * kept + 1)) == [*expected, f"None {kept}"]
+    broker.call(c.Detach(third), WAIT)
+    broker.call(c.Detach(exclusive, give_back=True, failed=False), WAIT)
+    broker.call(c.Credit(owner, 1000), WAIT)
+    assert bodies(had.wait_for(2 * kept + 2))[1:] == [*expected, f"None {kept}"], "the others are served again"
+
+
+def test_an_exclusive_consumer_gets_what_the_listener_of_another_failed_on() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    other = rules.attach(rules.connect(), Q, 2)
+    rules.send(rules.connect(), Q, *[b"x"] * 6)
+    rules.do(c.Settle(other, [1], Outcome.FAILED))  # is kept
+    rules.do(c.Credit(other, 1))
+    rules.do(c.Settle(other, [3], Outcome.FAILED))  # rests
+    assert [position for position, _ in rules.placed[other]] == [1, 2, 1]
+    exclusive = rules.attach(rules.connect(), Q, 100, exclusive=True)
+    rules.do(c.Settle(other, [2], Outcome.FAILED))
+    rules.pass_time(5_000)
+    assert [position for position, _ in rules.placed[exclusive]] == [1, 3, 4, 5, 6, 2]
+
+
+def test_an_exclusive_consumer_with_a_selector_gets_what_was_in_the_groups_of_another() -> None:
+    broker = Broker(EngineSettings(window_messages=10))
+    try:
+        client = connect(broker)
+        _, first = attach(broker, client, Q, 1, selector="colour = 'red'")
+        send(broker, client, *"aaaa")
+        first.wait_for(1)
+        _, exclusive = attach(broker, client, Q, 100, selector="colour = 'red'", exclusive=True)
+        assert bodies(exclusive.wait_for(3)) == ["a 1", "a 2", "a 3"]
+    finally:
+        broker.close()
+
+
+# A client that goes.
+
+
+@pytest.mark.parametrize("fields", [{"exclusive": True}, {}], ids=["exclusive", "group"])
+@pytest.mark.parametrize("many", [0, 12_000])
+def test_an_heir_gets_what_a_lost_client_had_ahead_of_the_rest(fields: dict[str, Any], many: int) -> None:
+    """What it holds may be more than one cycle gives back; its queues wait for that."""
+    broker = Broker(EngineSettings())
+    try:
+        lost, other = connect(broker), connect(broker)
+        if many:
+            messages = [grouped(number, None) for number in range(many)]
+            broker.call(c.Enqueue(lost, Destination("big"), messages), WAIT)
+            attach(broker, lost, Destination("big"), many)[1].wait_for(many)
+        number, mine = attach(broker, lost, Q, 500, **fields)
+        send(broker, lost, *["g"] * 2000)
+        mine.wait_for(500)
+        _, heir = attach(broker, other, Q, 2000, **fields)
+        unseen = {number: ({499, 500}, range(501, 600))}
+        broker.call(c.Disconnect(lost, unseen=unseen), WAIT)
+        handouts = heir.wait_for(2000)
+        assert bodies(handouts) == [f"g {index}" for index in range(2000)]
+        assert [each.delivery_count for each in handouts[:500]] == [1] * 498 + [0] * 2
+    finally:
+        broker.close()
+
+
+def test_a_consumer_that_goes_leaves_what_nobody_saw_ahead_of_the_rest() -> None:
+    rules = Rules()
+    client = rules.connect()
+    first, second = (rules.attach(client, Q, 10, exclusive=True) for _ in range(2))
+    rules.send(client, Q, *[b"x"] * 20)
+    assert rules.do(c.Detach(first, unseen=({9}, range(10, 30)))) == 8
+    assert [position for position, _ in rules.placed[second]][:3] == [9, 10, 11]
+    rules.do(c.Detach(first, give_back=True, unseen=({1, 2},)))
+    rules.do(c.Credit(second, 20))
+    counts = [delivery.delivery_count for delivery in rules.state.consumers[second].unsettled.values()]
+    assert sorted(counts) == [0] * 14 + [1] * 6

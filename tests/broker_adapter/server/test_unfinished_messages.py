@@ -368,3 +368,26 @@ def test_a_browser_that_takes_no_large_messages_is_closed_at_the_first(broker: B
     client.peer.close_link(link)
     client.rest()
     assert rest_of(broker) == untouched(0, 0)
+
+
+def test_what_the_server_gives_back_for_want_of_room_is_not_passed_by_what_comes_later(broker: Broker) -> None:
+    """The engine hands out the next message before it hears that the one before is given back."""
+    client = Client(broker, max_connection_bytes=1 << 20).open()
+    client.receiver("large", 10, name="large")
+    link = client.receiver("small", 50, name="small")
+    client.rest()
+    for _ in range(2):
+        put(broker, "large", encoded("x" * 200_000))  # on their way to the connection's thread
+    put(broker, "small", encoded("first"))  # goes back: too much is on its way already
+    submit, sent = client.server._submit, []
+
+    def hand_out_and_submit() -> None:
+        if not sent and any(isinstance(each, c.Settle) for each in client.server._commands):
+            sent.append(True)
+            put(broker, "small", encoded("second"))
+        submit()
+
+    client.server._submit = hand_out_and_submit  # type: ignore[method-assign]
+    client.rest()
+    assert sent
+    assert client.bodies(link) == ["first", "second"]
