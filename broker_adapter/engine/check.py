@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from hashlib import blake2b
 from heapq import merge
 from itertools import groupby
@@ -25,6 +26,7 @@ from typing import Final, NamedTuple, Protocol
 import attrs
 import msgpack
 
+from broker_adapter.engine.commands import LATEST_MS
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FIRST_STAGED_QUEUE,
@@ -69,7 +71,8 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
-from broker_adapter.errors import StoreCorruptException
+from broker_adapter.engine.selection import Formats
+from broker_adapter.errors import MessageFormatException, StoreCorruptException
 
 #: Positions that are skipped where nobody knows which ones were used.
 SKIPPED_POSITIONS: Final = 1 << 32
@@ -162,6 +165,11 @@ class _Queue:
         self.size = 0
         self.last = 0
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether its messages are a staged transaction's."""
+        return self.record.kind == "staged"
+
 
 class _Moved(NamedTuple):
     """Where the entries of an unknown queue are to go."""
@@ -176,13 +184,20 @@ class Check:
     Args:
         tables: its records.
         progress: called with the records looked at so far and how many there are.
+        formats: reads messages for the time at which they are to be delivered; None: those of our own format.
 
     Attributes:
         summary: what was seen; complete when ``findings`` has come to its end.
     """
 
-    def __init__(self, tables: Tables, progress: Callable[[int, int], None] = lambda _done, _of: None) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        progress: Callable[[int, int], None] = lambda _done, _of: None,
+        formats: Formats | None = None,
+    ) -> None:
         self._tables = tables
+        self._formats = formats or Formats()
         self._progress = progress
         self._done = 0
         self._total = sum(tables.count(table) for table in ("catalog", "queues", "entries", "messages", "schedule"))
@@ -310,7 +325,9 @@ class Check:
             self._delayed.add(key)
             self.summary.delayed += 1
         elif (
-            entry.expires_at_ms and tables.get("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, key)) is None
+            entry.expires_at_ms
+            and not (queue is not None and queue.is_staged)  # what is staged expires in the queue where it is published
+            and tables.get("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, key)) is None
         ):
             self._expiring[key] = entry.expires_at_ms
         flags = entry.flags
@@ -498,13 +515,26 @@ class Check:
                 (("schedule", schedule_key(expires_at_ms, KIND_EXPIRE, key), b""),),
             )
         for key in sorted(self._delayed):
+            due_ms = self._due_ms(self._entry(key))
             yield Finding(
                 "delivery not scheduled",
                 "entries",
                 key,
-                f"{self._place(key)} waits for its time, which the schedule does not have; it becomes due now",
-                (("schedule", schedule_key(0, KIND_DELIVER, key), b""),),
+                f"{self._place(key)} waits for its time, which the schedule does not have; "
+                + (f"it becomes due at {_instant(due_ms)}, as its message says" if due_ms else "it becomes due now"),
+                (("schedule", schedule_key(due_ms, KIND_DELIVER, key), b""),),
             )
+
+    def _due_ms(self, entry: RawEntry | None) -> int:
+        """When a delayed message is to be delivered, as it says itself; 0 where that is unknown."""
+        value = None if entry is None else self._tables.get("messages", message_key(entry.number))
+        if entry is None or value is None:
+            return 0
+        try:
+            envelope = self._formats.read(*decode_message(entry.number, value, old=self._tables.has_old))
+        except (StoreCorruptException, MessageFormatException):
+            return 0
+        return min(max(envelope.deliver_at_ms or 0, 0), LATEST_MS)
 
     def _entry(self, key: bytes) -> RawEntry | None:
         value = self._tables.get("entries", key) if len(key) == 13 else None
@@ -569,7 +599,7 @@ class Check:
             again = encode_annotations(new_key, decode_annotations(key, annotations))
             changes += [("annotations", key, None), ("annotations", new_key, again)]
         if entry.lane == DELAYED_LANE:
-            changes.append(("schedule", schedule_key(0, KIND_DELIVER, new_key), b""))
+            changes.append(("schedule", schedule_key(self._due_ms(entry), KIND_DELIVER, new_key), b""))
         elif entry.expires_at_ms:
             changes.append(("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, new_key), b""))
         return Finding(
@@ -754,6 +784,14 @@ def _quarantine(table: str, key: bytes, value: bytes) -> tuple[Change, Change]:
 def _entry_change(key: bytes, entry: RawEntry, flags: int) -> Change:
     _, _, _, number, count, _, expires_at_ms, size, group = entry
     return "entries", key, encode_entry(key, number, count, flags, expires_at_ms, size, group)
+
+
+def _instant(ms: int) -> str:
+    """A time in words, as far as Python has words for it."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms after 1970"
 
 
 def _can(decode: Callable[[bytes, bytes], object], key: bytes, value: bytes) -> bool:

@@ -47,6 +47,7 @@ from broker_adapter.engine.records import (
     unpack_queue_key,
 )
 from broker_adapter.engine.salvage import Salvage, Salvaged
+from broker_adapter.engine.selection import Formats
 from broker_adapter.errors import StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -86,6 +87,8 @@ class Report:
             nothing leads to have records that were deleted.
         has_lost_root: whether one of the two roots of the file cannot be read.
         missing: table → records that its root counts and that could not be read.
+        counted: table → records that its root counts.
+        lost: how many messages a repair found in no page, of those that the root counts; None: that count is lost, too.
         summary: of the records, with the number of problems by kind.
         findings: the first ones of them, without their changes.
         repaired: whether they were repaired.
@@ -98,6 +101,8 @@ class Report:
     free_is_known: bool = True
     has_lost_root: bool = False
     missing: Counter[str] = attrs.field(factory=Counter)
+    counted: Counter[str] = attrs.field(factory=Counter)
+    lost: int | None = 0
     summary: Summary = attrs.field(factory=Summary)
     findings: list[Finding] = attrs.field(factory=list)
     repaired: bool = False
@@ -125,6 +130,7 @@ def as_answer(report: Report) -> dict[str, Any]:
         "salvaged": report.salvaged,
         "free_is_known": report.free_is_known,
         "missing": dict(report.missing),
+        "lost": report.lost,
         "queues": summary.queues,
         "messages": summary.messages,
         "message_bytes": summary.message_bytes,
@@ -147,6 +153,7 @@ def check_store(
     *,
     repair: bool = False,
     progress: Progress = _silent,
+    formats: Formats | None = None,
 ) -> Report:
     """Check every page and every record of a store that no engine has open; a second for about 200,000 messages.
 
@@ -155,6 +162,7 @@ def check_store(
         settings: ``max_store_bytes``.
         repair: whether to repair what is found.  Nothing is deleted that a message could be read from.
         progress: told how far it is.
+        formats: reads messages, as :class:`~broker_adapter.engine.check.Check` does.
 
     Returns:
         What was found.  Where pages are damaged and not repaired, the records are not looked at.
@@ -180,7 +188,7 @@ def check_store(
                     raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
         store = LmdbStore(directory, settings, is_owned=True, is_checked=True, is_kept=not repair)
         try:
-            _check_records(store, report, repair, progress)
+            _check_records(store, report, repair, progress, formats)
             if store.mended_version is not None:
                 was = store.mended_version.hex()
                 text = f"the version ({was}) and its copy differ, or one is damaged; it is put right"
@@ -241,6 +249,7 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
     for table in TABLES:
         if table not in trees:
             continue  # an older version had fewer; where its record is damaged, the main tree says so
+        report.counted[table] = trees[table].entries
         count = sum(1 for _ in file.records(table, trees[table]))
         if count < trees[table].entries:
             report.missing[table] = trees[table].entries - count
@@ -272,6 +281,10 @@ def _rebuild(
         handles = {table: env.open_db(table.encode()) for table in TABLES}
         report.salvaged = _write(env, handles, salvage.records())
         report.free_is_known = salvage.free_is_known
+        report.lost = None
+        if "messages" in report.counted:
+            with env.begin() as txn:
+                report.lost = max(0, report.counted["messages"] - txn.stat(handles["messages"])["entries"])
         env.sync(True)
     finally:
         env.close()
@@ -402,9 +415,11 @@ def check_records(store: LmdbStore, progress: Progress = _silent) -> Report:
     return report
 
 
-def _check_records(store: LmdbStore, report: Report, repair: bool, progress: Progress) -> None:
+def _check_records(
+    store: LmdbStore, report: Report, repair: bool, progress: Progress, formats: Formats | None = None
+) -> None:
     with store.snapshot() as tables:
-        check = Check(tables, lambda done, of: progress("records", done, of))
+        check = Check(tables, lambda done, of: progress("records", done, of), formats)
         changes = _noted(check.findings(), report)
         if repair:
             store.apply(changes)
@@ -503,6 +518,20 @@ class Quarantined(NamedTuple):
         """Of a message: its body as it was found, whose checksum is wrong or whose entry was lost."""
         is_message = self.table == "messages" and len(self.key) in _MESSAGE_KEYS and len(self.value) >= 8
         return self.value[8:] if is_message else None
+
+    @property
+    def number(self) -> int:
+        """Of a message."""
+        number: int = unpack_message_key(self.key[:8])[0]
+        return number
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is a message that is as it was written, and only its entry was lost."""
+        try:
+            return self.payload is not None and bool(decode_message(self.number, self.value, old=True))
+        except StoreCorruptException:
+            return False
 
 
 @contextlib.contextmanager

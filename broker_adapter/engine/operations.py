@@ -21,7 +21,7 @@ from 0 to 2^64 - 1; True is not a number.
     The number of messages dropped: those that wait, and not those in consumers' hands.
 ``redrive`` of a queue (default: the dead-letter queue), with ``to`` (name of a queue, or None) and ``limit`` (or None)
     ``moved`` and ``left``: how many of its messages went back to where they were set aside, or to ``to``, and how many
-    stayed, because that is gone, full or unknown.
+    stayed, because that is full, unknown, or a subscription that is gone.  A queue that is gone is made again.
 ``bounds`` of a queue, with ``run`` (or None) and ``make`` (default: false; true makes a queue that does not exist)
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
     run of the engine in which they are given.  ``kept``: positions below it, seen in the run that was asked about, are

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from broker_adapter.amqp.codec import new_message
+from broker_adapter.amqp.codec import decode_ahead, new_message
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -30,6 +30,8 @@ from broker_adapter.engine.maintenance import (
 )
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import quarantine_key
+from broker_adapter.engine.selection import Formats
+from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.server.terminal import printable
 from broker_adapter.settings import EngineSettings
@@ -54,7 +56,7 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
         "check",
         help="check every page and record of a store, and repair it",
         description="Check every page and every record of a store against every other.  Exit status 1 where something"
-        " is wrong.",
+        " is wrong, or where messages are lost that a repair cannot bring back.",
     )
     where = check.add_mutually_exclusive_group(required=True)
     where.add_argument("data", nargs="?", metavar="DIR", help="directory of a store that no server has open")
@@ -87,7 +89,11 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
     aside.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
     aside.add_argument("names", nargs="*", metavar="RECORD", help="as listed; show, put-back, drop: or --all")
     aside.add_argument("--all", action="store_true", help="show, put-back: all messages; drop: all records")
-    aside.add_argument("--queue", metavar="NAME", help="put-back: the queue that the messages are put into")
+    aside.add_argument(
+        "--queue",
+        metavar="NAME",
+        help="put-back: the queue that the messages are put into; default: those to which they were sent",
+    )
     aside.add_argument("--json", action="store_true", help="one JSON object a line")
     aside.set_defaults(run=_quarantine)
 
@@ -98,12 +104,22 @@ def _check(options: argparse.Namespace, ask: Callable[[argparse.Namespace, str, 
             raise ValueError("a running server cannot be repaired; stop it, and give the directory of its store")
         answer = ask(options, "check", {})
     else:
-        answer = as_answer(check_store(options.data, EngineSettings(), repair=options.repair, progress=progress()))
+        report = check_store(
+            options.data, EngineSettings(), repair=options.repair, progress=progress(), formats=_formats()
+        )
+        answer = as_answer(report)
     if options.json:
         print(json.dumps(answer))
     else:
         _print_check(answer)
-    return 0 if answer["sound"] or answer["repaired"] else 1
+    return 0 if answer["sound"] or (answer["repaired"] and answer["lost"] == 0) else 1
+
+
+def _formats() -> Formats:
+    """The formats of messages that a server stores."""
+    formats = Formats()
+    formats.learn(AMQP_FORMAT, decode_ahead)
+    return formats
 
 
 def _print_check(answer: dict[str, Any]) -> None:
@@ -125,6 +141,10 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["damaged_file"]:
         print(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
         print(f"           the damaged file is kept as {answer['damaged_file']}")
+        if answer["lost"] is None:
+            print("           messages may be lost, and nobody knows how many: the page that counts them is damaged")
+        elif answer["lost"]:
+            print(f"           {answer['lost']} messages are lost: the store counts them, and no page has them")
         if answer["has_lost_root"]:
             print("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
             print("           have sent are there, or in quarantine; messages that it settled may come again")
@@ -176,7 +196,9 @@ def _quarantine(options: argparse.Namespace) -> int:
         print(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
     else:
         back = _put_back(options.data, chosen, options.queue)
-        print(json.dumps({"put_back": back}) if options.json else f"put back {back} into {options.queue}")
+        told = "put back " + (", ".join(f"{count} into {name}" for name, count in sorted(back.items())) or "nothing")
+        answer = {"put_back": sum(back.values()), "queues": back}
+        print(json.dumps(answer) if options.json else printable(told))
     return 0
 
 
@@ -208,23 +230,45 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
     for name in options.names:
         if name not in by_name:
             raise ValueError(f"there is no record {name!r} in quarantine; see: holdfast quarantine list")
-    return [by_name[name] for name in options.names]
+    return [by_name[name] for name in dict.fromkeys(options.names)]
 
 
-def _put_back(path: str, records: list[Quarantined], name: str | None) -> int:
-    """Put messages at the end of a queue, as they are; each is dropped from quarantine as it is stored."""
-    if name is None:
-        raise ValueError("put-back needs --queue: nobody knows where these messages were")
+def _put_back(path: str, records: list[Quarantined], name: str | None) -> dict[str, int]:
+    """Put messages at the end of a queue, as they are; each is dropped from quarantine as it is stored.
+
+    Without a name they go to the queues to which they were sent.  Returns how many went to each queue.
+    """
+    by_queue: dict[str, list[Quarantined]] = {}
     for record in records:
         if record.payload is None:
             raise ValueError(f"{record.name} is no message; it can only be shown or dropped")
-    count = 0
+        home = name if name is not None else _queue_of(record)
+        if home is None:
+            raise ValueError(
+                f"{record.name} does not say to which queue it was sent, or cannot be trusted; name one with --queue"
+            )
+        by_queue.setdefault(home, []).append(record)
+    counts: dict[str, int] = {}
     # What has expired meanwhile, or is due, is left to the server, which has its own options for that.
     with closing(Broker(EngineSettings(), path, by_itself=False)) as broker:
-        for part in in_parts(records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
-            messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
-            count += broker.call(c.PutBack(queue(name), messages), _WAIT_SECONDS)
-    return count
+        for home, its_records in by_queue.items():
+            for part in in_parts(its_records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
+                messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
+                done = broker.call(c.PutBack(queue(home), messages), _WAIT_SECONDS)
+                counts[home] = counts.get(home, 0) + done
+    return counts
+
+
+def _queue_of(record: Quarantined) -> str | None:
+    """The queue to which a message was sent that is as it was written; None: nobody knows."""
+    if not record.is_sound or record.payload is None:
+        return None
+    try:
+        _, destination = new_message(record.payload, 0)
+    except MessageFormatException:
+        return None
+    is_queue = destination is not None and not destination.is_topic and not destination.is_temporary
+    return destination.name if destination is not None and is_queue else None
 
 
 def _message(record: Quarantined) -> c.NewMessage:
@@ -242,12 +286,19 @@ def _message(record: Quarantined) -> c.NewMessage:
 
 
 def _fields(record: Quarantined) -> dict[str, Any]:
-    return {"record": record.name, "table": record.table, "bytes": len(record.value)}
+    fields: dict[str, Any] = {"record": record.name, "table": record.table, "bytes": len(record.value)}
+    if record.payload is not None:
+        fields |= {"message": record.number, "sound": record.is_sound, "queue": _queue_of(record)}
+    return fields
 
 
 def _line(record: Quarantined) -> str:
-    kind = "message" if record.payload is not None else record.table
-    return f"{record.name}  {kind}, {len(record.value)} bytes"
+    kind = record.table
+    if record.payload is not None:
+        home = _queue_of(record)
+        kind = f"message {record.number}" + (f" sent to {home!r}" if home is not None else "")
+        kind += "" if record.is_sound else ", damaged"
+    return f"{record.name}  {len(record.value)} bytes  {kind}"
 
 
 def progress() -> Progress:

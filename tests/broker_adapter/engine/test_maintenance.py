@@ -43,11 +43,22 @@ from broker_adapter.engine.records import (
     message_key,
     split_quarantine_key,
 )
-from broker_adapter.envelope import Identity
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, payloads, send, settle
+from tests.broker_adapter.engine.driving import (
+    WAIT,
+    attach,
+    come_to_rest,
+    connect,
+    depth,
+    drained,
+    message,
+    payloads,
+    send,
+    settle,
+)
 
 SETTINGS = EngineSettings(max_store_bytes=256 * 1024 * 1024, min_free_disk_bytes=0)
 FAR_MS = 4_102_444_800_000
@@ -1095,3 +1106,44 @@ def test_a_rebuilt_file_of_large_messages_takes_little_memory(tmp_path: Path) ->
     overwrite(tmp_path, page_of(tmp_path, "catalog", 2)[0])
     assert peak(lambda: check(tmp_path, repair=True)) < 60_000_000
     assert check(tmp_path).is_sound
+
+
+def test_a_delayed_message_keeps_its_time_where_the_schedule_is_lost(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    client = connect(broker)
+    envelopes = [
+        Envelope(queue("q"), BodyKind.TEXT, str(due), deliver_at_ms=due) for due in (FAR_MS, FAR_MS + 5, 1 << 60)
+    ]
+    messages = [c.from_envelope(pack(each), each) for each in envelopes]
+    broken = c.NewMessage(ENVELOPE_FORMAT, b"not a message", deliver_at_ms=FAR_MS)
+    assert broker.call(c.Enqueue(client, queue("q"), [*messages, broken]), WAIT) is None
+    assert depth(broker, "q") == 4
+    broker.close()
+    damage(tmp_path, _no_schedule)
+    texts = [each.text for each in check(tmp_path, repair=True).findings]
+    assert sum("as its message says" in text for text in texts) == 3
+    assert sum("it becomes due now" in text for text in texts) == 1
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert [each.payload for each in drained(broker, connect(broker), "q")] == [b"not a message"]
+    broker.close()
+
+
+def test_a_staged_message_whose_time_is_over_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It expires in the queue where it is published."""
+    now = [500]
+    monkeypatch.setattr("broker_adapter.engine.broker._now_ms", lambda: now[0])
+    broker = Broker(SETTINGS, str(tmp_path))
+    payloads = [pack(Envelope(queue("q"), BodyKind.TEXT, "x", expires_at_ms=1_000)) for _ in range(3)]
+    assert broker.request("stage", {"transaction": "g/1/0", "queue": "q", "first": 0, "messages": payloads}, WAIT)
+    assert [each.text for each in broker.check()] == []
+    now[0] = 2_000
+    come_to_rest(broker)
+    assert [each.text for each in broker.check() if not each.harmless] == []
+    broker.close()
+    assert check(tmp_path).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert broker.request("publish", {"group": "g", "number": 1, "transactions": ["g/1/0"]}, WAIT) is True
+    come_to_rest(broker)
+    assert drained(broker, connect(broker), "q") == []
+    broker.close()

@@ -9,15 +9,19 @@ import sys
 import time
 from pathlib import Path
 
+from proton import Message, symbol
+
+from broker_adapter.amqp.codec import new_message
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store, quarantined
 from broker_adapter.engine.pages import metas
 from broker_adapter.engine.records import quarantine_key
+from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
-from tests.broker_adapter.engine.driving import come_to_rest, connect, depth, send
+from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
 from tests.broker_adapter.engine.test_maintenance import (
     ALL,
     Tables,
@@ -25,6 +29,7 @@ from tests.broker_adapter.engine.test_maintenance import (
     _a_message_gone,
     _an_entry_gone,
     _damaged,
+    _no_schedule,
     damage,
     filled,
     first,
@@ -71,10 +76,42 @@ def test_damaged_pages_are_told_and_what_can_be_read_is_kept(tmp_path: Path) -> 
     assert found.returncode == 1
     assert "messages: it is zeroed" in found.stdout
     assert "--repair" in found.stdout
-    repaired = json.loads(done("check", str(tmp_path), "--repair", "--json"))
+    found = holdfast("check", str(tmp_path), "--repair", "--json")
+    repaired = json.loads(found.stdout)
     assert repaired["repaired"]
     assert Path(repaired["damaged_file"]).exists()
+    assert (found.returncode, repaired["lost"]) == (0, 0), "they are on another page as well"
     assert done("check", str(tmp_path)).endswith("sound\n")
+
+
+def test_a_repair_says_how_many_messages_it_could_not_find(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    with open(tmp_path / "data.mdb", "r+b") as data:
+        data.truncate(tmp_path.joinpath("data.mdb").stat().st_size // 3)
+    found = holdfast("check", str(tmp_path), "--repair")
+    assert found.returncode == 1
+    assert "messages are lost: the store counts them, and no page has them" in found.stdout
+    assert "nobody knows how many" not in found.stdout
+    assert done("check", str(tmp_path)).endswith("sound\n")
+
+
+def test_a_delayed_message_of_another_client_keeps_its_time_where_the_schedule_is_lost(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), tmp_path)
+    client = connect(broker)
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    foreign = Message(body="later", durable=True)
+    foreign.annotations = {symbol("x-opt-delivery-time"): due_ms}
+    delayed = new_message(bytes(foreign.encode()), 0)[0]
+    assert broker.call(c.Enqueue(client, queue("later"), [delayed]), WAIT) is None
+    broker.close()
+    damage(tmp_path, _no_schedule)
+    found = done("check", str(tmp_path), "--repair")
+    assert "as its message says" in found
+    assert done("check", str(tmp_path)).endswith("sound\n")
+    broker = Broker(EngineSettings(), tmp_path)
+    assert drained(broker, connect(broker), "later") == []
+    assert depth(broker, "later") == 1
+    broker.close()
 
 
 def test_a_repair_says_when_pages_could_not_be_told_from_free_ones(tmp_path: Path) -> None:
@@ -255,3 +292,48 @@ def test_a_store_with_damaged_pages_is_checked_before_its_quarantine_is_looked_a
         assert refused.returncode == 1
         assert "pages of the store" in refused.stderr
         assert "--repair" in refused.stderr
+
+
+def test_messages_that_only_lost_their_entries_go_back_to_their_queues(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), tmp_path)
+    client = connect(broker)
+    for name, count in (("orders", 3), ("bills", 2)):
+        envelopes = [Envelope(queue(name), BodyKind.TEXT, f"{name} {number}") for number in range(count)]
+        broker.call(c.Enqueue(client, queue(name), [c.from_envelope(pack(each), each) for each in envelopes]), WAIT)
+    broker.close()
+
+    def drop_entries(txn: Txn, tables: Tables) -> None:
+        txn.drop(tables["entries"], delete=False)
+
+    damage(tmp_path, drop_entries)
+    check_store(tmp_path, EngineSettings(), repair=True)
+    assert done("quarantine", "list", str(tmp_path)).count("sent to 'orders'") == 3
+    listed = [json.loads(line) for line in done("quarantine", "list", str(tmp_path), "--json").splitlines()]
+    assert [(each["sound"], each["queue"]) for each in listed] == [(True, "orders")] * 3 + [(True, "bills")] * 2
+    record = listed[0]["record"]
+    assert done("quarantine", "put-back", str(tmp_path), record, record) == "put back 1 into orders\n"
+    assert done("quarantine", "put-back", str(tmp_path), "--all") == "put back 2 into bills, 2 into orders\n"
+    broker = Broker(EngineSettings(), tmp_path)
+    client = connect(broker)
+    assert (len(drained(broker, client, "orders")), len(drained(broker, client, "bills"))) == (3, 2)
+    broker.close()
+
+
+def test_a_damaged_message_goes_back_only_where_somebody_says(tmp_path: Path) -> None:
+    """Its own word for its queue may be what was changed."""
+    broker = Broker(EngineSettings(), tmp_path)
+    envelope = Envelope(queue("orders"), BodyKind.TEXT, "precious")
+    broker.call(c.Enqueue(connect(broker), queue("orders"), [c.from_envelope(pack(envelope), envelope)]), WAIT)
+    broker.close()
+
+    def change_a_letter(txn: Txn, tables: Tables) -> None:
+        key, value = first(txn, tables, "messages")
+        txn.put(key, value.replace(b"orders", b"ordars"), db=tables["messages"])
+
+    damage(tmp_path, change_a_letter)
+    check_store(tmp_path, EngineSettings(), repair=True)
+    assert ", damaged\n" in done("quarantine", "list", str(tmp_path))
+    refused = holdfast("quarantine", "put-back", str(tmp_path), "--all")
+    assert refused.returncode == 1
+    assert "cannot be trusted; name one with --queue" in refused.stderr
+    assert done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued") == "put back 1 into rescued\n"
