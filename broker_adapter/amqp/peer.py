@@ -434,6 +434,8 @@ class Peer:
         self._wanted_bytes = 8
         self._pushed = 0  #: how much of the input under way proton has got
         self._payload = b""  #: of the frame under way, which proton has got without it
+        #: (channel, role) → the last delivery of dispositions that proton has not told of
+        self._disposed: dict[tuple[bytes, bool], int] = {}
         self.unfinished_bytes = 0  #: of messages of which only a part has come
         self.unwritten_bytes = 0  #: what proton keeps, about, for the answers to messages that it has not written yet
         self._with_output: list[_Session] = []  #: sessions that may have bytes to send
@@ -544,6 +546,12 @@ class Peer:
             elif head in disposing and size > 14:
                 stop = position + 13 + data[position + 12]
                 if stop <= after and _has_no_array(data, position + 14, stop):
+                    disposed = _disposed(data, position + 14)
+                    if not self._goes_on(head[2:4], *disposed):
+                        most = self._tell_before(data, position)
+                        if self._failure is not None:
+                            return position, None
+                        self._goes_on(head[2:4], *disposed)
                     position = after
                     continue
             try:
@@ -556,6 +564,13 @@ class Peer:
                         self._end_waits = True
                         return position, None
                     self._rules.apply(code, channel, values, size)
+                    if code == frames.DISPOSITION:
+                        most = self._tell_before(data, position)
+                        if self._failure is not None:
+                            return position, None
+                        self._goes_on(
+                            head[2:4], bool(values[0]), values[1], values[1] if values[2] is None else values[2]
+                        )
                     self._begun = self._begun or code == frames.BEGIN
                     if code == frames.TRANSFER and after > most:
                         self._push_apart(data, position, stop, after)
@@ -567,6 +582,26 @@ class Peer:
             position = after
         self._wanted_bytes = 8
         return position, None
+
+    def _goes_on(self, channel: bytes, role: bool, first: int, last: int) -> bool:
+        """Note a disposition, if it is only about deliveries behind those of others that proton has not told of.
+
+        Otherwise it returns False: proton keeps the last state of a delivery, also where an earlier one has settled
+        it, and what comes after that is not about it (AMQP 1.0 section 2.6.12).
+        """
+        key = channel, role
+        through = self._disposed.get(key)
+        if through is not None and first <= through:
+            return False
+        self._disposed[key] = last
+        return True
+
+    def _tell_before(self, data: bytes, position: int) -> int:
+        """Let proton tell of what stands ahead of a frame; returns how far it may take input then."""
+        self._push(data, self._pushed, position)
+        self._take_events()
+        self._pushed = position
+        return position + _PUSHED_BYTES
 
     def _push_apart(self, data: bytes, position: int, payload: int, end: int) -> None:
         """Give proton what it has not got of this input, up to and with this transfer, and take what comes of it.
@@ -719,6 +754,7 @@ class Peer:
 
     def _take_events(self) -> None:
         """Take what proton has to tell."""
+        self._disposed.clear()
         engine, collector = self._engine, self._c_collector
         peek, pop, type_of, delivery_of = (
             engine.pn_collector_peek,
@@ -1787,6 +1823,25 @@ def _told_by_proton(found: weakref.ref[Peer]) -> Callable[[Any, str], None]:
 
 
 # Frames.
+
+
+def _disposed(data: bytes, position: int) -> tuple[bool, int, int]:
+    """Role, first and last delivery of a disposition whose fields start there, in octets that were looked at."""
+    role = data[position] == 0x41 or (data[position] == 0x56 and data[position + 1] == 1)
+    position += 2 if data[position] == 0x56 else 1
+    first, position = _uint(data, position)
+    last, _ = _uint(data, position)
+    return role, first or 0, first or 0 if last is None else last
+
+
+def _uint(data: bytes, position: int) -> tuple[int | None, int]:
+    """A field that is a uint or null, and where the next one starts."""
+    kind = data[position] if position < len(data) else 0x40
+    if kind == 0x52:
+        return data[position + 1], position + 2
+    if kind == 0x70:
+        return int.from_bytes(data[position + 1 : position + 5]), position + 5
+    return 0 if kind == 0x43 else None, position + 1
 
 
 def _has_no_array(data: bytes, start: int, end: int) -> bool:

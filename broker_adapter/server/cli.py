@@ -477,7 +477,7 @@ def _redrive(options: argparse.Namespace) -> int:
         say(f"put back {result['moved']}")
         if result["left"]:
             say(
-                f"{result['left']} stay: where they were is unknown, full, or a gone subscription; name a queue with --to",
+                f"{result['left']} stay: where they were is unknown or full, or is gone; name a queue with --to",
                 file=sys.stderr,
             )
     return 1 if result["left"] and not result["moved"] else 0

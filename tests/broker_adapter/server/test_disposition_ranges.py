@@ -1,0 +1,84 @@
+"""Dispositions of ranges that come in one read: what was settled before is not what a later range is about."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from tests.broker_adapter.amqp.frames import ATTACH, TRANSFER, attach, begin, disposition, flow
+from tests.broker_adapter.engine.driving import WAIT, connect, drained
+from tests.broker_adapter.server.raw_client import RawClient
+from tests.broker_adapter.server.test_server_protocol import decoded, encoded
+
+ACCEPTED, RELEASED = 0x24, 0x26
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker(EngineSettings())
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def port(broker: Broker) -> Iterator[int]:
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    yield listener.start()[1]
+    listener.stop()
+
+
+def left(broker: Broker, port: int, count: int, *ranges: tuple[int, int, int]) -> list[int]:
+    """Messages 0 to ``count`` - 1 go to a client, which writes these dispositions at once: (state, first, last)."""
+    client = connect(broker)
+    messages = [c.NewMessage(0, encoded(number)) for number in range(count)]
+    assert broker.call(c.Enqueue(client, queue("q"), messages), WAIT) is None
+    with RawClient(port, envelopes=False) as raw:
+        raw.send(begin(0), attach(0, 0, "r", "q", receives=True), flow(0, 0, count))
+        raw.until(lambda: raw.count(TRANSFER) == count)
+        raw.send(b"".join(disposition(0, True, first, last, state) for state, first, last in ranges))
+        raw.send(attach(0, 5, "last", "other"))
+        raw.until(lambda: raw.count(ATTACH) == 2)
+    while any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues):
+        time.sleep(0.01)  # until the server has heard that the client is gone
+    found = sorted(decoded(each.payload).body for each in drained(broker, client, "q", presettled=True))
+    broker.call(c.Disconnect(client), WAIT)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        (((ACCEPTED, 2, 2), (RELEASED, 0, 4)), [0, 1, 3, 4]),
+        (((RELEASED, 2, 2), (ACCEPTED, 0, 4)), [2]),
+        (((ACCEPTED, 0, 4), (RELEASED, 2, 2)), []),
+        (((RELEASED, 1, 3), (ACCEPTED, 3, 4), (ACCEPTED, 0, 4)), [1, 2, 3]),
+        (((ACCEPTED, 0, 0), (ACCEPTED, 1, 1), (RELEASED, 2, 4)), [2, 3, 4]),
+    ],
+)
+def test_the_first_disposition_that_settles_a_delivery_counts(
+    broker: Broker, port: int, ranges: tuple[tuple[int, int, int], ...], expected: list[int]
+) -> None:
+    assert left(broker, port, 5, *ranges) == expected
+
+
+def test_ranges_at_random(broker: Broker, port: int) -> None:
+    chance = random.Random(20261122)
+    for _ in range(40):
+        ranges, states = [], {}
+        for _ in range(chance.randint(1, 8)):
+            first = chance.randrange(300)
+            last, state = chance.randint(first, 299), chance.choice((ACCEPTED, RELEASED))
+            ranges.append((state, first, last))
+            for number in range(first, last + 1):
+                states.setdefault(number, state)
+        expected = [number for number in range(300) if states.get(number) != ACCEPTED]
+        assert left(broker, port, 300, *ranges) == expected
