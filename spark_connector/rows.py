@@ -393,6 +393,10 @@ def envelopes_of(
         strict=True,
     )
     for index, (text, body, key, correlation_id, kind, own_priority, expiration, properties) in enumerate(rows):
+        if text is not None and body is not None:
+            raise RowError.of(
+                first_row + index, "body", body, "the row has a text, too, and a message has only one body"
+            )
         content = body if text is None else text
         if content is None and kinds[index] == "undecodable":
             content = payloads[index]  # what was read can be written, and nothing of it is lost

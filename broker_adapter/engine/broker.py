@@ -734,7 +734,7 @@ class Broker:
                 found = self._read_sound(load.queue, "load", load.lane, load.after, load.limit)
                 entries = found.entries
                 if effects.touches_unloaded:
-                    entries = [entry for entry in entries if not pending.deletes(entry)]
+                    entries = pending.as_changed(entries)
                 if found.complete:
                     entries = pending.with_new(load.queue, load.lane, load.after, entries)
                 wrong = self._state.loaded(load, entries, len(found.corrupt), found.complete)
@@ -753,7 +753,7 @@ class Broker:
         if found.corrupt:
             self._state.lost(scan.queue, scan.lane, len(found.corrupt))
         pending = _Pending(effects)
-        entries = [entry for entry in found.entries if not pending.deletes(entry)]
+        entries = pending.as_changed(found.entries)
         if found.complete:
             entries = pending.with_new(scan.queue, scan.lane, scan.after, entries)
         complete = found.complete
@@ -1285,10 +1285,20 @@ class _Pending:
         self._indexed = -1
         self._new: dict[bytes, list[RawEntry]] = {}
 
-    def deletes(self, entry: RawEntry) -> bool:
-        """Whether this entry of a store has ended or moved."""
-        key = entry_key(entry.queue, entry.lane, entry.position)
-        return any(key in changed and changed[key] is None for changed in self._batches)
+    def as_changed(self, entries: Iterable[RawEntry]) -> list[RawEntry]:
+        """These entries of a store as they will be, without those that have ended or moved."""
+        found = []
+        for entry in entries:
+            key = entry_key(entry.queue, entry.lane, entry.position)
+            for batch in self._batches:
+                if key in batch:
+                    changed = batch[key]
+                    if changed is not None:
+                        found.append(_raw(entry.queue, changed) if isinstance(changed, Entry) else entry)
+                    break
+            else:
+                found.append(entry)
+        return found
 
     def with_new(self, queue: int, lane: int, after: int, entries: list[RawEntry]) -> list[RawEntry]:
         """The entries that a store has to the end of a lane, and those that came in behind them."""
@@ -1300,9 +1310,7 @@ class _Pending:
             return entries
         known = {entry.position for entry in entries}
         # Positions only grow: what is new stands behind everything that is in a store, or is in memory already.
-        added = [
-            each for each in new if each.position > after and each.position not in known and not self.deletes(each)
-        ]
+        added = self.as_changed(each for each in new if each.position > after and each.position not in known)
         return entries + sorted(added, key=_by_position)
 
     def _index(self, size: int) -> None:

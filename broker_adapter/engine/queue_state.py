@@ -533,7 +533,7 @@ class QueueState:
             consumer.search = None
             del self.searching[consumer]
             if not self.searching:
-                self._forget_early()
+                self._forget_early(effects)
         self._let_go_of_kept(consumer, selector, effects)
         if not self.consumers:
             self.takers.clear()
@@ -570,8 +570,9 @@ class QueueState:
                 if position in self.ready:
                     self._arrived(self.ready[position], effects)
 
-    def _forget_early(self) -> None:
+    def _forget_early(self, effects: Effects) -> None:
         """Nobody searches any more: what came into memory for that comes again in its turn."""
+        effects.touches_unloaded = True  # it may have changed in this cycle
         for lane in self.lanes:
             early = [position for position in lane.early if position > lane.loaded_through and position in self.ready]
             for position in early:

@@ -289,7 +289,11 @@ def sink_batches(draw: st.DrawFn) -> pa.RecordBatch:
         columns["value"] = draw(string_columns(count)) if draw(st.booleans()) else column(pa.binary(), binary)
     else:
         columns["text"] = draw(string_columns(count))
-        columns["body"] = column(pa.binary(), binary)
+        bodies = column(pa.binary(), binary)
+        if draw(st.integers(0, 9)):  # a row has one of them
+            has_text = columns["text"].is_valid().to_pylist()
+            bodies = pa.array([None if has_text[row] else bodies[row].as_py() for row in range(count)], pa.binary())
+        columns["body"] = bodies
     for name in ("key", "correlationId", "type", "bodyType"):
         if draw(st.booleans()):
             columns[name] = draw(string_columns(count))
@@ -351,7 +355,10 @@ def test_any_row_becomes_a_message_or_an_error_that_names_row_column_and_value(
             return
         assert row == len(envelopes)
         value = cell(batch, column, row)
-        if column == "priority":
+        if column == "body":
+            assert batch.column("text")[row].is_valid
+            assert found[3] == f"{value.hex()} (hexadecimal)"
+        elif column == "priority":
             assert not 0 <= value <= 9
             assert found[3] == str(value)
         else:

@@ -329,6 +329,17 @@ def test_text_that_is_none_is_named() -> None:
         list(envelopes_of(batch, OUT, 4, None))
 
 
+def test_a_row_with_a_text_and_a_body_is_refused() -> None:
+    batch = pa.RecordBatch.from_pylist(
+        [{"text": "a", "body": None}, {"text": None, "body": b"b"}, {"text": "a", "body": b"b"}],
+        schema=pa.schema([("text", pa.string()), ("body", pa.binary())]),
+    )
+    rows = envelopes_of(batch, OUT, 4, None)
+    assert [next(rows).body, next(rows).body] == ["a", b"b"]
+    with pytest.raises(RowError, match=r"row 3: column 'body' .* the row has a text, too"):
+        next(rows)
+
+
 def test_the_largest_cell_of_a_row_is_found() -> None:
     batch = pa.RecordBatch.from_pylist(
         [{"key": "kkkk", "body": None, "text": "t"}, {"key": None, "body": b"b" * 9, "text": None}],

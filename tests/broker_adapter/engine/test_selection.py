@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from broker_adapter.destination import queue
+from broker_adapter.destination import Destination, queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.selection import Formats, Selectable
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import WAIT, attach, connect
 
 
 def selectable(envelope: Envelope) -> Selectable:
@@ -43,3 +49,25 @@ def test_a_message_that_cannot_be_decoded_is_tried_once() -> None:
         with pytest.raises(MessageFormatException, match="it is none"):
             message(name)
     assert tried == 1
+
+
+def test_a_failure_counts_though_nobody_searches_any_more_and_somebody_else_loads(tmp_path: Path) -> None:
+    """What was found behind the window leaves memory in the cycle in which its count is raised."""
+    broker = Broker(EngineSettings(window_messages=10), tmp_path)
+    try:
+        lost, other = connect(broker), connect(broker)
+        envelopes = [
+            Envelope(Destination("q"), BodyKind.TEXT, str(number), {"colour": "red" if number == 50 else "none"})
+            for number in range(51)
+        ]
+        messages = [c.from_envelope(pack(each), each) for each in envelopes]
+        broker.call(c.Enqueue(lost, Destination("q"), messages), WAIT)
+        plain, inbox = attach(broker, other, "q")
+        _, red = attach(broker, lost, "q", 5, selector="colour = 'red'")
+        attach(broker, lost, "q", selector="colour = 'blue'")
+        assert [each.position for each in red.wait_for(1)] == [51]
+        with broker.reading():
+            broker.submit_all([c.Disconnect(lost), c.Credit(plain, 1000)])
+        assert [each.delivery_count for each in inbox.wait_for(51)] == [0] * 50 + [1]
+    finally:
+        broker.close()
