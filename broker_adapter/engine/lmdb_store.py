@@ -120,6 +120,8 @@ _COMPLAIN_SECONDS = 60.0
 _LOCK_BYTES = 8192
 #: The first version that notes itself with a checksum.
 _FIRST_CHECKED = 4
+#: Bytes of what a store is known by, as versions before that wrote it.
+_PLAIN_NAME_BYTES = 16
 #: Starts of the engine that are remembered.
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
@@ -236,8 +238,10 @@ class LmdbStore:
         meta = self._db["meta"]
         version = self._version(txn)
         if version is None:
-            if txn.stat(meta)["entries"]:  # a repair could not save the version, only what else it is known by
-                txn.put(HAS_OLD, b"\1", db=meta)
+            if any(txn.stat(table)["entries"] for table in self._db.values()):
+                # Its record is lost, and a repair could not save it: what any version may have written is taken over.
+                _log.warning("! the store in %s has lost the record of its version", self.path)
+                self._upgrade(txn, 0)
             txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
         elif version < STORE_VERSION:
             self._upgrade(txn, version)
@@ -284,28 +288,29 @@ class LmdbStore:
         return version
 
     def _upgrade(self, txn: Any, version: int) -> None:
-        """Take over a store that an older version has written; most records are read as they are."""
+        """Take over a store that an older version has written; most records are read as they are.
+
+        Records of this version are left alone.  Where the version is unknown (0) some may be.
+        """
         meta = self._db["meta"]
         if version < 3:
             txn.put(HAS_OLD, b"\1", db=meta)
-            with txn.cursor(db=self._db["catalog"]) as cursor:
-                highest = unpack_queue_key(cursor.key())[0] if cursor.last() else 0
-            txn.put(NEXT_QUEUE, msgpack.packb(highest + 1), db=meta)
-            producers = self._db["producers"]
-            for key, value in list(txn.cursor(db=producers)):
-                name = decode_stream_key(key)
-                if len(name) == 2:  # a session's commits, or a group's published batches: nothing tells which
-                    record = LastRecord(*decode_sequences(key, value)[:3:2])
-                    for table in ("commits", "published"):
-                        new_key = last_key(name[1])
-                        txn.put(new_key, encode_last(new_key, record), db=self._db[table])
-                    txn.delete(key, db=producers)
+            if version:
+                with txn.cursor(db=self._db["catalog"]) as cursor:
+                    highest = unpack_queue_key(cursor.key())[0] if cursor.last() else 0
+                txn.put(NEXT_QUEUE, msgpack.packb(highest + 1), db=meta)
+            for key, value in list(txn.cursor(db=self._db["producers"])):
+                try:
+                    self._upgrade_producer(txn, key, value)
+                except (StoreCorruptException, ValueError, TypeError):
+                    if version:
+                        raise
         for key in (NEXT_QUEUE, NEXT_MESSAGE):
             number = _plain_number(txn.get(key, db=meta))
             if number is not None:
                 txn.put(key, encode_meta(key, number), db=meta)
         unique = txn.get(UNIQUE, db=meta)
-        if unique is not None:
+        if unique is not None and (version or len(unique) == _PLAIN_NAME_BYTES):
             txn.put(UNIQUE, encode_meta(UNIQUE, unique.decode(errors="replace")), db=meta)
         for table in ("catalog", "queues", "annotations", "meta"):
             with txn.cursor(db=self._db[table]) as cursor:
@@ -313,6 +318,15 @@ class LmdbStore:
                     covered = with_key_covered(key, value) if table != "meta" or key.startswith(RUN_PREFIX) else None
                     if covered is not None:
                         cursor.put(key, covered)
+
+    def _upgrade_producer(self, txn: Any, key: bytes, value: bytes) -> None:
+        name = decode_stream_key(key)
+        if len(name) == 2:  # a session's commits, or a group's published batches: nothing tells which
+            record = LastRecord(*decode_sequences(key, value)[:3:2])
+            for table in ("commits", "published"):
+                new_key = last_key(name[1])
+                txn.put(new_key, encode_last(new_key, record), db=self._db[table])
+            txn.delete(key, db=self._db["producers"])
 
     def _noted(self, key: bytes, value: bytes | None) -> Any:
         """A number or a name of the store; None where there is none."""

@@ -39,6 +39,7 @@ def bodies(handouts: list[c.Handout]) -> list[str]:
     return [unpack(each.payload).body for each in handouts]
 
 
+PAGE = 4096
 VERSIONS = pytest.mark.parametrize("version", [2, 3])
 
 
@@ -116,4 +117,35 @@ def test_dead_letters_of_an_old_store_go_back_where_they_were(tmp_path: Path) ->
     broker = opened(tmp_path, 3)
     assert broker.request("redrive", {}, WAIT) == {"moved": 1, "left": 0}
     assert "orders 1" in bodies(drained(broker, connect(broker), "orders"))
+    broker.close()
+
+
+@VERSIONS
+@pytest.mark.parametrize("is_upgraded", [False, True])
+@pytest.mark.parametrize("damage", ["page", "key"])
+def test_an_old_store_that_lost_its_version_loses_nothing_else(
+    tmp_path: Path, version: int, is_upgraded: bool, damage: str
+) -> None:
+    opened(tmp_path, version).close()
+    file = tmp_path / "data.mdb"
+    if not is_upgraded:
+        file.write_bytes(gzip.decompress((STORES / f"version_{version}.mdb.gz").read_bytes()))
+    data = bytearray(file.read_bytes())
+    for start in range(2 * PAGE, len(data), PAGE):
+        if b"version" in data[start : start + PAGE]:
+            if damage == "page":
+                data[start : start + PAGE] = bytes(PAGE)
+            else:
+                data[start : start + PAGE] = data[start : start + PAGE].replace(b"version", b"versiom")
+    file.write_bytes(data)
+    report = check_store(tmp_path, SETTINGS, repair=True)
+    assert not {"damaged message", "damaged catalogue record", "damaged entry"} & set(report.summary.problems)
+    assert check_store(tmp_path, SETTINGS).is_sound
+    broker = Broker(SETTINGS, str(tmp_path))
+    client = connect(broker, "me")
+    names = ("orders", "DLQ", "later", "old", "t2")
+    assert [depth(broker, name) for name in names] == [18, 1, 1, 1, 1]
+    assert len(drained(broker, client, "orders")) == 18
+    subscription = Subscription("one", durable=True, shared=False)
+    assert len(drained(broker, client, topic("news"), subscription=subscription)) == 5
     broker.close()
