@@ -1145,7 +1145,7 @@ class Reader:
 
     def note_use(self, queue: QueueState) -> None:
         """Somebody reads a queue, without a consumer: it is not idle."""
-        self.state.note_use(queue, _now_ms())
+        self.state.note_use(queue, _elapsed_ms())
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""

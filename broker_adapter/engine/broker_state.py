@@ -412,7 +412,7 @@ class BrokerState:
             effects.browsers += self._looking.values()
             self._looking = {}
         for queue in (*touched.values(), *self._awake.values()):
-            queue.used_ms = now_ms
+            queue.used_ms = self._elapsed_ms
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
                 key = queue_key(queue.id)
@@ -545,13 +545,13 @@ class BrokerState:
         if destination.is_topic:
             self._topic(destination)
         else:
-            self.note_use(self._queue(destination, effects), now_ms)
+            self.note_use(self._queue(destination, effects), self._elapsed_ms)
         self._reply(command, None, effects)
 
     @staticmethod
-    def note_use(queue: QueueState, now_ms: int) -> None:
+    def note_use(queue: QueueState, elapsed_ms: int) -> None:
         """Somebody uses a queue or subscription now, also without a consumer: it is not idle."""
-        queue.used_ms = queue.left_ms = now_ms
+        queue.used_ms = queue.left_ms = elapsed_ms
 
     def _make_own_queues(self, effects: Effects) -> None:
         """The queues for what is set aside always exist, and count towards no limit."""
@@ -1008,20 +1008,20 @@ class BrokerState:
         deleted: list[tuple[str, str, int]] = []
         for number in numbers:
             queue = self.queues[number]
-            if self._is_idle(queue, now_ms) and self._used_by(queue) is None:
+            if self._is_idle(queue) and self._used_by(queue) is None:
                 deleted.append((queue.record.kind, _name_of(queue), queue.depth))
                 self._end_any(queue, effects)
         self._reply(command, deleted, effects)
 
-    def _is_idle(self, queue: QueueState, now_ms: int) -> bool:
+    def _is_idle(self, queue: QueueState) -> bool:
         """Whether an option says that a queue or subscription is to be deleted, if nobody uses it now."""
         settings = self.settings
         if queue.id >= FIRST_VOLATILE_QUEUE or queue.consumers:
             return False
         kind = queue.record.kind
         # The time before a restart does not count: whoever used it needs time to come back.
-        queue.used_ms = queue.used_ms or now_ms
-        queue.left_ms = queue.left_ms or now_ms
+        queue.used_ms = queue.used_ms or self._elapsed_ms
+        queue.left_ms = queue.left_ms or self._elapsed_ms
         if kind == "queue":
             seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
             if queue.depth or queue.destination in self._own:
@@ -1030,7 +1030,7 @@ class BrokerState:
             seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_ms
         else:
             return False
-        return seconds is not None and since_ms + int(seconds * 1000) <= now_ms
+        return seconds is not None and since_ms + int(seconds * 1000) <= self._elapsed_ms
 
     def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
@@ -1090,7 +1090,7 @@ class BrokerState:
         effects.replies += [(reply, browser.credit) for reply in browser.drains]
         browser.drains.clear()
         browser.credit = 0
-        self.note_use(browser.queue, self._now_ms)
+        self.note_use(browser.queue, self._elapsed_ms)
 
     def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
         if consumer.attached:
@@ -1104,7 +1104,7 @@ class BrokerState:
             if not queue.consumers:
                 self._consumed -= 1
                 self.memory.share(self._consumed)
-                self.note_use(queue, self._now_ms)
+                self.note_use(queue, self._elapsed_ms)
 
     def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
         """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
@@ -1113,7 +1113,7 @@ class BrokerState:
         queue = consumer.queue
         queue.leaving.pop(consumer, None)
         if not queue.consumers:
-            self.note_use(queue, self._now_ms)
+            self.note_use(queue, self._elapsed_ms)
         record = queue.record
         if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
             return

@@ -409,8 +409,8 @@ class QueueState:
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
         self.held: deque[Any] = deque()
         self.counters_due = False
-        self.used_ms = 0  #: when something happened to it last
-        self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last
+        self.used_ms = 0  #: when something happened to it last, by the clock that nobody sets
+        self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last; by the same clock
 
     def __repr__(self) -> str:
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"

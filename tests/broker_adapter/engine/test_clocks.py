@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome
+from broker_adapter.destination import topic
 from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send
 from tests.broker_adapter.engine.test_broker_state import Q, Rules
 
@@ -101,3 +103,20 @@ def test_a_disk_that_has_room_again_is_seen_after_the_clock_was_set_back(
     time.sleep(0.3)  # the next look at the disk is due
     assert send(broker, client, "elsewhere", "2") is None
     assert depth(broker, "elsewhere") == 1
+
+
+def test_a_queue_or_subscription_is_idle_by_a_clock_that_nobody_sets() -> None:
+    rules = Rules(delete_idle_subscriptions_seconds=3600, delete_idle_queues_seconds=3600)
+    client = rules.connect("me")
+    subscription = Subscription("s", durable=True, shared=False)
+    rules.do(c.Detach(rules.attach(client, topic("news"), subscription=subscription)))
+    rules.do(c.Declare(Q))
+    elapsed_ms = rules.now_ms  # so far both are the same
+
+    def deleted(now_ms: int, elapsed_ms: int) -> list[Any]:
+        replies = rules.state.decide([c.DeleteIdle(print)], now_ms, elapsed_ms).replies
+        found: list[Any] = replies[-1][1]
+        return [name for _, name, _ in found]
+
+    assert deleted(rules.now_ms + 2 * HOUR_MS, elapsed_ms + 1000) == [], "somebody has set the clock"
+    assert deleted(rules.now_ms - HOUR_MS, elapsed_ms + HOUR_MS + 1000) == ["'s' of client id 'me' on 'news'", "'q'"]

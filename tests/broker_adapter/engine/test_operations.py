@@ -696,8 +696,8 @@ def test_what_is_read_by_ranges_is_not_idle(broker: Broker, kind: str, monkeypat
     state.settings = attrs.evolve(
         state.settings, delete_idle_queues_seconds=60.0, delete_idle_subscriptions_seconds=60.0
     )
-    now = time.time_ns() // 1_000_000
-    monkeypatch.setattr("broker_adapter.engine.broker._now_ms", lambda: now)
+    now = time.monotonic_ns() // 1_000_000
+    monkeypatch.setattr("broker_adapter.engine.broker._elapsed_ms", lambda: now)
     client = connect(broker)
     destination = topic("q") if kind == "topic" else queue("q")
     shared = Subscription("s", durable=True, shared=True) if kind == "topic" else None
