@@ -489,6 +489,7 @@ class BrokerState:
             for consumer in list(client.consumers.values()):
                 self._give_back_all(consumer, command.failed, effects, (client.unseen or {}).get(consumer.id, ()))
                 consumer.queue.returning.discard(client.id)
+                self._awake[consumer.queue.id] = consumer.queue
                 self._forget_consumer(consumer, client, effects)
             for number in client.browsers:
                 self._end_browser(self.browsers.pop(number), effects)

@@ -244,7 +244,9 @@ class Consumer:
     @property
     def is_waiting(self) -> bool:
         """Whether messages for it may be on their way into memory."""
-        return self.queue.is_loading or (self.search is not None and (self.search.is_scanning or self.queue.unseen > 0))
+        queue, search = self.queue, self.search
+        is_shown = search is not None and (search.is_scanning or queue.unseen > 0)
+        return queue.is_loading or is_shown or bool(queue.returning)
 
     def __repr__(self) -> str:
         state = "" if self.attached else ", DETACHED"

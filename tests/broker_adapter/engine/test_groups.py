@@ -288,17 +288,23 @@ def test_an_exclusive_consumer_with_a_selector_gets_what_was_in_the_groups_of_an
 
 
 @pytest.mark.parametrize("fields", [{"exclusive": True}, {}], ids=["exclusive", "group"])
-@pytest.mark.parametrize("many", [0, 12_000])
-def test_an_heir_gets_what_a_lost_client_had_ahead_of_the_rest(fields: dict[str, Any], many: int) -> None:
+@pytest.mark.parametrize(("many", "before"), [(0, True), (12_000, True), (12_000, False)])
+def test_an_heir_gets_what_a_lost_client_had_ahead_of_the_rest(fields: dict[str, Any], many: int, before: bool) -> None:
     """What it holds may be more than one cycle gives back; its queues wait for that."""
     broker = Broker(EngineSettings())
+
+    def take_many() -> None:
+        messages = [grouped(number, None) for number in range(many)]
+        broker.call(c.Enqueue(lost, Destination("big"), messages), WAIT)
+        attach(broker, lost, Destination("big"), many)[1].wait_for(many)
+
     try:
         lost, other = connect(broker), connect(broker)
-        if many:
-            messages = [grouped(number, None) for number in range(many)]
-            broker.call(c.Enqueue(lost, Destination("big"), messages), WAIT)
-            attach(broker, lost, Destination("big"), many)[1].wait_for(many)
+        if before:
+            take_many()
         number, mine = attach(broker, lost, Q, 500, **fields)
+        if not before:
+            take_many()
         send(broker, lost, *["g"] * 2000)
         mine.wait_for(500)
         _, heir = attach(broker, other, Q, 2000, **fields)
