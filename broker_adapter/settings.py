@@ -314,7 +314,7 @@ class ServerSettings:
     max_login_connections_per_address: int | None = _option(
         None,
         "connections of one address (of IPv6: of one /64 network) that may be here without having logged in; one more"
-        " is dropped; none: half of max_connections",
+        " is dropped; none: half of max_connections + 100",
         least=1,
     )
     handshake_timeout_seconds: float = _option(
