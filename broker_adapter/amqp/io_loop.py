@@ -288,7 +288,7 @@ class SocketConnection(Connection, asyncio.Protocol):
         except TimeoutError as error:
             self._fail(f"no connection to {where} within {seconds:g} s", error)
         except ssl.SSLError as error:
-            self._fail(f"TLS with {where} failed: {error}", error)
+            self._fail(f"TLS with {where} failed: {error}{_remedy(error)}", error)
         except OSError as error:
             self._fail(f"no connection to {where}: {error.strerror or error}", error)
         except UnicodeError as error:  # a host name that cannot be one
@@ -400,3 +400,12 @@ class MemoryConnection(Connection):
 
 _connections = weakref.WeakSet()
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _remedy(error: ssl.SSLError) -> str:
+    """What to do about a TLS handshake that failed, where that is clear."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "; name a PEM file with the certificate that signed the broker's in the option tls_ca_file"
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return "; the broker speaks no TLS on this port, whose URL then begins with amqp://"
+    return ""

@@ -491,9 +491,14 @@ def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) ->
     transport.send(link, MESSAGE, None, WAIT)
     transport.close(WAIT)
 
-    with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed"):
+    with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed.*; name a PEM .* tls_ca_file"):
         AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
     server.close()
+
+
+def test_tls_with_a_broker_that_speaks_none_says_so(server: BrokerServer) -> None:
+    with pytest.raises(ConnectionLostException, match=r"the broker speaks no TLS on this port, .* amqp://"):
+        AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
 
 
 # Threads, processes, pipes.
