@@ -423,12 +423,13 @@ class Broker:
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._state.next_deadline_ms()]
-        if self._due_ms is not None and self._by_itself:
-            alarms.append(self._due_ms - _now_ms() + _elapsed_ms())
-        if self._deletes_idle:
-            alarms.append(self._idle_check_ms)
-        if self._state.staged:
-            alarms.append(self._staged_check_ms)
+        if self._by_itself:
+            if self._due_ms is not None:
+                alarms.append(self._due_ms - _now_ms() + _elapsed_ms())
+            if self._deletes_idle:
+                alarms.append(self._idle_check_ms)
+            if self._state.staged:
+                alarms.append(self._staged_check_ms)
         before = self._alarm_ms
         self._alarm_ms = min((alarm for alarm in alarms if alarm is not None), default=None)
         if self._is_sleeping and self._alarm_ms is not None and (before is None or self._alarm_ms < before):

@@ -857,3 +857,29 @@ def test_consumers_that_give_much_back_do_so_in_several_cycles(monkeypatch: pyte
     assert len(inbox.wait_for(100)) == 100
     assert (sum(together), max(together)) == (10, 2)
     broker.close()
+
+
+def test_an_engine_that_does_nothing_by_itself_sleeps(tmp_path: Path) -> None:
+    """What is staged, idle or due is left to the server, and is not looked at again and again."""
+    broker = Broker(EngineSettings(), tmp_path)
+    staged = {"transaction": "g/1/0", "queue": "q", "first": 0, "messages": [pack(Envelope(queue("q")))]}
+    assert broker.request("stage", staged, WAIT) is True
+    broker.close()
+    settings = EngineSettings(staged_timeout_seconds=1)
+    broker = Broker(settings, tmp_path, by_itself=False)
+    try:
+        connect(broker)
+        cycles = 0
+        cycle = broker._cycle
+
+        def count() -> None:
+            nonlocal cycles
+            cycles += 1
+            cycle()
+
+        broker._cycle = count  # type: ignore[method-assign]
+        time.sleep(1.3)  # staged transactions are looked at each second
+        assert cycles < 3
+        assert broker._state.staged
+    finally:
+        broker.close()
