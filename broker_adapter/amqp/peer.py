@@ -546,12 +546,9 @@ class Peer:
             elif head in disposing and size > 14:
                 stop = position + 13 + data[position + 12]
                 if stop <= after and _has_no_array(data, position + 14, stop):
-                    disposed = _disposed(data, position + 14)
-                    if not self._goes_on(head[2:4], *disposed):
-                        most = self._tell_before(data, position)
-                        if self._failure is not None:
-                            return position, None
-                        self._goes_on(head[2:4], *disposed)
+                    most = self._tell_earlier(data, position, most, *_disposed(data, position + 14))
+                    if self._failure is not None:
+                        return position, None
                     position = after
                     continue
             try:
@@ -565,12 +562,10 @@ class Peer:
                         return position, None
                     self._rules.apply(code, channel, values, size)
                     if code == frames.DISPOSITION:
-                        most = self._tell_before(data, position)
+                        role, first, last = values[:3]
+                        most = self._tell_earlier(data, position, most, role, first, first if last is None else last)
                         if self._failure is not None:
                             return position, None
-                        self._goes_on(
-                            head[2:4], bool(values[0]), values[1], values[1] if values[2] is None else values[2]
-                        )
                     self._begun = self._begun or code == frames.BEGIN
                     if code == frames.TRANSFER and after > most:
                         self._push_apart(data, position, stop, after)
@@ -583,25 +578,32 @@ class Peer:
         self._wanted_bytes = 8
         return position, None
 
-    def _goes_on(self, channel: bytes, role: bool, first: int, last: int) -> bool:
-        """Note a disposition, if it is only about deliveries behind those of others that proton has not told of.
+    def _tell_earlier(self, data: bytes, position: int, most: int, role: bool, first: int, last: int) -> int:
+        """Let proton tell of earlier dispositions of this input, where one may be about deliveries of theirs, too.
 
-        Otherwise it returns False: proton keeps the last state of a delivery, also where an earlier one has settled
-        it, and what comes after that is not about it (AMQP 1.0 section 2.6.12).
+        proton keeps the last state of a delivery, also where an earlier one has settled it, and what comes after that
+        is not about it (AMQP 1.0 section 2.6.12).
+
+        Args:
+            data: the input.
+            position: where the frame of the disposition starts.
+            most: how far proton may get input at once.
+            role: of the disposition.
+            first: the first delivery that it is about.
+            last: the last one.
+
+        Returns:
+            how far proton may get input at once, from now on.
         """
-        key = channel, role
+        key = data[position + 6 : position + 8], role
         through = self._disposed.get(key)
         if through is not None and first <= through:
-            return False
+            self._push(data, self._pushed, position)
+            self._take_events()
+            self._pushed = position
+            most = position + _PUSHED_BYTES
         self._disposed[key] = last
-        return True
-
-    def _tell_before(self, data: bytes, position: int) -> int:
-        """Let proton tell of what stands ahead of a frame; returns how far it may take input then."""
-        self._push(data, self._pushed, position)
-        self._take_events()
-        self._pushed = position
-        return position + _PUSHED_BYTES
+        return most
 
     def _push_apart(self, data: bytes, position: int, payload: int, end: int) -> None:
         """Give proton what it has not got of this input, up to and with this transfer, and take what comes of it.
