@@ -749,7 +749,7 @@ class Check:
         value = self._tables.get("meta", key)
         try:
             return int(decode_meta(key, value)) if value is not None else 0
-        except StoreCorruptException:
+        except (StoreCorruptException, ValueError, TypeError):
             return 0
 
 

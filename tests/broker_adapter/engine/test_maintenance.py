@@ -241,6 +241,10 @@ def _a_low_next_message(txn: Txn, tables: Tables) -> None:
     txn.put(b"next_message", b"\x05", db=tables["meta"])
 
 
+def _a_next_message_that_is_no_number(txn: Txn, tables: Tables) -> None:
+    txn.put(b"next_message", encode_meta(b"next_message", "five"), db=tables["meta"])
+
+
 def _a_low_next_queue(txn: Txn, tables: Tables) -> None:
     txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 5), db=tables["meta"])
 
@@ -277,6 +281,7 @@ DAMAGES: dict[str, tuple[Callable[[Txn, Tables], None], str, dict[str, int]]] = 
     "commits damaged": (_damaged("commits"), "damaged record of numbers done", {}),
     "published damaged": (_damaged("published"), "damaged record of numbers done", {}),
     "number of the next message": (_a_low_next_message, "wrong number of the next message", {}),
+    "no number of the next message": (_a_next_message_that_is_no_number, "wrong number of the next message", {}),
     "number of the next queue": (_a_low_next_queue, "wrong number of the next queue", {}),
     "number of the next queue gone": (_no_next_queue, "wrong number of the next queue", {}),
 }
