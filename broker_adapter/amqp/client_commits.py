@@ -229,10 +229,8 @@ class Coordinator:
         commit.untransmitted.update(range(len(commit.sends)))
         commit.unanswered = len(commit.sends)
         for index, (link, payload) in enumerate(commit.sends):
-            transmitted, answered = (
-                partial(self._on_transmitted, commit, index),
-                partial(self._on_answered, commit, index),
-            )
+            transmitted = partial(self._on_transmitted, commit, index)
+            answered = partial(self._on_answered, commit, index)
             self._send(link, payload, transaction, transmitted, answered)
         self._maybe_discharge(commit)
 

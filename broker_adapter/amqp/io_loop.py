@@ -398,10 +398,6 @@ class MemoryConnection(Connection):
             self._guarded(self._protocol.receive_end)
 
 
-_connections = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def _remedy(error: ssl.SSLError) -> str:
     """What to do about a TLS handshake that failed, where that is clear."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -409,3 +405,7 @@ def _remedy(error: ssl.SSLError) -> str:
     if error.reason == "WRONG_VERSION_NUMBER":
         return "; the broker speaks no TLS on this port, whose URL then begins with amqp://"
     return ""
+
+
+_connections = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork)
