@@ -56,7 +56,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import Room
-from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, chosen, selects
+from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
@@ -102,7 +102,7 @@ REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 class Client:
     """A connection: its consumers and its temporary destinations."""
 
-    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries", "unseen")
+    __slots__ = ("browsers", "client_id", "consumers", "id", "is_leaving", "temporaries")
 
     def __init__(self, number: int, client_id: str | None) -> None:
         self.id = number
@@ -110,7 +110,7 @@ class Client:
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
         self.temporaries: dict[Destination, None] = {}
-        self.unseen: Mapping[int, c.Unseen] | None = None  #: deliveries that are released; None: it is not leaving
+        self.is_leaving = False
 
 
 class Totals:
@@ -487,7 +487,7 @@ class BrokerState:
             if self.client_ids.get(client.client_id or "") == client.id:
                 del self.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
-                self._give_back_all(consumer, command.failed, effects, (client.unseen or {}).get(consumer.id, ()))
+                self._give_back_of(consumer, list(consumer.unsettled), command.failed, effects)
                 consumer.queue.returning.discard(client.id)
                 self._awake[consumer.queue.id] = consumer.queue
                 self._forget_consumer(consumer, client, effects)
@@ -499,10 +499,11 @@ class BrokerState:
 
     def _leave(self, client: Client, unseen: Mapping[int, c.Unseen] | None, effects: Effects) -> None:
         """End all consumers of a client; their queues wait for what they hold."""
-        if client.unseen is not None:
+        if client.is_leaving:
             return
-        client.unseen = unseen or {}
+        client.is_leaving = True
         for consumer in list(client.consumers.values()):
+            consumer.unseen = (unseen or {}).get(consumer.id, ())
             if consumer.unsettled:
                 consumer.queue.returning.add(client.id)
             self._end_consumer(consumer, effects)
@@ -520,17 +521,12 @@ class BrokerState:
     def _give_back(self, command: c.GiveBack, now_ms: int, effects: Effects) -> None:
         client = self.clients.get(command.client)
         left = command.limit
-        outcome = Outcome.MODIFIED if command.failed else Outcome.RELEASED
         if client is not None:
             self._leave(client, command.unseen, effects)
             for consumer in list(client.consumers.values()):
-                unseen = (client.unseen or {}).get(consumer.id, ())
-                for number in list(consumer.unsettled)[:left]:
-                    left -= 1
-                    self._let_go(consumer, 1)
-                    entry = consumer.unsettled.pop(number)
-                    is_unseen = any(number in each for each in unseen)
-                    self._return(consumer.queue, entry, Outcome.RELEASED if is_unseen else outcome, effects)
+                numbers = list(consumer.unsettled)[:left]
+                left -= len(numbers)
+                self._give_back_of(consumer, numbers, command.failed, effects)
         self._reply(command, None, effects)
 
     def _client(self, number: int) -> Client:
@@ -733,15 +729,16 @@ class BrokerState:
     def _end_line(self, queue: QueueState, effects: Effects) -> None:
         """A queue ends: what waits for it is refused.  What waits for a subscription of a topic goes on without it."""
         holding = self._holding
-        free = line = list(queue.held)
-        if not queue.destination.is_topic:
-            over = [each for held in line for each in holding.of_row(held, queue.destination)]
+        waiting = list(queue.held)
+        if queue.destination.is_topic:
+            for held in waiting:
+                holding.withdraw(held)
+        else:
+            over = [each for held in waiting for each in holding.of_row(held, queue.destination)]
             for held in over:
                 self._refuse(held, f"{queue.label!r} was deleted", effects)
-            free = holding.end(over)
-        for held in free:
-            if held.line is not None:
-                holding.withdraw(held)
+            waiting = holding.end(over)
+        for held in waiting:
             holding.wait(held, None)
 
     def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
@@ -1055,13 +1052,9 @@ class BrokerState:
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer, effects)
-            if command.give_back:
-                self._give_back_all(consumer, command.failed, effects, command.unseen)
-            elif command.unseen:
-                numbers = [each for each in consumer.unsettled if any(each in part for part in command.unseen)]
-                self._let_go(consumer, len(numbers))
-                for number in numbers:
-                    self._return(consumer.queue, consumer.unsettled.pop(number), Outcome.RELEASED, effects)
+            consumer.unseen = command.unseen
+            numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
+            self._give_back_of(consumer, numbers, command.failed, effects)
             held = len(consumer.unsettled)
             if not held:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
@@ -1071,14 +1064,13 @@ class BrokerState:
             self._end_browser(browser, effects)
         self._reply(command, held, effects)
 
-    def _give_back_all(self, consumer: Consumer, failed: bool, effects: Effects, unseen: c.Unseen = ()) -> None:
-        """The deliveries that a consumer holds have failed, or nobody has looked at them."""
+    def _give_back_of(self, consumer: Consumer, numbers: Sequence[int], failed: bool, effects: Effects) -> None:
+        """Deliveries of a consumer have failed, or nobody has looked at them."""
         outcome = Outcome.MODIFIED if failed else Outcome.RELEASED
-        self._let_go(consumer, len(consumer.unsettled))
-        unsettled, consumer.unsettled = consumer.unsettled, {}
-        for number, entry in unsettled.items():
-            is_unseen = any(number in each for each in unseen)
-            self._return(consumer.queue, entry, Outcome.RELEASED if is_unseen else outcome, effects)
+        self._let_go(consumer, len(numbers))
+        for number in numbers:
+            entry = consumer.unsettled.pop(number)
+            self._return(consumer.queue, entry, Outcome.RELEASED if consumer.has_not_seen(number) else outcome, effects)
 
     def _let_go(self, consumer: Consumer, deliveries: int) -> None:
         """A consumer holds so many deliveries less: it, or others, may get more."""
@@ -1304,7 +1296,7 @@ class BrokerState:
         choice = held.choice
         if choice is None and len(message.payload) <= SMALL_BYTES and len(queues) <= self._unasked:
             self._unasked -= len(queues)  # most come here: it makes little
-            return chosen(queues, Selectable(self.formats, message.format, message.payload))
+            return wanting_of(queues, Selectable(self.formats, message.format, message.payload))
         self._unasked = SMALL_AT_ONCE
         if choice is None or choice.subject is not message or choice.queues != queues:
             # It begins anew where subscriptions have come or gone.

@@ -40,7 +40,7 @@ from math import inf
 from typing import Any
 
 from broker_adapter.destination import Destination
-from broker_adapter.engine.commands import NewMessage
+from broker_adapter.engine.commands import NewMessage, Unseen
 from broker_adapter.engine.effects import Effects, Load, Look, Outgoing, Scan, StoreBatch
 from broker_adapter.engine.records import (
     DELAYED_LANE,
@@ -207,6 +207,7 @@ class Consumer:
         "search",
         "sink",
         "slice_bytes",
+        "unseen",
         "unsettled",
     )
 
@@ -240,6 +241,11 @@ class Consumer:
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
         self.groups: set[tuple[str | None, int]] = set()
+        self.unseen: Unseen = ()  #: of one that goes: numbers of deliveries
+
+    def has_not_seen(self, number: int) -> bool:
+        """Whether a delivery came to nobody's eyes before the consumer went."""
+        return any(number in part for part in self.unseen)
 
     @property
     def is_waiting(self) -> bool:
@@ -534,9 +540,9 @@ class QueueState:
         if consumer.search is not None:
             consumer.search = None
             del self.searching[consumer]
-            if not self.searching:
-                self._forget_early(effects)
         self._let_go_of_kept(consumer, selector, effects)
+        if selector is not None and not self.searching:
+            self._forget_early(effects)
         if not self.consumers:
             self.takers.clear()
             self.finders.clear()

@@ -121,7 +121,7 @@ def selects(selector: Selector, message: Selectable) -> bool:
         return False
 
 
-def chosen(queues: Sequence[Choosing], message: Selectable) -> list[Any]:
+def wanting_of(queues: Sequence[Choosing], message: Selectable) -> list[Any]:
     """Those of some queues that want a message by their selectors."""
     return [queue for queue in queues if queue.selector is None or selects(queue.selector, message)]
 
@@ -167,7 +167,7 @@ class Choice:
             if is_late():
                 self._asked = start
                 return False
-            wanting += chosen(queues[start : start + most], message)
+            wanting += wanting_of(queues[start : start + most], message)
         self._asked = len(queues)
         return True
 

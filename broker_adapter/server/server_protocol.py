@@ -825,7 +825,7 @@ class ServerProtocol:
             consumer.detached = True
             reply = self._reply(self._on_detached, link, event.closed)
             left = self._take_left(consumer)
-            self._commands.append(c.Detach(consumer.number, unseen=(set(left),), reply=reply))
+            self._commands.append(c.Detach(consumer.number, unseen=(set(left),) if left else (), reply=reply))
             if event.closed and consumer.subscription is not None:
                 name, of_client = consumer.subscription
                 self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
