@@ -37,7 +37,7 @@ from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.chores import Chores
 from broker_adapter.engine.effects import Effects, Load, Look, Outgoing, Scan
 from broker_adapter.engine.identities import LastNumbers
-from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, opening_failed
+from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import ONCE, checked_arguments, perform
@@ -440,6 +440,7 @@ class Broker:
     def _cycle(self) -> None:
         """Decide, persist, deliver.  The runner is held."""
         commands: list[c.Command] = []
+        effects: Effects | None = None
         self.cycling_thread = threading.get_ident()
         try:
             if self.failed is not None:
@@ -468,7 +469,7 @@ class Broker:
                 self._unwritten = effects, taken
                 return
         except Exception as error:
-            self._fail(error, commands)
+            self._fail(error, commands, effects)
             return
         finally:
             self.cycling_thread = None
@@ -971,22 +972,33 @@ class Broker:
         _log.error("! message %s%s cannot be trusted; in quarantine, and not delivered", numbers, more)
         return True
 
-    def _fail(self, error: Exception, commands: Sequence[c.Command]) -> None:
-        remedy = "; stop the server and run: holdfast check DIR" if isinstance(error, STORE_ERRORS) else ""
-        failure = (
-            error if isinstance(error, StoreException) else StoreException(f"the engine stopped: {error!r}{remedy}")
-        )
-        if failure is not error:
-            failure.__cause__ = error
+    def _fail(self, error: Exception, commands: Sequence[c.Command], decided: Effects | None) -> None:
+        """Stop, and answer all who wait; ``decided``: what the cycle would have written and told."""
+        failure = self._as_failure(error)
         _log.critical("! the engine stopped: %s", error, exc_info=error)
         self.failed = failure
         self._alarm_ms = None
         self._give_up_unwritten(failure)
+        asked = {command.reply for command in commands}
+        for reply, _ in decided.replies if decided is not None else ():
+            if reply not in asked:  # what waited, and went on in this cycle
+                _tell(reply, failure)
         self._answer_all(commands, failure)
         self._answer_waiting(failure)
         self._answer_all(self._inbox, failure)
         for listener in list(self._failure_listeners):
             _tell(listener, failure)
+
+    def _as_failure(self, error: Exception) -> StoreException:
+        """What callers are told from now on."""
+        if isinstance(error, StoreException):
+            return error
+        if self._disk is not None and isinstance(error, STORE_ERRORS):
+            failure = failed(self._disk.path, error)
+        else:
+            failure = StoreException(f"the engine stopped: {error!r}")
+        failure.__cause__ = error
+        return failure
 
     def _give_up_unwritten(self, error: JMSException) -> None:
         if self._unwritten is not None:

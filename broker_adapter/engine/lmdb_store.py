@@ -140,6 +140,15 @@ def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreExcep
     )
 
 
+def failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
+    """What an error means that a store in use raised."""
+    name = os.fspath(path)
+    return StoreException(
+        f"the store in {name!r} failed: {error}; stop the server or program that has it open, and run:"
+        f" holdfast check {name!r}"
+    )
+
+
 def map_bytes(settings: EngineSettings) -> int:
     """Most bytes that the file of a store may have."""
     return settings.max_store_bytes + max(_MAP_RESERVE_BYTES, settings.max_store_bytes // 4)
@@ -584,7 +593,7 @@ class LmdbStore:
             )
         if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):
             return ResourceAllocationException(f"the disk of {str(self.path)!r} is full; make room on it")
-        return StoreException(f"the store in {str(self.path)!r} failed: {error}")
+        return failed(self.path, error)
 
     def _unreference(self, txn: Any, number: int) -> None:
         key = message_key(number)

@@ -284,7 +284,6 @@ def _serve(options: argparse.Namespace) -> int:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
     broker = Broker(engine_settings, options.data)
     stopped = threading.Event()
-    failed = broker.on_failure(lambda _error: stopped.set())
     plain = tls is not None or is_loopback(host)
     listener = Listener(
         *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls),
@@ -294,14 +293,15 @@ def _serve(options: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: stopped.set())
         _, bound = listener.start()
+        broker.on_failure(lambda _error: stopped.set())  # behind the listener, which tells its clients first
         scheme = "amqps" if tls is not None else "amqp"
         _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
-        stopped.wait()
+        if broker.failed is None:  # else it failed ahead of the line above
+            stopped.wait()
         if broker.failed is not None:
             raise broker.failed
         _say("holdfast stopping")
     finally:
-        failed()
         listener.stop()
         broker.close()
     return 0

@@ -323,7 +323,8 @@ class Listener:
         thread = self._thread
         if thread is not None:
             _log.critical("! the engine stopped, so the server closes its connections: %s", error)
-            thread.loop.call_soon_threadsafe(self._close_for, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there are none
+                thread.loop.call_soon_threadsafe(self._close_for, error)
 
     def _close_for(self, error: JMSException) -> None:
         for connection in list(self.connections):

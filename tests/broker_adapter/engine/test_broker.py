@@ -532,6 +532,35 @@ def test_the_engine_stops_on_an_error_of_the_store(disk: Engines) -> None:
     assert [type(error) for error in told + held] == [StoreException, StoreException]
 
 
+def test_what_went_on_in_the_cycle_that_failed_is_answered_too(disk: Engines) -> None:
+    broker = disk.start(max_queue_messages=1)
+    client = connect(broker)
+    send(broker, client, "q", "a")
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    handouts = inbox.wait_for(1)
+    held: list[Any] = []
+    broker.submit(c.Enqueue(client, queue("q"), [message("held")], held.append))
+    assert depth(broker, "q") == 1
+    assert broker._disk is not None
+    broker._disk._env.close()
+    with pytest.raises(StoreException):
+        settle(broker, consumer, handouts)  # makes room for what is held
+    assert [type(error) for error in held] == [StoreException]
+
+
+def test_a_failed_engine_says_what_to_do(disk: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    assert broker._disk is not None
+
+    def fails(_batch: object) -> None:
+        raise broker._disk._translated(lmdb.CorruptedError("page 7"))
+
+    monkeypatch.setattr(broker._disk, "commit", fails)
+    with pytest.raises(StoreException, match=r"page 7; .* run: holdfast check"):
+        send(broker, client, "q", "a")
+
+
 def test_a_closed_engine_says_so(engines: Engines) -> None:
     broker = engines.start()
     client = connect(broker)
