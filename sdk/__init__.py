@@ -11,6 +11,8 @@
             session.create_producer(queue).send("hello")
             message = session.create_consumer(queue).receive(timeout=5)
             message.acknowledge()
+
+Applications use what has no underscore.  What has one is for this package, whose modules also use it of each other.
 """
 
 from ack_modes import AcknowledgeMode

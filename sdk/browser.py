@@ -176,12 +176,12 @@ class QueueBrowser:
             state.disown()
             raise
 
-    def interrupted(self) -> None:
+    def _interrupted(self) -> None:
         """The connection was lost; for the session."""
         for look in list(self._looks.values()):
             look.error = _interrupted(self._destination)
 
-    def lost(self, link: int, error: JMSException) -> bool:
+    def _lost(self, link: int, error: JMSException) -> bool:
         """The broker closed this link; returns whether it was one of this browser; for the session."""
         look = self._looks.get(link)
         if look is None:
@@ -191,9 +191,9 @@ class QueueBrowser:
 
     def close(self) -> None:
         """Close; legal twice.  An iteration that is under way raises IllegalStateException at its next fetch."""
-        self.shut(time.monotonic() + self._state.settings.close_timeout_seconds)
+        self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
 
-    def shut(self, deadline: float) -> None:
+    def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the session."""
         if self._lifecycle.process(Event.BEGIN_CLOSE):
             for look in list(self._looks.values()):

@@ -213,11 +213,11 @@ class Connection:
             )
             self._sessions[id(session)] = session
             if self._standing != standing:  # the news came while it was made
-                session.interrupted(self._standing[0])
+                session._interrupted(self._standing[0])
                 if not self._standing[1]:
-                    session.restored(self._standing[0])
+                    session._restored(self._standing[0])
             if self._lifecycle.state is State.STARTED:
-                session.start()
+                session._start()
             return session
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None = None) -> Any:
@@ -262,7 +262,7 @@ class Connection:
         with self._lock:
             if self._lifecycle.process(Event.START):
                 for session in list(self._sessions.values()):
-                    session.start()
+                    session._start()
 
     def stop(self) -> None:
         """Hold messages back: no receiver returns one, and no listener is called, after this returns; legal twice.
@@ -280,7 +280,7 @@ class Connection:
             sessions = list(self._sessions.values())
         if changed:
             for session in sessions:
-                session.stop(deadline)
+                session._stop(deadline)
 
     def close(self) -> None:
         """Close with all sessions; legal twice, and from any thread but those of its sessions' listeners.
@@ -304,7 +304,7 @@ class Connection:
             if self._standing[1]:
                 self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
-                session.shut(deadline)
+                session._shut(deadline)
         finally:
             self._transport.close(max(0.001, deadline - time.monotonic()))
             with self._lock:
@@ -314,7 +314,7 @@ class Connection:
     def _refuse_own_threads(self, what: str) -> None:
         with self._lock:
             sessions = list(self._sessions.values())
-        if any(session.in_own_thread for session in sessions):
+        if any(session._in_own_thread for session in sessions):
             raise IllegalStateException(f"cannot {what}: a listener or callback of one of its sessions calls it")
 
     def _forget(self, session: Session) -> None:
@@ -329,35 +329,35 @@ class Connection:
             epoch = self._standing[0] + 1
             self._standing = (epoch, True)
             for session in list(self._sessions.values()):
-                session.interrupted(epoch)
+                session._interrupted(epoch)
             self._report(event.error)
         elif isinstance(event, Restoring):
             # In the order of what happens: what was lost is given again before the broker hands anything out.
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
-                forgive(event.request, [each for session in sessions for each in session.unseen()])
+                forgive(event.request, [each for session in sessions for each in session._unseen()])
             return
         elif isinstance(event, Restored):
             if event.peer is not None:
                 self._peer = event.peer
             self._standing = (event.epoch, False)
             for session in list(self._sessions.values()):
-                session.restored(event.epoch)
+                session._restored(event.epoch)
         elif isinstance(event, LinkInterrupted):
-            any(session.link_interrupted(event.link, event.tag_link) for session in sessions)
+            any(session._link_interrupted(event.link, event.tag_link) for session in sessions)
             self._report(event.error)
         elif isinstance(event, LinkRestored):
-            any(session.link_restored(event.link) for session in sessions)
+            any(session._link_restored(event.link) for session in sessions)
         elif isinstance(event, LinkLost):
             for session in sessions:
-                if session.link_lost(event.link, event.error):
+                if session._link_lost(event.link, event.error):
                     break
             self._report(event.error)
         else:
             assert isinstance(event, Failed)
             self._lifecycle.fail(event.error)
             for session in list(self._sessions.values()):
-                session.fail(event.error)
+                session._fail(event.error)
             self._report(_as_lost(event.error))
         if self._event_listener is not None:
             self._report(event)

@@ -67,20 +67,20 @@ class MessageConsumer:
         "_granted",
         "_half",
         "_lifecycle",
+        "_link",
         "_listener",
         "_no_local",
         "_on_close",
+        "_prefetch",
         "_rejected",
         "_relinked",
+        "_resumes_at",
         "_selector",
         "_source",
         "_stale_link",
         "_state",
         "_undrained",
         "_used",
-        "link",
-        "prefetch",
-        "resumes_at",
     )
 
     def __init__(
@@ -106,7 +106,7 @@ class MessageConsumer:
             on_close: called once, when the link is detached.
             source: the queue or subscription whose messages come again after a loss; None: none do.
         """
-        self.link = -1
+        self._link = -1
         self._source = source
         self._destination = destination
         self._selector = selector
@@ -119,8 +119,8 @@ class MessageConsumer:
         self._closing = False
         self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
-        self.prefetch = prefetch
-        self._half = max(1, self.prefetch // 2)
+        self._prefetch = prefetch
+        self._half = max(1, self._prefetch // 2)
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
@@ -131,7 +131,7 @@ class MessageConsumer:
         self._stale_link: int | None = None  #: the link in the tags of deliveries that the broker took back
         self._away = False  #: its link is being attached again, while the connection lives
         self._relinked = False  #: its link was attached again
-        self.resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
+        self._resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
 
     def __repr__(self) -> str:
         return (
@@ -193,7 +193,7 @@ class MessageConsumer:
                 state.wake()  # whoever stops the session waits for this
             state.disown()
 
-    def receive_checked(self, check: Callable[[Message], None], timeout: float | None = None) -> Message | None:
+    def _receive_checked(self, check: Callable[[Message], None], timeout: float | None = None) -> Message | None:
         """``receive``, with a look at the message before it counts as received.
 
         Args:
@@ -245,7 +245,7 @@ class MessageConsumer:
                 message = self._take_any()
                 if message is not None or self._ended():
                     return message
-            if not self.prefetch and not self._is_away:
+            if not self._prefetch and not self._is_away:
                 # No credit is left, and none is given: what came after the return would be held and not looked at.
                 self._state.wait_until(self._something, deadline)
                 return self._take_any()
@@ -449,21 +449,21 @@ class MessageConsumer:
             state.ensure_thread()
 
     @property
-    def has_work(self) -> bool:
+    def _has_work(self) -> bool:
         """Whether the session's thread has something to do for this consumer."""
-        if self.resumes_at is not None:
-            if time.monotonic() < self.resumes_at:
+        if self._resumes_at is not None:
+            if time.monotonic() < self._resumes_at:
                 return False
-            self.resumes_at = None
+            self._resumes_at = None
         return (bool(self._buffer) or self._needs_reset) and self._listener is not None and not self._closing
 
-    def ask_for_work(self) -> None:
+    def _ask_for_work(self) -> None:
         """Grant the one credit of a consumer without prefetch; for the session's thread."""
         if self._listener is not None and not self._closing:
             self._reset()
             self._pull()
 
-    def dispatch(self, redeliver: Redeliver) -> None:
+    def _dispatch(self, redeliver: Redeliver) -> None:
         """Give one message to the listener; for the session's thread, which owns the session.
 
         Args:
@@ -513,7 +513,7 @@ class MessageConsumer:
                 # Our own engine holds back what fails again and again; for others it is done here.
                 failures = delivery.delivery_count + 1
                 if failures > 1:
-                    self.resumes_at = time.monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
+                    self._resumes_at = time.monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
             if state.confirms and settlements:
                 state.confirm()
             if is_stale and not raised and policy.tells_lost_acknowledgements:
@@ -531,14 +531,14 @@ class MessageConsumer:
 
     # Credit.
 
-    def accept(self, deliveries: Sequence[Delivery]) -> None:
+    def _accept(self, deliveries: Sequence[Delivery]) -> None:
         """The transport's sink."""
         self._buffer.extend(deliveries)
         # After the buffer, so that credit is never thought to be smaller than it is.
         self._arrived += len(deliveries)
         self._state.wake()
 
-    def open_credit(self) -> None:
+    def _open_credit(self) -> None:
         """Let the broker send as far as the prefetch goes; for the session, when nothing else grants.
 
         Not on a stopped connection, where messages would only be kept from others; its start calls this again.
@@ -549,25 +549,25 @@ class MessageConsumer:
         if self._is_away:
             return
         self._used = 0
-        missing = self.prefetch - (self._granted - self._arrived) - len(self._buffer)
+        missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
         if missing > 0 and not self._closing:
             self._granted += missing
-            self._state.transport.credit(self.link, missing)
+            self._state.transport.credit(self._link, missing)
 
     def _count_used(self) -> None:
         self._used = used = self._used + 1
-        if used >= self._half and self.prefetch and not self._closing and not self._is_away:
+        if used >= self._half and self._prefetch and not self._closing and not self._is_away:
             self._used = 0
             self._granted += used
-            self._state.transport.credit(self.link, used)
+            self._state.transport.credit(self._link, used)
 
     def _pull(self) -> None:
         """Ask for one message, without prefetch and where none is asked for yet."""
         if self._is_away or self._needs_reset:
             return
-        if not self.prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
+        if not self._prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
             self._granted = self._arrived + 1
-            self._state.transport.credit(self.link, 1)
+            self._state.transport.credit(self._link, 1)
 
     @property
     def _is_away(self) -> bool:
@@ -595,8 +595,8 @@ class MessageConsumer:
         self._buffer.clear()
         self._granted = self._arrived
         self._undrained = False
-        if grants and self.prefetch:
-            self.open_credit()
+        if grants and self._prefetch:
+            self._open_credit()
 
     def _drain_if_there(self, seconds: float) -> bool:
         """Drain, unless there is nothing to drain because the network is away; returns whether that was done."""
@@ -611,20 +611,20 @@ class MessageConsumer:
 
     def _drain(self, seconds: float) -> None:
         """Have the broker send what it can, then open the credit again."""
-        if self.prefetch:
+        if self._prefetch:
             if self._granted <= self._arrived and not self._buffer:
-                self.open_credit()
+                self._open_credit()
         else:
             self._pull()
-        if self._stop_flow(seconds):
-            self.open_credit()
+        if self._end_flow(seconds):
+            self._open_credit()
 
-    def _stop_flow(self, seconds: float) -> bool:
+    def _end_flow(self, seconds: float) -> bool:
         """Drain; returns whether the broker has answered, so that no credit is left and nothing is on its way."""
         if self._granted <= self._arrived and not self._undrained:
             return True
         try:
-            self._state.transport.drain(self.link, seconds)
+            self._state.transport.drain(self._link, seconds)
         except OperationTimedOutException:
             self._undrained = True
             return False
@@ -634,16 +634,16 @@ class MessageConsumer:
 
     # Giving back.
 
-    def stop_flow(self, deadline: float) -> None:
+    def _stop_flow(self, deadline: float) -> None:
         """Have nothing on its way, if the broker answers in time; for the session's recover."""
         self._reset(grants=False)
         if not self._closing and not self._is_away:
             try:
-                self._stop_flow(max(0.0, deadline - time.monotonic()))
+                self._end_flow(max(0.0, deadline - time.monotonic()))
             except ConnectionLostException as error:
                 log.debug("! %s has lost what was on its way: %s", self._lifecycle.name, error)
 
-    def take_prefetched(self) -> list[Delivery]:
+    def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
         taken = []
         epoch = self._state.epoch
@@ -653,7 +653,7 @@ class MessageConsumer:
                 taken.append(delivery)
         return taken
 
-    def unseen(self) -> list[tuple[Given, int]]:
+    def _unseen(self) -> list[tuple[Given, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
 
         For the session, from any thread.
@@ -668,16 +668,16 @@ class MessageConsumer:
                         found.append((given, delivery.delivery_count))
         return found
 
-    def link_interrupted(self, tag_link: int) -> None:
+    def _link_interrupted(self, tag_link: int) -> None:
         """The broker closed the link, which is being attached again; for the session."""
         self._stale_link = tag_link
         self._away = True
 
-    def restored(self) -> None:
+    def _restored(self) -> None:
         """The connection works again, and with it the link; for the session, before its state says so."""
         self._away = False
 
-    def link_restored(self) -> None:
+    def _link_restored(self) -> None:
         """The link is there again, without credit; for the session."""
         self._away = False
         self._relinked = True
@@ -685,7 +685,7 @@ class MessageConsumer:
 
     # The end.
 
-    def lost(self, error: JMSException) -> None:
+    def _lost(self, error: JMSException) -> None:
         """The broker closed the link for good: every later receive raises this; for the session."""
         self._lifecycle.fail(error)
         self._closing = True
@@ -698,9 +698,9 @@ class MessageConsumer:
         ``close_timeout_seconds``.  Messages that it prefetched go back to the queue.  Those that it received can still
         be acknowledged, committed or recovered in the session.
         """
-        self.shut(time.monotonic() + self._state.settings.close_timeout_seconds)
+        self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
 
-    def shut(self, deadline: float) -> None:
+    def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the session."""
         state = self._state
         with state.settling:
@@ -716,8 +716,8 @@ class MessageConsumer:
         if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
             log.warning("! %s closes while its listener runs", self._lifecycle.name)
         try:
-            state.transport.detach(self.link, max(0.001, deadline - time.monotonic()))
-            state.pass_over([delivery.tag for delivery in self.take_prefetched()], Outcome.RELEASED)
+            state.transport.detach(self._link, max(0.001, deadline - time.monotonic()))
+            state.pass_over([delivery.tag for delivery in self._take_prefetched()], Outcome.RELEASED)
         except JMSException as error:
             # The network is away: the broker takes back what this consumer held by itself.
             log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)

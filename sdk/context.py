@@ -493,7 +493,7 @@ class JMSConsumer:
                     " receive() takes it as it is"
                 )
 
-        message = self._consumer.receive_checked(check, timeout)
+        message = self._consumer._receive_checked(check, timeout)
         return None if message is None else message.get_body(kind)
 
     def receive_body_nowait(self, kind: type[_T]) -> _T | None:

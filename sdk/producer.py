@@ -38,6 +38,7 @@ class MessageProducer:
         "_id_policy",
         "_id_prefix",
         "_lifecycle",
+        "_link",
         "_on_close",
         "_priority",
         "_producer_id",
@@ -50,7 +51,6 @@ class MessageProducer:
         "_told",
         "disable_message_id",
         "disable_timestamp",
-        "link",
     )
 
     def __init__(
@@ -74,7 +74,7 @@ class MessageProducer:
         """
         self.disable_message_id = False
         self.disable_timestamp = False
-        self.link = link
+        self._link = link
         self._destination = destination
         self._delivery_mode = DeliveryMode.PERSISTENT
         self._priority = 4
@@ -224,11 +224,11 @@ class MessageProducer:
             if state.policy.transacted or on_completion is not None:
                 self._send_later(message, envelope, on_completion)
             elif mode is _PERSISTENT:
-                state.transport.send(self.link, envelope, None, state.settings.send_timeout_seconds)
+                state.transport.send(self._link, envelope, None, state.settings.send_timeout_seconds)
             else:
                 self._sent += 1
                 try:
-                    state.transport.send(self.link, envelope, self._on_settled, state.settings.send_timeout_seconds)
+                    state.transport.send(self._link, envelope, self._on_settled, state.settings.send_timeout_seconds)
                 except BaseException:
                     self._sent -= 1
                     raise
@@ -255,9 +255,9 @@ class MessageProducer:
             state.completions.append(completion)
         try:
             if state.policy.transacted:
-                state.keep_send(self.link, envelope, completion)
+                state.keep_send(self._link, envelope, completion)
             else:
-                state.transport.send(self.link, envelope, completion, state.settings.send_timeout_seconds)
+                state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)
         except BaseException:
             if completion is not None:
                 # Only this thread appends and only those that are done are taken away: it is still the last.
@@ -279,23 +279,23 @@ class MessageProducer:
     # The end.
 
     @property
-    def unanswered(self) -> int:
+    def _unanswered(self) -> int:
         """Asynchronous sends whose end the application has not been told."""
         return self._sent - self._settled - self._told
 
-    def wait_for_answers(self, deadline: float) -> bool:
+    def _wait_for_answers(self, deadline: float) -> bool:
         """Wait until each asynchronous send has been answered and told; not while the network is away.
 
         For the session.
         """
         state = self._state
-        return state.wait_until(lambda: self.unanswered <= 0 or state.interrupted, deadline)
+        return state.wait_until(lambda: self._unanswered <= 0 or state.interrupted, deadline)
 
-    def lost(self, error: JMSException) -> None:
+    def _lost(self, error: JMSException) -> None:
         """The broker closed the link: every later send raises this; for the session."""
         self._lifecycle.fail(error)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Close without a word to the broker; for the session, whose links have ended."""
         self._lifecycle.process(Event.BEGIN_CLOSE)
         self._lifecycle.process(Event.END_CLOSE)
@@ -309,8 +309,8 @@ class MessageProducer:
         deadline = time.monotonic() + state.settings.close_timeout_seconds
         if not self._lifecycle.usable and self._lifecycle.error is None:
             return
-        if not state.policy.transacted and not state.in_own_thread() and not self.wait_for_answers(deadline):
-            log.warning("! %s closes with %d sends unanswered", self._lifecycle.name, self.unanswered)
+        if not state.policy.transacted and not state.in_own_thread() and not self._wait_for_answers(deadline):
+            log.warning("! %s closes with %d sends unanswered", self._lifecycle.name, self._unanswered)
         if self._lifecycle.process(Event.BEGIN_CLOSE):
             self._lifecycle.process(Event.END_CLOSE)
             self._on_close(self)

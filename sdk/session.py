@@ -414,10 +414,10 @@ class Session:
                 presettled=state.policy.presettled,
                 exclusive=exclusive,
             )
-            consumer.link = self._transport.attach(spec, consumer.accept, self._settings.request_timeout_seconds)
-            self._consumers[consumer.link] = consumer
+            consumer._link = self._transport.attach(spec, consumer._accept, self._settings.request_timeout_seconds)
+            self._consumers[consumer._link] = consumer
             if state.running:
-                consumer.open_credit()
+                consumer._open_credit()
             return consumer
 
         return self._set_up(make)
@@ -457,15 +457,15 @@ class Session:
             return self._made
 
     def _forget_producer(self, producer: MessageProducer) -> None:
-        self._producers.pop(producer.link, None)
-        if any(link == producer.link for link, _ in self._state.sends):
-            self._detach_later.append(producer.link)
+        self._producers.pop(producer._link, None)
+        if any(link == producer._link for link, _ in self._state.sends):
+            self._detach_later.append(producer._link)
         else:
-            self._detach(producer.link)
+            self._detach(producer._link)
 
     def _forget_consumer(self, consumer: MessageConsumer) -> None:
-        if self._consumers.pop(consumer.link, None) is not None and self._state.acknowledgements is not None:
-            self._state.acknowledgements.narrow(consumer.prefetch)
+        if self._consumers.pop(consumer._link, None) is not None and self._state.acknowledgements is not None:
+            self._state.acknowledgements.narrow(consumer._prefetch)
 
     def _forget_browser(self, browser: QueueBrowser) -> None:
         self._browsers.remove(browser)
@@ -618,12 +618,12 @@ class Session:
         deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
-                consumer.stop_flow(deadline)
-            prefetched = [delivery.tag for consumer in consumers for delivery in consumer.take_prefetched()]
+                consumer._stop_flow(deadline)
+            prefetched = [delivery.tag for consumer in consumers for delivery in consumer._take_prefetched()]
             with state.settling:
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
             for consumer in consumers:
-                consumer.open_credit()
+                consumer._open_credit()
         except JMSException as error:
             # The network is away: everything that was held comes again by itself, and recovering has succeeded.
             log.debug("! %s gives back without the broker: %s", state.name, error)
@@ -659,13 +659,13 @@ class Session:
 
     # What the connection does with its sessions.
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Let messages through; for the connection."""
         if self._state.process(Event.START):
             for consumer in list(self._consumers.values()):
-                consumer.open_credit()
+                consumer._open_credit()
 
-    def stop(self, deadline: float) -> None:
+    def _stop(self, deadline: float) -> None:
         """Hold messages back; returns when no listener runs; for the connection.
 
         Raises:
@@ -679,54 +679,54 @@ class Session:
             raise OperationTimedOutException(f"a listener of {self._state.name} has not returned in time")
 
     @property
-    def in_own_thread(self) -> bool:
+    def _in_own_thread(self) -> bool:
         """Whether the caller is a listener or completion callback of this session."""
         return self._state.in_own_thread()
 
-    def fail(self, error: JMSException) -> None:
+    def _fail(self, error: JMSException) -> None:
         """The connection is gone for good; for the connection."""
         self._state.fail(error)
 
-    def interrupted(self, epoch: int) -> None:
+    def _interrupted(self, epoch: int) -> None:
         """The connection was lost and is being restored; for the connection."""
         for browser in list(self._browsers):
-            browser.interrupted()
+            browser._interrupted()
         self._state.lose(epoch)
 
-    def unseen(self) -> list[tuple[Given, int]]:
+    def _unseen(self) -> list[tuple[Given, int]]:
         """What its consumers had prefetched on a connection that is lost, with the failures; for the connection."""
-        return [each for consumer in list(self._consumers.values()) for each in consumer.unseen()]
+        return [each for consumer in list(self._consumers.values()) for each in consumer._unseen()]
 
-    def restored(self, epoch: int) -> None:
+    def _restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""
         for consumer in list(self._consumers.values()):
-            consumer.restored()
+            consumer._restored()
         self._state.restore(epoch)
 
-    def link_interrupted(self, link: int, tag_link: int) -> bool:
+    def _link_interrupted(self, link: int, tag_link: int) -> bool:
         """The broker closed a link, which is being attached again; returns whether it was one of this session."""
         consumer = self._consumers.get(link)
         if consumer is not None:
-            consumer.link_interrupted(tag_link)
+            consumer._link_interrupted(tag_link)
             self._state.lose_link(tag_link)
         return consumer is not None or link in self._producers
 
-    def link_restored(self, link: int) -> bool:
+    def _link_restored(self, link: int) -> bool:
         """A link is attached again; returns whether it was one of this session; for the connection."""
         consumer = self._consumers.get(link)
         if consumer is not None:
-            consumer.link_restored()
+            consumer._link_restored()
         return consumer is not None or link in self._producers
 
-    def link_lost(self, link: int, error: JMSException) -> bool:
+    def _link_lost(self, link: int, error: JMSException) -> bool:
         """The broker closed a link; returns whether it was one of this session; for the connection."""
         consumer, producer = self._consumers.get(link), self._producers.get(link)
         if consumer is not None:
-            consumer.lost(error)
+            consumer._lost(error)
         elif producer is not None:
-            producer.lost(error)
+            producer._lost(error)
         else:
-            return any(browser.lost(link, error) for browser in list(self._browsers))
+            return any(browser._lost(link, error) for browser in list(self._browsers))
         return True
 
     # The end.
@@ -743,9 +743,9 @@ class Session:
         """
         if self._state.in_own_thread():
             raise IllegalStateException(f"cannot close: {self._state.name} is in one of its own listeners or callbacks")
-        self.shut(time.monotonic() + self._settings.close_timeout_seconds)
+        self._shut(time.monotonic() + self._settings.close_timeout_seconds)
 
-    def shut(self, deadline: float) -> None:
+    def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the connection."""
         state = self._state
         if not state.process(Event.BEGIN_CLOSE):
@@ -756,8 +756,8 @@ class Session:
         try:
             if not state.policy.transacted:
                 for producer in list(self._producers.values()):
-                    if not producer.wait_for_answers(deadline):
-                        log.warning("! %s closes with %d sends unanswered", state.name, producer.unanswered)
+                    if not producer._wait_for_answers(deadline):
+                        log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
             owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)
@@ -778,9 +778,9 @@ class Session:
     def _end_links(self, deadline: float) -> None:
         state = self._state
         for consumer in list(self._consumers.values()):
-            consumer.shut(deadline)
+            consumer._shut(deadline)
         for browser in list(self._browsers):
-            browser.shut(deadline)
+            browser._shut(deadline)
         try:
             with state.settling:
                 state.settle(state.policy.recover())
@@ -788,7 +788,7 @@ class Session:
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", state.name, error)
         for producer in list(self._producers.values()):
-            producer.end()
+            producer._end()
         self._producers.clear()
 
     def _start_thread(self) -> None:

@@ -80,19 +80,19 @@ class SessionThread:
         state = self._state
         for consumer in list(self._consumers()):
             for _ in itertools.repeat(None, _TURN_MESSAGES):
-                if not consumer.has_work:
+                if not consumer._has_work:
                     break
                 with state.lock:
                     if not state.running or self._stopping:
                         return
                     state.dispatching = consumer
                 try:
-                    consumer.dispatch(self._redeliver)
+                    consumer._dispatch(self._redeliver)
                 finally:
                     state.dispatching = None
                     state.wake()
             try:
-                consumer.ask_for_work()
+                consumer._ask_for_work()
             except JMSException as error:
                 state.report(error)
 
@@ -120,10 +120,10 @@ class SessionThread:
             serving = state.running and state.listeners > 0
             if serving != owned:
                 return True
-            return owned and any(consumer.has_work for consumer in self._consumers())
+            return owned and any(consumer._has_work for consumer in self._consumers())
 
         instants = [due_at]
         if owned:
-            instants += [consumer.resumes_at for consumer in self._consumers()]
+            instants += [consumer._resumes_at for consumer in self._consumers()]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
         return not self._stopping

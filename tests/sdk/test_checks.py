@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from sdk import Connection, ConnectionFactory, MessageFormatException, Requestor
+from sdk import (
+    Connection,
+    ConnectionFactory,
+    MessageConsumer,
+    MessageFormatException,
+    MessageProducer,
+    QueueBrowser,
+    Requestor,
+    Session,
+)
 from sdk.checks import check_timeout
 from sdk.range_reader import RangeReader
 
@@ -89,3 +98,23 @@ def test_misspelt_attributes_are_errors(connection: Connection) -> None:
             for attribute in ("timeToLive", "exceptionListener", "prioriti", "__dict__"):
                 with pytest.raises(AttributeError):
                     setattr(thing, attribute, 5)
+
+
+#: Members of the interfaces of Jakarta Messaging 3.1, as Python writes them, and those that docs/ adds.
+_API = {
+    Session: "acknowledge acknowledge_mode close commit create_browser create_bytes_message create_consumer"
+    " create_durable_consumer create_map_message create_message create_object_message create_producer create_queue"
+    " create_shared_consumer create_shared_durable_consumer create_stream_message create_temporary_queue"
+    " create_temporary_topic create_text_message create_topic delete_temporary recover rollback transacted unsubscribe",
+    MessageConsumer: "close destination listener no_local receive receive_nowait selector",
+    MessageProducer: "close delivery_delay delivery_mode destination disable_message_id disable_timestamp priority send"
+    " time_to_live",
+    QueueBrowser: "close destination selector",
+    Connection: "client_id close create_session event_listener exception_listener is_holdfast meta_data request start"
+    " statistics stop",
+}
+
+
+@pytest.mark.parametrize("kind", _API, ids=lambda kind: kind.__name__)
+def test_what_is_not_for_applications_has_an_underscore(kind: type) -> None:
+    assert [name for name in dir(kind) if not name.startswith("_")] == _API[kind].split()

@@ -243,7 +243,7 @@ def test_a_session_whose_listener_rests_is_closed_at_once() -> None:
         session = connection.create_session()
         session.create_producer(queue("q")).send("x")
         consumer = session.create_consumer(queue("q"))
-        consumer.resumes_at = time.monotonic() + 10 * WAIT
+        consumer._resumes_at = time.monotonic() + 10 * WAIT
         seen: list[Message] = []
         consumer.listener = seen.append
         connection.start()

@@ -154,7 +154,7 @@ def test_the_commit_of_a_dirty_transaction_returns_when_its_callbacks_have_and_e
     for body in "ab":
         producer.send(body, on_completion=lambda message, error: told.append((str(message), type(error))))
     _received(consumer)
-    link = producer.link
+    link = producer._link
     producer.close()
     assert link in broker._senders
     _lose(broker)
@@ -334,14 +334,14 @@ def test_lost_link_ends_its_consumer_alone(
     session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 1)
     other = session.create_consumer(session.create_queue("other"))
     producer = session.create_producer(session.create_queue("other"))
-    broker.lose_link(consumer.link)
+    broker.lose_link(consumer._link)
 
     with pytest.raises(ConnectionLostException, match="link closed"):
         consumer.receive()
     assert "link closed" in str(told.get(timeout=120))
     producer.send("still there")
     assert str(_received(other)) == "still there"
-    broker.lose_link(producer.link)
+    broker.lose_link(producer._link)
     with pytest.raises(ConnectionLostException, match="link closed"):
         producer.send("x")
     consumer.close()
@@ -441,10 +441,10 @@ def test_client_what_came_on_a_closed_link_is_stale_once_and_comes_again(
 ) -> None:
     session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 4)
     messages = [_received(consumer) for _ in range(2)]
-    broker.interrupt_link(consumer.link)
+    broker.interrupt_link(consumer._link)
     assert "link closed by the broker" in told.get(timeout=120).reason
     assert consumer.receive(0.05) is None, "what was prefetched is stale as well"
-    broker.restore_link(consumer.link, 77)
+    broker.restore_link(consumer._link, 77)
     with pytest.raises(StaleAcknowledgementException) as raised:
         messages[1].acknowledge()
     assert raised.value.stale_count == 2
@@ -464,7 +464,7 @@ def test_a_link_that_comes_back_with_the_whole_connection_delivers_again(
     session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 3)
     assert _received(consumer).body == "0"
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-    broker.interrupt_link(consumer.link)
+    broker.interrupt_link(consumer._link)
     if listens:
         consumer.listener = lambda message: heard.put(message.body)
     broker.interrupt()
@@ -481,8 +481,8 @@ def test_a_transaction_that_received_on_a_closed_link_is_rolled_back(
 ) -> None:
     session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
     _received(consumer)
-    broker.interrupt_link(consumer.link)
-    broker.restore_link(consumer.link, 78)
+    broker.interrupt_link(consumer._link)
+    broker.restore_link(consumer._link, 78)
     with pytest.raises(TransactionRolledBackException):
         session.commit()
     assert [_received(consumer).body for _ in range(2)] == ["0", "1"]
