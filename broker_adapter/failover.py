@@ -228,6 +228,7 @@ class FailoverTransport:
         self._peer: Peer | None = None
         self._epoch = 0
         self._lost_at = 0.0
+        self._last_error: JMSException | None = None  #: while it is away: why it was lost, or not restored lately
         self._numbers = itertools.count(1)
         self._serials = itertools.count(1)
         self._links: dict[int, _Link] = {}
@@ -322,6 +323,7 @@ class FailoverTransport:
                 self._rules.process(Connected(), time.monotonic())
                 self._peer = peer
                 self._phase = Phase.SERVING
+                self._last_error = None
                 self._announced(peer.servers)
                 self._changed.notify_all()
             if news is not None:
@@ -367,6 +369,7 @@ class FailoverTransport:
                     self._changed.notify_all()
                     return
                 self._lost_at = time.monotonic()
+                self._last_error = error
                 action = self._rules.process(Lost(error), self._lost_at)
                 self._changed.notify_all()
                 unsent: list[_Send] = []
@@ -440,6 +443,7 @@ class FailoverTransport:
                     if self._phase is Phase.CLOSED:
                         return
                     following = self._rules.process(AttemptFailed(error), time.monotonic())
+                    self._last_error = error
                     # Deliveries of this attempt, if there were any, are as stale as those before it.
                     self._epoch += 1
                     unsent = self._fail(following.error) if isinstance(following, GiveUp) else []
@@ -596,6 +600,7 @@ class FailoverTransport:
                 if isinstance(error, _LASTING):
                     self._lose(link, error)
                     return
+                link.interrupted = error
                 action = rules.process(AttemptFailed(error), time.monotonic())
                 continue
             self._link_restored(inner, link)
@@ -657,7 +662,9 @@ class FailoverTransport:
             return inner
         return self._wait_for(lambda: self._phase is Phase.SERVING, deadline, what)
 
-    def _wait_for(self, condition: Callable[[], bool], deadline: float | None, what: str) -> Inner:
+    def _wait_for(
+        self, condition: Callable[[], bool], deadline: float | None, what: str, link: _Link | None = None
+    ) -> Inner:
         with self._lock:
             while True:
                 if self._phase in (Phase.CLOSED, Phase.FAILED, Phase.NEW):
@@ -669,7 +676,9 @@ class FailoverTransport:
                     raise IllegalStateException(f"{what} cannot wait in a callback of the transport")
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise OperationTimedOutException(f"{what}: the connection was not restored in time")
+                    if link is not None and self._phase is Phase.SERVING:
+                        raise _out_of_time(f"{what}: its link was not attached again in time", link.interrupted)
+                    raise _out_of_time(f"{what}: the connection was not restored in time", self._last_error)
                 self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def _past(self, inner: Inner, deadline: float | None, what: str) -> None:
@@ -889,7 +898,7 @@ class FailoverTransport:
         send = self._send(link, envelope, answer, deadline)
         if not answer.wait(deadline - time.monotonic()):
             send.abandoned = True  # it is not sent again
-            raise OperationTimedOutException(f"the send had no answer within {limit:g} s")
+            raise _out_of_time(f"the send had no answer within {limit:g} s", self._last_error)
         if answer.error is not None:
             raise copied(answer.error)
 
@@ -911,7 +920,7 @@ class FailoverTransport:
         """The record of a link, once it is attached."""
         record = self._links.get(link)
         if record is not None and record.interrupted is not None:
-            self._wait_for(partial(self._is_settled, record), deadline, what)
+            self._wait_for(partial(self._is_settled, record), deadline, what, record)
             record = self._links.get(link)
         if record is None:
             raise IllegalStateException(f"link {link} is closed")
@@ -1040,6 +1049,15 @@ class FailoverTransport:
             return inner.request(operation, {"request_id": request_id, "request_run": first_run, **given}, left)
 
         return self._repeated(f"request {operation!r}", timeout, ask)
+
+
+def _out_of_time(text: str, last_error: JMSException | None) -> OperationTimedOutException:
+    """The error of a wait that is over; ``last_error``: what there was to wait for."""
+    if last_error is None:
+        return OperationTimedOutException(text)
+    error = OperationTimedOutException(f"{text}; the last error: {last_error.reason}")
+    error.__cause__ = copied(last_error)
+    return error
 
 
 class _Answer:

@@ -95,11 +95,20 @@ def parse_url(text: str) -> EmbeddedURL | FailoverURL:
             engine=_settings(EngineSettings, options),
             engine_options=frozenset(engine_names & options.keys()),
         )
-    if separator and scheme in ("amqp", "amqps"):
-        return _single(text, scheme)
-    if separator and scheme == "failover":
-        return _several(rest)
-    raise InvalidURLException(f"connection URL {_masked(text)!r} has none of the forms {_FORMS}")
+    try:
+        if separator and scheme in ("amqp", "amqps"):
+            return _single(text, scheme)
+        if separator and scheme == "failover":
+            return _several(rest)
+    except InvalidURLException:
+        if not _cuts_a_password(text):
+            raise
+        # The error may name a part of it.
+        raise InvalidURLException(
+            f"connection URL {masked(text)!r} is not understood; in a user or password, write all but letters, digits"
+            " and -._~ percent-encoded (as urllib.parse.quote(password, safe='') does)"
+        ) from None
+    raise InvalidURLException(f"connection URL {masked(text)!r} has none of the forms {_FORMS}")
 
 
 def _single(text: str, scheme: str) -> FailoverURL:
@@ -123,14 +132,14 @@ def _several(rest: str) -> FailoverURL:
     inner, closed, query = rest.rpartition(")")
     if not closed or not inner.startswith("(") or (query and not query.startswith("?")):
         raise InvalidURLException(
-            f"connection URL {_masked('failover:' + rest)!r} is not of the form failover:(URL,URL,...)?option=value&..."
+            f"connection URL {masked('failover:' + rest)!r} is not of the form failover:(URL,URL,...)?option=value&..."
         )
     options = _options(query[1:], (ClientSettings, AmqpSettings, FailoverSettings))
     addresses = []
     for text in inner[1:].split(","):
         base, _, own = text.strip().partition("?")
         if base.partition(":")[0] not in ("amqp", "amqps"):
-            raise InvalidURLException(f"{_masked(base)!r} in a failover URL is neither amqp://... nor amqps://...")
+            raise InvalidURLException(f"{masked(base)!r} in a failover URL is neither amqp://... nor amqps://...")
         addresses.append(_amqp(base, options | _options(own, (AmqpSettings,)), text))
     return _checked(
         FailoverURL(tuple(addresses), _settings(ClientSettings, options), _settings(FailoverSettings, options))
@@ -149,7 +158,7 @@ def _checked(url: FailoverURL) -> FailoverURL:
 
 
 def _amqp(base: str, options: dict[str, str], whole: str | None = None) -> AmqpURL:
-    shown = _masked(whole or base)
+    shown = masked(whole or base)
     try:
         parts = urlsplit(base)
         host, port = parts.hostname, parts.port
@@ -194,7 +203,13 @@ def _settings(cls: type, options: dict[str, str]):  # type: ignore[no-untyped-de
         raise InvalidURLException(str(error)) from error
 
 
-def _masked(text: str) -> str:
+def _cuts_a_password(text: str) -> bool:
+    """Whether what stands ahead of an ``@`` has what divides a URL, so that a part of it may be taken for another."""
+    return any(set("/?#,;()[]@&' ") & set(each.rpartition("@")[0]) for each in text.split("://")[1:])
+
+
+def masked(text: str) -> str:
     """The URL without what stands between its scheme and the last ``@``: it may hold passwords."""
     head, separator, tail = text.rpartition("@")
-    return f"{head.partition(':')[0]}://***@{tail}" if separator else text
+    scheme, divided, _ = head.partition(":")
+    return f"{scheme + '://' if divided else ''}***@{tail}" if separator else text

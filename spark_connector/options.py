@@ -6,10 +6,12 @@ Spark hands options over with lower-case names, so names are compared without th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
+
+from broker_adapter.url import masked
 
 #: What Spark adds by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
@@ -18,19 +20,26 @@ EXACTLY_ONCE = "exactly_once"
 AT_LEAST_ONCE = "at_least_once"
 
 
-def _option(name: str, default: Any, text: str, *, least: float | None = None) -> Any:
-    return attrs.field(default=default, metadata={"name": name, "text": text, "least": least})
+def _option(
+    name: str, default: Any, text: str, *, least: float | None = None, shown: bool | Callable[[Any], str] = True
+) -> Any:
+    """An option; ``shown``: whether, or as what, ``repr`` shows its value."""
+    return attrs.field(default=default, repr=shown, metadata={"name": name, "text": text, "least": least})
+
+
+def _shown_url(url: str) -> str:
+    return repr(masked(url))
 
 
 @attrs.frozen(kw_only=True)
 class ConnectionOptions:
     """Where the messages are.  Carried to the executors."""
 
-    url: str = _option("url", None, "connection URL of the broker, as for ConnectionFactory; required")
-    username: str | None = _option("username", None, "user to log in as")
-    password: str | None = attrs.field(
-        default=None, repr=False, metadata={"name": "password", "text": "password of that user", "least": None}
+    url: str = _option(
+        "url", None, "connection URL of the broker, as for ConnectionFactory; required", shown=_shown_url
     )
+    username: str | None = _option("username", None, "user to log in as")
+    password: str | None = _option("password", None, "password of that user", shown=False)
     retry_seconds: float = _option(
         "retrySeconds", 60.0, "seconds to go on trying where the network or the broker fails", least=0
     )

@@ -400,6 +400,24 @@ def test_a_rejection_is_told_and_not_sent_again(servers: Callable[..., BrokerSer
     assert isinstance(errors[0], ResourceAllocationException)
 
 
+def test_an_operation_that_waits_for_the_network_in_vain_says_why_it_is_away(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    first, second = servers(), servers(refusing(AmqpError("amqp:internal-error", "no room for you")))
+    made = client(url_of(first, second))
+    made.open()
+    link = made.sender()
+    first.close()
+    assert wait_for(lambda: len(second.brokers) > 1)
+    away = "not restored in time; the last error: .*(no room|refused|lost)"
+    with pytest.raises(OperationTimedOutException, match=away):
+        made.transport.send(link, message(1), None, 0.05)
+    with pytest.raises(OperationTimedOutException, match=away):
+        made.transport.request("statistics", {}, 0.05)
+    with pytest.raises(TransactionRolledBackException, match=away):
+        made.transport.commit(1, 1, [(link, message(2))], [], 0.05)
+
+
 def test_a_send_without_an_answer_in_time_is_not_sent_again(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
@@ -648,7 +666,7 @@ def test_a_link_that_is_refused_for_a_while_is_attached_in_the_end(
     server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
     made.wait_for(LinkInterrupted)
     assert wait_for(lambda: len(broker.of(LinkRemoteOpen)) >= 3)
-    with pytest.raises(OperationTimedOutException):
+    with pytest.raises(OperationTimedOutException, match="not attached again in time; the last error: .*busy"):
         made.transport.send(link, message(1), None, 0.05)
     broker.refusals.clear()
     made.wait_for(LinkInterrupted, LinkRestored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidURLException
@@ -160,3 +160,32 @@ def test_no_error_of_a_failover_url_has_a_password() -> None:
         with pytest.raises(InvalidURLException) as raised:
             parse_url(text)
         assert "secret" not in str(raised.value)
+
+
+#: What a password may have that divides a URL.
+_DIVIDING = st.text(st.sampled_from("/?#,;()[]@&=:%'\" |"), min_size=1, max_size=3)
+
+
+@given(
+    _DIVIDING, _DIVIDING, st.sampled_from(["amqp://{}", "amqps://{}?retries=3", "failover:({})", "failover:({},{})"])
+)
+@example("?", "?", "amqp://{}")
+@example("?retries=", "x", "amqp://{}")
+@example(",", "x", "failover:({})")
+@example("/", "?", "amqp://{}")
+def test_no_error_has_a_part_of_a_password_that_is_not_encoded(first: str, second: str, form: str) -> None:
+    for begin in ("alice:", ""):
+        one = f"{begin}alpha{first}gamma{second}omega@host:5672"
+        text = form.format(*(f"amqp://{one}",) * 2) if "failover" in form else form.format(one)
+        try:
+            parse_url(text)
+        except InvalidURLException as error:
+            shown = str(error)
+            assert not [part for part in ("alpha", "gamma", "omega") if part in shown], shown
+
+
+def test_a_password_that_is_not_encoded_is_told_how_to_be() -> None:
+    with pytest.raises(InvalidURLException, match="percent-encoded") as raised:
+        parse_url("amqp://alice:pa?ss@host:5672")
+    assert "'amqp://***@host:5672'" in str(raised.value)
+    assert parse_url("amqp://alice:pa%3Fss@host:5672").addresses[0].password == "pa?ss"  # type: ignore[union-attr]

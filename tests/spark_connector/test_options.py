@@ -80,3 +80,7 @@ def test_every_option_is_described() -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(parse_source({"url": "u", "queue": "q", "username": "me", "password": "secret"}))
+    for url in ("amqp://me:secret@host:5672?retries=1", "failover:(amqp://me:secret@a,amqp://me:secret@b)"):
+        shown = repr(parse_sink({"url": url, "queue": "q"}))
+        assert "secret" not in shown
+        assert "***@" in shown
