@@ -666,7 +666,7 @@ def test_a_link_that_is_refused_for_a_while_is_attached_in_the_end(
     server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
     made.wait_for(LinkInterrupted)
     assert wait_for(lambda: len(broker.of(LinkRemoteOpen)) >= 3)
-    with pytest.raises(OperationTimedOutException, match="not attached again in time; the last error: .*busy"):
+    with pytest.raises(OperationTimedOutException, match=r"not attached again in time; the last error: .*busy"):
         made.transport.send(link, message(1), None, 0.05)
     broker.refusals.clear()
     made.wait_for(LinkInterrupted, LinkRestored)
