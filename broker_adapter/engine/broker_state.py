@@ -100,9 +100,13 @@ REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 
 
 class Client:
-    """A connection: its consumers and its temporary destinations."""
+    """A connection: its consumers and its temporary destinations.
 
-    __slots__ = ("browsers", "client_id", "consumers", "id", "is_leaving", "temporaries")
+    Attributes:
+        waited_for: queues that hand out nothing until all is back that it held of them; None: it does not leave yet.
+    """
+
+    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries", "waited_for")
 
     def __init__(self, number: int, client_id: str | None) -> None:
         self.id = number
@@ -110,7 +114,7 @@ class Client:
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
         self.temporaries: dict[Destination, None] = {}
-        self.is_leaving = False
+        self.waited_for: list[QueueState] | None = None
 
 
 class Totals:
@@ -488,9 +492,12 @@ class BrokerState:
                 del self.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
                 self._give_back_of(consumer, list(consumer.unsettled), command.failed, effects)
-                consumer.queue.returning.discard(client.id)
                 self._awake[consumer.queue.id] = consumer.queue
                 self._forget_consumer(consumer, client, effects)
+            for queue in client.waited_for or ():  # also of consumers that a commit has ended meanwhile
+                queue.returning.discard(client.id)
+                if queue.id in self.queues:
+                    self._awake[queue.id] = queue
             for number in client.browsers:
                 self._end_browser(self.browsers.pop(number), effects)
             for destination in list(client.temporaries):
@@ -499,13 +506,14 @@ class BrokerState:
 
     def _leave(self, client: Client, unseen: Mapping[int, c.Unseen] | None, effects: Effects) -> None:
         """End all consumers of a client; their queues wait for what they hold."""
-        if client.is_leaving:
+        if client.waited_for is not None:
             return
-        client.is_leaving = True
+        client.waited_for = []
         for consumer in list(client.consumers.values()):
             consumer.unseen = (unseen or {}).get(consumer.id, ())
             if consumer.unsettled:
                 consumer.queue.returning.add(client.id)
+                client.waited_for.append(consumer.queue)
             self._end_consumer(consumer, effects)
 
     def in_hand_of(self, client: int) -> int:

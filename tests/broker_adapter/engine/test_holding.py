@@ -666,3 +666,28 @@ def test_over_random_histories_nothing_overtakes_and_everybody_is_answered_once(
     assert history.answered == history.asked
     assert len(history.taken) == history.state.totals.enqueued > 0
     assert history.state._holding._rows == {}
+
+
+@pytest.mark.parametrize("ends", ["with its client", "for want of room", "done"])
+def test_a_queue_whose_last_deliveries_a_waiting_commit_had_goes_on_when_its_client_is_gone(ends: str) -> None:
+    """The client holds more than one cycle gives back, and is gone in parts: ``Broker._gather`` does it so."""
+    rules = Rules(max_queue_messages=3)
+    leaving, other = rules.connect(), rules.connect()
+    big = queue("big")
+    for destination in (big, FULL_QUEUE):
+        rules.send(other, destination, b"1", b"2", b"3")
+    rules.send(other, Q, b"x", b"y")
+    rules.attach(leaving, big, 3)
+    consumer = rules.attach(leaving, Q, 1)
+    told: list[Any] = []
+    commit_id = c.CommitId("s", 1)
+    commit = c.Commit(leaving, commit_id, [(FULL_QUEUE, c.NewMessage(0, b"z"))], [(consumer, 1, Outcome.ACCEPTED)])
+    rules._decide(commit._replace(reply=told.append))
+    rules.do(c.GiveBack(leaving, 3))
+    if ends == "done":
+        rules.attach(other, FULL_QUEUE, 1, presettled=True)
+    elif ends == "for want of room":
+        rules.pass_time(60_000)
+    rules.do(c.Disconnect(leaving))
+    heir = rules.attach(other, Q, 10)
+    assert len(rules.delivered[heir]) == (1 if ends == "done" else 2)
