@@ -18,6 +18,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import threading
@@ -98,7 +99,7 @@ BROWSE_SECONDS = 0.02
 #: Time that selectors take in one cycle: those of subscriptions for what is sent, and for what waits for them, and
 #: those of consumers.  What is left waits for the next cycle.  Of each of the three at least one selector is asked.
 SELECT_SECONDS = 0.01
-#: Messages that are in memory while consumers with selectors look at them.
+#: Messages of one queue that are in memory while consumers with selectors look at them, beside SCAN_BYTES.
 _LOOKS = 500
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS = 1_000
@@ -166,7 +167,8 @@ class Broker:
         self._alarm_ms: int | None = None
         self._loads: list[Load] = []
         self._scans: list[Scan] = []
-        self._looks: list[Look] = []
+        #: what those who search have to look at, by queue, in the order of their turns
+        self._looks: dict[int, deque[Look]] = {}
         self._lookers: list[Browser] = []
         self._chores = Chores()
         self._not_set_aside: set[bytes] = set()  #: entries that cannot be trusted, for which there was no room
@@ -716,15 +718,18 @@ class Broker:
         effects.loads = []
         scans = self._scans + effects.scans
         effects.scans = []
-        effects.looks[:0] = self._looks
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
         pending = _Pending(effects)
         self._state.is_late = self._state.new_slice()
         searched = bool(scans)
+        is_late = False
         loaded = 0
         for _ in range(LOAD_ROUNDS):
-            searched |= self._look(effects)
+            self._take_looks(effects)
+            if self._looks and not is_late:
+                searched = True
+                is_late = not self._look(effects)
             if not searched and (not wanted or loaded >= CYCLE_ENTRIES):
                 break
             searched = False
@@ -747,7 +752,7 @@ class Broker:
             wanted, effects.loads = later + effects.loads, []
         self._loads = wanted
         self._scans = scans[SCANS:] + effects.scans
-        self._looks = effects.looks
+        self._take_looks(effects)
 
     def _scan(self, scan: Scan, effects: Effects) -> None:
         """Show a consumer with a selector the next part of the backlog."""
@@ -772,22 +777,42 @@ class Broker:
         end = time.monotonic() + SCAN_SECONDS
         self._state.scanned(scan, messages, through, complete, lambda: time.monotonic() > end)
 
+    def _take_looks(self, effects: Effects) -> None:
+        for look in effects.looks:
+            self._looks.setdefault(look.queue.id, deque()).append(look)
+        effects.looks = []
+
     def _look(self, effects: Effects) -> bool:
-        """Show those who search what came in or came back; returns whether there was something."""
-        looks, effects.looks = effects.looks, []
-        done = 0
-        is_late = False
-        while done < len(looks) and not is_late:
-            part = looks[done : done + _LOOKS]
-            found = self._selectables([_raw(look.queue.id, look.entry) for look in part], effects)
-            messages = {(raw.queue, raw.position): message for raw, message in found}
-            for look in part:
-                if not self._state.looked(look, messages.get((look.queue.id, look.entry.position))):
-                    is_late = True
+        """Show those who search what came in or came back; returns False where the time was over before the end.
+
+        Queues take turns.
+        """
+        while self._looks:
+            number = next(iter(self._looks))
+            looks = self._looks.pop(number)
+            is_late = False
+            for message in self._to_look_at(looks, effects):
+                is_late = not self._state.looked(looks[0], message)
+                if is_late:
                     break
-                done += 1
-        effects.looks = looks[done:]
-        return done > 0
+                looks.popleft()
+            if looks:
+                self._looks[number] = looks  # behind the others
+            if is_late:
+                return False
+        return True
+
+    def _to_look_at(self, looks: Sequence[Look], effects: Effects) -> list[Selectable | None]:
+        """The first messages of those that are to be looked at in one queue; None for one that cannot be read."""
+        part: list[RawEntry] = []
+        size = 0
+        for look in itertools.islice(looks, _LOOKS):
+            size += look.entry.size
+            if part and size > SCAN_BYTES:
+                break
+            part.append(_raw(look.queue.id, look.entry))
+        found = {raw.position: message for raw, message in self._selectables(part, effects)}
+        return [found.get(raw.position) for raw in part]
 
     def _selectables(self, entries: Sequence[RawEntry], pending: Effects | None) -> list[tuple[RawEntry, Selectable]]:
         """Messages with what selectors can look at; those that cannot be trusted are left out."""

@@ -371,7 +371,8 @@ class BrokerState:
         if message is not None and not queue.look(look, lambda selector: selects(selector, message), self.is_late):
             return False
         queue.unseen -= 1
-        self._awake[queue.id] = queue
+        if queue.id in self.queues:
+            self._awake[queue.id] = queue
         return True
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
@@ -446,7 +447,7 @@ class BrokerState:
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self._awake or self._holding.choosing)
+        return bool(self._awake or self._holding.is_choosing)
 
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused, or a resting message delivered again; by ``elapsed_ms``."""
@@ -1306,11 +1307,15 @@ class BrokerState:
             self._unasked -= len(queues)  # most come here: it makes little
             return wanting_of(queues, Selectable(self.formats, message.format, message.payload))
         self._unasked = SMALL_AT_ONCE
-        if choice is None or choice.subject is not message or choice.queues != queues:
-            # It begins anew where subscriptions have come or gone.
+        if choice is None or choice.subject is not message:
             fields = Selectable(self.formats, message.format, message.payload)
             choice = held.choice = Choice(message, fields, len(message.payload), queues)
-        return choice.wanting if choice.go_on(self.is_late) else None
+        # Who has come since it began gets what comes later, or there would be no end of it.
+        return self._still_there(choice.wanting) if choice.go_on(self.is_late) else None
+
+    def _still_there(self, wanting: Sequence[QueueState]) -> Sequence[QueueState]:
+        """Those of a choice that have not ended since they were asked."""
+        return [each for each in wanting if each.record.kind == "subscription"]
 
     def _choose(self, held: Held, command: c.Commit) -> bool:
         """Find out which subscriptions want each message of a commit.
@@ -1319,18 +1324,14 @@ class BrokerState:
         """
         chosen = held.chosen
         if chosen is None:
-            topics: Iterable[Destination] = {each for each, _ in command.sends if each.is_topic}
-        else:
-            topics = chosen.queues
-        queues = {topic: self._remote(self.topics.get(topic, ()), command.client) for topic in topics}
-        if not any(queue.selector is not None for each in queues.values() for queue in each):
-            held.chosen = None
-            return True
-        if chosen is None or chosen.queues != queues:  # it begins anew where subscriptions have come or gone
+            topics = {each for each, _ in command.sends if each.is_topic}
+            queues = {topic: self._remote(self.topics.get(topic, ()), command.client) for topic in topics}
+            if not any(queue.selector is not None for each in queues.values() for queue in each):
+                return True
             chosen = held.chosen = Chosen(queues)
         for index in range(len(chosen.wanting), len(command.sends)):
             destination, message = command.sends[index]
-            wanting = self._wanting(held, message, queues[destination]) if destination.is_topic else ()
+            wanting = self._wanting(held, message, chosen.queues[destination]) if destination.is_topic else ()
             if wanting is None:
                 return False
             chosen.wanting.append(wanting)
@@ -1427,7 +1428,7 @@ class BrokerState:
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
         self._resume(holding.at_large, now_ms, effects)
-        self._resume(holding.choosing, now_ms, effects)
+        self._go_on_choosing(now_ms, effects)
         for held in holding.overdue(self._elapsed_ms):
             if held.line is not None:  # else it has ended with another one
                 self._end_overdue(held, now_ms, effects)
@@ -1440,6 +1441,15 @@ class BrokerState:
             if self._retry(held, now_ms, effects):
                 self._end_waiting((held,), now_ms, effects)
             elif line and line[0] is held:
+                return
+
+    def _go_on_choosing(self, now_ms: int, effects: Effects) -> None:
+        """Ask more of the subscriptions, as far as there is time in this decision."""
+        holding = self._holding
+        while (held := holding.take_choosing()) is not None:
+            if self._retry(held, now_ms, effects):
+                self._end_waiting((held,), now_ms, effects)
+            elif held.is_choosing:
                 return
 
     def _end_waiting(self, ended: Sequence[Held], now_ms: int, effects: Effects) -> None:
@@ -1456,7 +1466,7 @@ class BrokerState:
         self._holding.withdraw(held)
         if not self._retry(held, now_ms, effects):
             lines.append(held.line)
-            if held.line is self._holding.choosing:
+            if held.is_choosing:
                 return
             if held.line is not None:
                 self._holding.withdraw(held)
@@ -1758,7 +1768,7 @@ class BrokerState:
             if self._next_queue != next_queue:
                 made += targets
             if held.chosen is not None and destination.is_topic:
-                queues = held.chosen.wanting[len(sends)]
+                queues = self._still_there(held.chosen.wanting[len(sends)])
             else:
                 queues = self._remote(targets, command.client)
             sends.append((queues, destination, message))

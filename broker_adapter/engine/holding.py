@@ -2,9 +2,9 @@
 
 Theory of operation
     Who waits stands in a *line*: that of the queue that has no room, or the one *at large* where the whole engine has
-    none.  A line is in the order of arrival; who has to go back into one takes the place that is due to it.  One more
-    line is of those for which a topic's subscriptions are *choosing*, where their selectors take longer than one
-    decision may.  Nobody is refused there for the time that it takes.
+    none.  A line is in the order of arrival; who has to go back into one takes the place that is due to it.  Each
+    connection has one more line, of what a topic's subscriptions are *choosing* for, where their selectors take longer
+    than one decision may.  Connections take turns there, and nobody is refused for the time that it takes.
 
     What a connection sends or commits to one destination stays in its order, whatever each message waits for: those of
     them that wait are a *row*, and only who is the first in each of its rows stands in a line.  A commit is in the rows
@@ -40,6 +40,7 @@ class Held:
         index: of the first message that is not taken.
         errors: of its messages, where there are some.
         reason: what it waits for.
+        is_choosing: whether subscriptions are choosing, so that it stands in that line of its connection.
         rows: those that it is in; None: it does not wait.
         behind: in how many of them it is not the first.
         line: where it stands; None: it does not, or not any more.
@@ -55,6 +56,7 @@ class Held:
         "deadline_ms",
         "errors",
         "index",
+        "is_choosing",
         "line",
         "queue",
         "reason",
@@ -72,6 +74,7 @@ class Held:
         self.chosen: Chosen | None = None
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
+        self.is_choosing = False
         self.rows: Sequence[Row] | None = None
         self.behind = 0
         self.line: deque[Held] | None = None
@@ -100,12 +103,12 @@ class Holding:
 
     Attributes:
         at_large: the line of those who wait for no queue in particular.
-        choosing: the line of those for which subscriptions are choosing.
     """
 
     def __init__(self) -> None:
         self.at_large: deque[Held] = deque()
-        self.choosing: deque[Held] = deque()
+        #: lines of those for which subscriptions are choosing, by connection, in the order of their turns
+        self._choosing: dict[int, deque[Held]] = {}
         self._all: dict[Held, None] = {}
         self._rows: dict[Row, deque[Held]] = {}
         self._of_clients: dict[int, dict[Held, None]] = {}
@@ -166,11 +169,15 @@ class Holding:
         """Stand in the line of a queue, or at large (None), or in that where subscriptions are choosing."""
         if held.rows is None:
             self._join(held)
-        line = self.choosing if is_choosing else self.at_large
+        command = held.command
         if queue is not None:
             line = queue.held
             self._queues[queue.id] = queue
-        held.line, held.queue = line, queue
+        elif is_choosing and not isinstance(command, c.Publish):
+            line = self._choosing.setdefault(command.client, deque())
+        else:
+            line = self.at_large
+        held.line, held.queue, held.is_choosing = line, queue, is_choosing
         if held.arrival not in self._timed and not is_choosing:
             heappush(self._deadlines, (held.deadline_ms, held.arrival))
             self._timed[held.arrival] = held
@@ -192,10 +199,6 @@ class Holding:
         if len(self._queues) > most:
             self.queues()
 
-    def lines(self) -> list[deque[Held]]:
-        """All lines in which somebody waits, and last the two that always exist."""
-        return [*(queue.held for queue in self.queues()), self.at_large, self.choosing]
-
     def queues(self) -> Collection[QueueState]:
         """The queues for which somebody waits."""
         self._queues = {number: queue for number, queue in self._queues.items() if queue.held}
@@ -206,6 +209,21 @@ class Holding:
         held = line.popleft()
         held.line = None
         return held
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether there is somebody for :meth:`take_choosing`."""
+        return any(self._choosing.values())
+
+    def take_choosing(self) -> Held | None:
+        """The first of the connection whose turn it is, as by :meth:`take`; None where subscriptions choose nothing."""
+        while self._choosing:
+            client = next(iter(self._choosing))
+            line = self._choosing.pop(client)
+            if line:
+                self._choosing[client] = line  # behind the others
+                return self.take(line)
+        return None
 
     def withdraw(self, held: Held) -> None:
         """One that stands in a line leaves it, to :meth:`wait` again or to :meth:`end`."""
@@ -279,7 +297,7 @@ class Holding:
         found: list[Held] = []
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
             held = self._timed.pop(heappop(self._deadlines)[1])
-            if held.line is not self.choosing:
+            if not held.is_choosing:
                 found.append(held)
         return found
 

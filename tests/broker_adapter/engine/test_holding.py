@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from functools import partial
 from typing import Any
 
@@ -354,7 +354,8 @@ def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> No
     assert holding.take(line_of.held) is all_held[0]
     assert holding.end((all_held[0],)) == []
     assert holding.end(all_held) == []
-    assert (holding.count, list(holding), holding.lines()) == (0, [], [holding.at_large, holding.choosing])
+    assert (holding.count, list(holding), list(holding.queues())) == (0, [], [])
+    assert (holding.at_large, holding.is_choosing) == (deque(), False)
 
 
 class Observed:
@@ -633,7 +634,8 @@ class History:
             assert (held.line is None) == bool(behind), (
                 "who is the first of all its rows, and nobody else, is in a line"
             )
-        for line in (*holding.lines(), *holding._rows.values()):
+        lines = {id(held.line): held.line for held in everybody if held.line is not None}
+        for line in (*lines.values(), *holding._rows.values()):
             arrivals = [held.arrival for held in line]
             assert arrivals == sorted(arrivals)
         assert self.state.totals.duplicates_rejected == 0
