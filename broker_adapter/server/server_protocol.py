@@ -824,8 +824,8 @@ class ServerProtocol:
         if consumer is not None and not consumer.detached:
             consumer.detached = True
             reply = self._reply(self._on_detached, link, event.closed)
-            left = self._take_left(consumer)
-            self._commands.append(c.Detach(consumer.number, unseen=(set(left),) if left else (), reply=reply))
+            unseen = set(self._take_left(consumer)), self._ahead(consumer)
+            self._commands.append(c.Detach(consumer.number, unseen=unseen, reply=reply))
             if event.closed and consumer.subscription is not None:
                 name, of_client = consumer.subscription
                 self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
@@ -870,9 +870,12 @@ class ServerProtocol:
             consumer: it gets nothing more.
             unsent: what the peer has not sent as a whole, by its numbers.
         """
-        # Behind what was handed out comes what the engine has handed out meanwhile.
-        ahead = range(consumer.handed + 1, consumer.handed + 1 + consumer.granted)
-        return set(self._take(consumer, unsent)), ahead
+        return set(self._take(consumer, unsent)), self._ahead(consumer)
+
+    @staticmethod
+    def _ahead(consumer: _Consumer) -> range:
+        """What the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
+        return range(consumer.handed + 1, consumer.handed + 1 + consumer.granted)
 
     def _on_detached(self, link: int, closed: bool, _result: Any) -> None:
         self._peer.close_link(link, closed=closed)
@@ -925,7 +928,7 @@ class ServerProtocol:
             unsent = self._peer.take_back(event.link, -event.credit)
             consumer.credit += len(unsent)
             if taken := self._take(consumer, unsent):
-                self._commands.append(c.Settle(consumer.number, taken, Outcome.RELEASED))
+                self._release_some(consumer, taken)
         if event.credit < consumer.granted and not event.drain and not consumer.drain_sent:
             self._drain(consumer)  # the client took credit back: so do we
         self._grant(consumer)
@@ -1006,13 +1009,17 @@ class ServerProtocol:
         if self._ended:
             return
         consumer.handed = numbers[-1]
-        consumer.gives_back = True
-        self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+        self._release_some(consumer, numbers)
         if not consumer.detached:
             consumer.granted = max(0, consumer.granted - len(numbers))
             self._choked[consumer.link] = None
             if not consumer.drain_sent:
                 self._drain(consumer)  # else it would be handed the same again
+
+    def _release_some(self, consumer: _Consumer, numbers: Sequence[int]) -> None:
+        """Deliveries go back, and what comes behind them as well until the engine has answered a drain."""
+        consumer.gives_back = True
+        self._commands.append(c.Settle(consumer.number, numbers, Outcome.RELEASED))
 
     def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout], size: int) -> None:
         self._taken_bytes += size
@@ -1032,8 +1039,7 @@ class ServerProtocol:
             return
         consumer.since_grant += size
         if count > consumer.credit and not settled:  # the client took credit back meanwhile
-            excess = [handout.number for handout in handouts[consumer.credit :]]
-            self._commands.append(c.Settle(consumer.number, excess, Outcome.RELEASED))
+            self._release_some(consumer, [handout.number for handout in handouts[consumer.credit :]])
             handouts = handouts[: consumer.credit]
         envelope = self._envelope
         for number, position, failures, form, payload, added in handouts:
@@ -1064,7 +1070,7 @@ class ServerProtocol:
         link = consumer.link
         consumer.detached = True
         unsent = self._take(consumer, self._peer.withdraw(link, stays=True))
-        self._commands.append(c.Detach(consumer.number, unseen=({*numbers, *unsent},)))
+        self._commands.append(c.Detach(consumer.number, unseen=({*numbers, *unsent}, self._ahead(consumer))))
         reason = (
             f"a message of {size} bytes is larger than the {consumer.max_message_bytes} bytes that the receiver takes"
             " (max-message-size of its attach); attach with a larger limit"
