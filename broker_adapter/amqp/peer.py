@@ -245,7 +245,7 @@ class Dropped(NamedTuple):
     link: int
     messages: int
     txn_ids: set[bytes]  #: the transactions that they were to be part of
-    error: AmqpError | None  #: the limit that was broken, which closed the link; None: their sender gave them up
+    error: AmqpError | None  #: why, where they are missed: a limit, or the link's end; None: their sender gave them up
 
 
 class Dispositions(NamedTuple):
@@ -383,6 +383,7 @@ _HEARTBEAT: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 _EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
 _EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
 _NO_CREDIT: Final = AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit")
+_CUT_SHORT: Final = AmqpError("amqp:illegal-state", "the link ended when only a part of a message had come")
 _new: Final = tuple.__new__
 
 
@@ -437,6 +438,7 @@ class Peer:
         #: (channel, role) → the last delivery of dispositions that proton has not told of
         self._disposed: dict[tuple[bytes, bool], int] = {}
         self.unfinished_bytes = 0  #: of messages of which only a part has come
+        self._unfinished: dict[_Link, None] = {}  #: where they come in
         self.unwritten_bytes = 0  #: what proton keeps, about, for the answers to messages that it has not written yet
         self._with_output: list[_Session] = []  #: sessions that may have bytes to send
         self._with_later: dict[int, _Session] = {}  #: sessions with messages that proton has not got as a whole
@@ -874,6 +876,7 @@ class Peer:
         if link.partial is None:
             link.partial = []
             link.unfinished = delivery
+            self._unfinished[link] = None
         for part in (ahead, payload):
             if part:
                 _append_part(link.partial, part)
@@ -887,32 +890,41 @@ class Peer:
 
     def _forget_parts(self, link: _Link) -> None:
         self.unfinished_bytes -= link.partial_bytes
+        self._unfinished.pop(link, None)
         link.partial = link.unfinished = None
         link.partial_bytes = 0
 
     def has_unfinished(self, txn_id: bytes) -> bool:
         """Whether only a part has come of a message that belongs to this transaction."""
-        if not self.unfinished_bytes:
-            return False
-        for link in self._links.values():
-            if link.unfinished is not None and (code := self._engine.pn_delivery_remote_state(link.unfinished)):
-                state = self._read_state(link.unfinished, code)
-                if state.code == TRANSACTIONAL and state.txn_id == txn_id:
-                    return True
-        return False
+        return any(self._transaction_of(link.unfinished) == txn_id for link in self._unfinished)
+
+    def _transaction_of(self, delivery: Any) -> bytes | None:
+        """The transaction that a message which came in belongs to, so far as that is known."""
+        code = self._engine.pn_delivery_remote_state(delivery)
+        if not code:
+            return None
+        state = self._read_state(delivery, code)
+        return state.txn_id if state.code == TRANSACTIONAL else None
+
+    def _cut_short(self, link: _Link, happened: list[Event]) -> None:
+        """A link ends: the rest of a message that has come in part will not come, and its transaction misses it."""
+        if link.unfinished is not None:
+            txn_id = self._transaction_of(link.unfinished)
+            self._forget_parts(link)
+            if txn_id is not None:
+                happened.append(Dropped(link.number, 1, {txn_id}, _CUT_SHORT))
 
     def largest_unfinished_bytes(self) -> int:
         """How much of the largest message has come of which only a part has; 0: there is none."""
-        return max((link.partial_bytes for link in self._links.values()), default=0)
+        return max((link.partial_bytes for link in self._unfinished), default=0)
 
     def refuse_largest_unfinished(self, error: AmqpError) -> None:
         """Reject the largest message of which only a part has come, if any, and close its link with this error.
 
         ``events()`` tells of it, as of any message that is dropped.
         """
-        unfinished = [link for link in self._links.values() if link.unfinished is not None]
-        if unfinished:
-            link = max(unfinished, key=lambda each: each.partial_bytes)
+        if self._unfinished:
+            link = max(self._unfinished, key=lambda each: each.partial_bytes)
             self._violate(link, error)
             self._drop(link, link.unfinished, self._early, State(REJECTED, error=error))
 
@@ -927,8 +939,7 @@ class Peer:
         engine = self._engine
         self._forget_parts(link)
         error = link.violation
-        code = engine.pn_delivery_remote_state(delivery)
-        named = self._read_state(delivery, code) if code else None
+        txn_id = self._transaction_of(delivery)
         aborted = engine.pn_delivery_aborted(delivery)
         if not aborted and error is not None and not engine.pn_delivery_settled(delivery):
             if state is None:
@@ -947,8 +958,8 @@ class Peer:
             if type(last) is Dropped and last.link == link.number and last.error == error:
                 happened.pop()
                 messages, txn_ids = last.messages + 1, last.txn_ids
-        if not aborted and named is not None and named.code == TRANSACTIONAL and named.txn_id is not None:
-            txn_ids.add(named.txn_id)
+        if not aborted and txn_id is not None:
+            txn_ids.add(txn_id)
         happened.append(Dropped(link.number, messages, txn_ids, error))
 
     def _on_disposition(self, link: _Link, delivery: Any, happened: list[Event]) -> None:
@@ -988,7 +999,7 @@ class Peer:
             link = self._links_by_pointer.get(engine.pn_event_link(event))
             if link is not None and not link.remote_closed:
                 link.remote_closed = True
-                self._forget_parts(link)  # its rest will not come
+                self._cut_short(link, happened)
                 error = _read_condition(lib.pn_link_remote_condition(link.endpoint._impl))
                 happened.append(LinkRemoteClose(link.number, kind == lib.PN_LINK_REMOTE_CLOSE, error))
                 if link.closed:
@@ -999,7 +1010,9 @@ class Peer:
             session = self._sessions_by_pointer.get(engine.pn_event_session(event))
             if session is not None:
                 error = _read_condition(lib.pn_session_remote_condition(session.endpoint._impl))
-                unsent = {link: self.withdraw(link) for link in session.links}
+                for link in session.links.values():
+                    self._cut_short(link, happened)
+                unsent = {number: self.withdraw(number) for number in session.links}
                 happened.append(SessionRemoteClose(session.number, error, unsent))
                 self._forget_session(session)
         elif kind == lib.PN_CONNECTION_REMOTE_OPEN:

@@ -64,6 +64,7 @@ from broker_adapter.errors import (
 from broker_adapter.server.budget import Budget
 from broker_adapter.server.server_protocol import SLICE_MESSAGES, ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
+from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.amqp.frames import transfer
 from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
 from tests.contracts.transports import engine, eventually
@@ -1548,8 +1549,8 @@ class ByHand:
 
     def __init__(self, client: Client, target: Terminus | None) -> None:
         self.client = client
-        session = client.peer.begin_session()
-        self.link = client.peer.attach_sender(session, "by hand", Terminus(), target)
+        self.session = client.peer.begin_session()
+        self.link = client.peer.attach_sender(self.session, "by hand", Terminus(), target)
         self.channel, self.handle, self.number = 1, 0, -1
         client.rest()
 
@@ -2270,3 +2271,31 @@ def test_frames_left_out_repeated_or_in_another_order_never_break_the_server(
         position += size
     chosen = [cut[0], cut[1], *[cut[number % len(cut)] for number in frames]]
     listen_to(patient_broker, said[:8] + b"".join(chosen), 1_000_000)
+
+
+@pytest.mark.parametrize("part", [b"", b"ten bytes!"], ids=["nothing of it", "a part of it"])
+@pytest.mark.parametrize("ends", ["detach", "detach that closes", "end", "nothing ends"])
+def test_a_message_of_which_only_the_start_has_come_fails_its_transaction(
+    broker: Broker, ends: str, part: bytes
+) -> None:
+    client = Client(broker).open()
+    doomed, hand = Doomed(client), ByHand(client, Terminus("q"))
+    hand.transfer(part, more=True, txn_id=doomed.txn_id)
+    client.pump()
+    if ends == "end":
+        client.peer.end_session(hand.session)
+        client.pump()
+    elif ends != "nothing ends":
+        closed = ends == "detach that closes"
+        client.server.receive(frames.detach(hand.channel, hand.handle, closed=closed), client.now_ms)
+    doomed.fails("not come as a whole" if ends == "nothing ends" else "only a part of a message had come")
+
+
+def test_a_message_that_its_sender_gave_up_does_not_fail_its_transaction(broker: Broker) -> None:
+    client = Client(broker).open()
+    coordinator, hand = client.coordinator(), ByHand(client, Terminus("q"))
+    txn_id = client.declare(coordinator)
+    hand.transfer(b"ten bytes!", more=True, txn_id=txn_id)
+    hand.transfer(b"", first=False, aborted=True)
+    client.server.receive(frames.detach(hand.channel, hand.handle, closed=True), client.now_ms)
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
