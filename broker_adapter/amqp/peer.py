@@ -547,8 +547,11 @@ class Peer:
                         continue
             elif head in disposing and size > 14:
                 stop = position + 13 + data[position + 12]
+                disposed = None
                 if stop <= after and _has_no_array(data, position + 14, stop):
-                    most = self._tell_earlier(data, position, most, *_disposed(data, position + 14))
+                    disposed = _disposed(data[position + 14 : stop])
+                if disposed is not None:
+                    most = self._tell_earlier(data, position, most, *disposed)
                     if self._failure is not None:
                         return position, None
                     position = after
@@ -1840,23 +1843,35 @@ def _told_by_proton(found: weakref.ref[Peer]) -> Callable[[Any, str], None]:
 # Frames.
 
 
-def _disposed(data: bytes, position: int) -> tuple[bool, int, int]:
-    """Role, first and last delivery of a disposition whose fields start there, in octets that were looked at."""
-    role = data[position] == 0x41 or (data[position] == 0x56 and data[position + 1] == 1)
-    position += 2 if data[position] == 0x56 else 1
-    first, position = _uint(data, position)
-    last, _ = _uint(data, position)
-    return role, first or 0, first or 0 if last is None else last
+def _disposed(fields: bytes) -> tuple[bool, int, int] | None:
+    """Role, first and last delivery of a disposition with these fields; None where they are something else."""
+    role = _ROLES.get(fields[:1])
+    position = 1
+    if role is None:
+        role = _ROLES.get(fields[:2])
+        position = 2
+    first, position = _uint(fields, position)
+    has_last = position < len(fields) and fields[position] != 0x40
+    last, _ = _uint(fields, position) if has_last else (first, position)
+    return None if role is None or first is None or last is None else (role, first, last)
 
 
-def _uint(data: bytes, position: int) -> tuple[int | None, int]:
-    """A field that is a uint or null, and where the next one starts."""
-    kind = data[position] if position < len(data) else 0x40
-    if kind == 0x52:
-        return data[position + 1], position + 2
-    if kind == 0x70:
-        return int.from_bytes(data[position + 1 : position + 5]), position + 5
-    return 0 if kind == 0x43 else None, position + 1
+#: What a boolean may be encoded as.
+_ROLES: Final = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
+
+
+def _uint(fields: bytes, position: int) -> tuple[int | None, int]:
+    """A field that is a uint, and where the next one starts; None where it is something else."""
+    kind = fields[position : position + 1]
+    if kind == b"\x43":
+        return 0, position + 1
+    size = _UINT_BYTES.get(kind, 0)
+    value = fields[position + 1 : position + 1 + size]
+    return (int.from_bytes(value) if size and len(value) == size else None), position + 1 + size
+
+
+#: Bytes of a uint by what is ahead of it.
+_UINT_BYTES: Final = {b"\x52": 1, b"\x70": 4}
 
 
 def _has_no_array(data: bytes, start: int, end: int) -> bool:

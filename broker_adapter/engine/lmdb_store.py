@@ -315,7 +315,11 @@ class LmdbStore:
                     if version:
                         raise
         for key in (NEXT_QUEUE, NEXT_MESSAGE):
-            number = _plain_number(txn.get(key, db=meta))
+            value = txn.get(key, db=meta)
+            with suppress(StoreCorruptException):
+                decode_meta(key, value or b"")
+                continue  # it is of this version, whose record is lost
+            number = _plain_number(value)
             if number is not None:
                 txn.put(key, encode_meta(key, number), db=meta)
         unique = txn.get(UNIQUE, db=meta)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from ack_modes import Outcome
@@ -12,10 +14,11 @@ from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.records import VERSION, VERSION_CHECK
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, settle
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, send, settle
 
 #: What was staged then is not too old now.
 SETTINGS = EngineSettings(max_store_bytes=16 * 1024 * 1024, staged_timeout_seconds=1e9)
@@ -148,4 +151,23 @@ def test_an_old_store_that_lost_its_version_loses_nothing_else(
     assert len(drained(broker, client, "orders")) == 18
     subscription = Subscription("one", durable=True, shared=False)
     assert len(drained(broker, client, topic("news"), subscription=subscription)) == 5
+    broker.close()
+
+
+@pytest.mark.parametrize("queues", [31, 78])
+def test_a_store_of_today_that_lost_its_version_keeps_its_numbers(tmp_path: Path, queues: int) -> None:
+    """The checksum of these numbers begins with a byte that is a number by itself."""
+    broker = Broker(SETTINGS, str(tmp_path))
+    client = connect(broker)
+    for number in itertools.count():
+        if broker._state._next_queue == queues:
+            break
+        send(broker, client, f"queue {number}", "x")
+    broker.close()
+    with lmdb.open(str(tmp_path), max_dbs=32) as env, env.begin(write=True) as txn:
+        for key in (VERSION, VERSION_CHECK):
+            assert txn.delete(key, db=env.open_db(b"meta", txn=txn))
+    broker = Broker(SETTINGS, str(tmp_path))
+    assert broker._state._next_queue == queues
+    assert send(broker, connect(broker), "another one", "x") is None
     broker.close()

@@ -14,7 +14,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from tests.broker_adapter.amqp.frames import ATTACH, TRANSFER, attach, begin, disposition, flow
+from tests.broker_adapter.amqp.frames import ATTACH, BEGIN, CLOSE, TRANSFER, attach, begin, disposition, flow
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
 from tests.broker_adapter.server.raw_client import RawClient
 from tests.broker_adapter.server.test_server_protocol import decoded, encoded
@@ -82,3 +82,21 @@ def test_ranges_at_random(broker: Broker, port: int) -> None:
                 states.setdefault(number, state)
         expected = [number for number in range(300) if states.get(number) != ACCEPTED]
         assert left(broker, port, 300, *ranges) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b"\x41\x52", b"\x56", b"\x41\x70\x00\x00", b"\x41\x43\x52", b"\x41\x43\xa1\x01x", b"\x41\x40", b"\x42", b"\x41"],
+    ids=lambda fields: fields.hex(),
+)
+def test_a_disposition_that_ends_early_or_holds_something_else_ends_its_connection_in_words(
+    port: int, fields: bytes
+) -> None:
+    body = b"\x00\x53\x15\xc0" + bytes((len(fields) + 1, 2)) + fields
+    with RawClient(port) as raw:
+        raw.send(begin(0))
+        raw.until(lambda: raw.count(BEGIN) == 1)
+        raw.send((len(body) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + body)
+        raw.until_closed()
+        ((error,),) = raw.fields(CLOSE)
+    assert error.value[0] in ("amqp:decode-error", "amqp:illegal-state", "amqp:invalid-field")
