@@ -59,7 +59,7 @@ from broker_adapter.engine.records import (
     unpack_entry_key,
 )
 from broker_adapter.engine.runs import following, new_run
-from broker_adapter.engine.selection import Read, Selectable, selects
+from broker_adapter.engine.selection import Read, Selectable
 from broker_adapter.engine.staging import batch_of
 from broker_adapter.engine.store import Loaded, Store
 from broker_adapter.errors import (
@@ -460,9 +460,8 @@ class Broker:
             effects = self._state.decide(supplied, now_ms, elapsed_ms)
             self._state.commits.trim()
             self._state.published.trim()
-            for command, cause in effects.faults:
-                _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=cause)
             self._load(effects, now_ms)
+            self._log_faults(effects)
             taken = self._read_what_is_taken(effects)
             if not self._distrust(effects.distrusted):
                 for number, key in effects.distrusted:
@@ -476,6 +475,13 @@ class Broker:
         finally:
             self.cycling_thread = None
         self._set_alarm()
+
+    def _log_faults(self, effects: Effects) -> None:
+        for command, cause in effects.faults:
+            _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=cause)
+        found, self._state.selector_fault = self._state.selector_fault, None
+        if found is not None:
+            _log.error("! the selector %.200r failed unexpectedly", found[0], exc_info=found[1])
 
     def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
@@ -1092,7 +1098,7 @@ class Broker:
                 _tell(reply, dropped)
 
     def _is_wanted(self, selector: Selector, entry: RawEntry) -> bool:
-        return any(selects(selector, message) for _, message in self._selectables((entry,), None))
+        return any(self._state.is_selected(selector, message) for _, message in self._selectables((entry,), None))
 
     def _held_positions(self, queue: int) -> set[int]:
         """Positions of a queue that are in consumers' hands."""

@@ -68,7 +68,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     TransactionRolledBackException,
 )
-from broker_adapter.selector import parse_selector
+from broker_adapter.selector import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
 
 #: Why a send or commit waits for which there is room.
@@ -178,6 +178,7 @@ class BrokerState:
         self.totals = Totals()
         self.redelivered = Redelivered()
         #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
+        self.selector_fault: tuple[str, Exception] | None = None  #: the last one, for the log
         self.new_slice: Callable[[], Callable[[], bool]] = lambda: lambda: False
         self.is_late = self.new_slice()
         self._unasked = 0  #: how many selectors may be asked, of small messages, before the clock is
@@ -351,13 +352,21 @@ class BrokerState:
         selector = consumer.search.selector
         found = []
         for index, (entry, message) in enumerate(messages, 1):
-            if selects(selector, message):
+            if self.is_selected(selector, message):
                 found.append(entry)
             if index < len(messages) and is_late():
                 through, complete = entry.position, False
                 break
         consumer.queue.scanned(consumer, scan.lane, through, found, complete)
         self._awake[consumer.queue.id] = consumer.queue
+
+    def is_selected(self, selector: Selector, message: Selectable) -> bool:
+        """Whether a consumer's selector is true of a message; a fault of ours there is nobody else's."""
+        try:
+            return selects(selector, message)
+        except Exception as error:
+            self.selector_fault = selector.text, error
+            return False
 
     def looked(self, look: Look, message: Selectable | None) -> bool:
         """Have those who search look at a message that came in or came back, if it can be read (else None).
@@ -368,7 +377,7 @@ class BrokerState:
             Whether all have looked; otherwise this was all that may be done in this cycle.
         """
         queue = look.queue
-        if message is not None and not queue.look(look, lambda selector: selects(selector, message), self.is_late):
+        if message is not None and not queue.look(look, lambda selector: self.is_selected(selector, message), self.is_late):
             return False
         queue.unseen -= 1
         if queue.id in self.queues:
@@ -1490,6 +1499,10 @@ class BrokerState:
                 self._roll_back(held.command, error, effects)
             else:
                 self._reply(held.command, error, effects)
+            return True
+        except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
+            effects.faults.append((held.command, error))
+            self._end_held(held, fault(held.command, error), effects)
             return True
 
     def _refuse(self, held: Held, reason: str, effects: Effects) -> None:

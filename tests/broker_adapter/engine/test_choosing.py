@@ -19,7 +19,7 @@ from broker_adapter.engine import selection
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.selection import LARGE_AT_ONCE, SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack, unpack
-from broker_adapter.errors import ResourceAllocationException
+from broker_adapter.errors import JMSException, ResourceAllocationException
 from broker_adapter.selector import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine import test_selective_histories
@@ -328,5 +328,46 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
         assert broker._state.totals.delivered == 21
         assert looks.index("quiet") <= 2
         assert max(read) <= 3
+    finally:
+        broker.close()
+
+
+@pytest.mark.parametrize("asked", ["of a send", "of a send that waits", "of a consumer"])
+def test_a_fault_in_a_selector_is_the_messages_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cycles, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
+    broker = Broker(EngineSettings(), tmp_path / "data")
+    matches = Selector.matches
+    left = [3 if asked == "of a send that waits" else 0]
+
+    def failing(self: Selector, message: Any) -> bool:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RecursionError("a fault of ours")
+        return matches(self, message)
+
+    try:
+        client = connect(broker)
+        destination = queue("q") if asked == "of a consumer" else NEWS
+        for number in range(5):
+            consumer = broker.call(c.Attach(client, destination, Inbox(), selector=f"n = {number}"), WAIT)
+            broker.call(c.Credit(consumer, 10), WAIT)
+        come_to_rest(broker)
+        with monkeypatch.context() as patched:
+            patched.setattr(Selector, "matches", failing)
+            send = c.Enqueue(client, destination, [message(4)])
+            if asked == "of a consumer":
+                broker.call(send, WAIT)
+            else:
+                with pytest.raises(JMSException, match="a fault of ours"):
+                    raise broker.call(send, WAIT)[0]  # or the call does, where it was decided at once
+            come_to_rest(broker)
+        assert broker.failed is None
+        assert "failed unexpectedly" in caplog.text
+        another = message(4)._replace(identity=Identity("p", 1, 5))
+        assert broker.call(c.Enqueue(client, destination, [another]), WAIT) is None
+        come_to_rest(broker)
+        assert broker._state.totals.delivered == 1
     finally:
         broker.close()
