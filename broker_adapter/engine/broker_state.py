@@ -377,7 +377,9 @@ class BrokerState:
             Whether all have looked; otherwise this was all that may be done in this cycle.
         """
         queue = look.queue
-        if message is not None and not queue.look(look, lambda selector: self.is_selected(selector, message), self.is_late):
+        if message is not None and not queue.look(
+            look, lambda selector: self.is_selected(selector, message), self.is_late
+        ):
             return False
         queue.unseen -= 1
         if queue.id in self.queues:
