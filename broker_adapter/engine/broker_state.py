@@ -1001,10 +1001,7 @@ class BrokerState:
 
     def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
         messages = [(key, message) for key, message in command.messages if key in command.there]
-        if self.held_because:
-            raise ResourceAllocationException(self.held_because)
-        if self.room is not None and not all(self.room.take(len(each.payload), 1) for _, each in messages):
-            raise ResourceAllocationException(self.room.reason)
+        self._take_room([(len(each.payload), 1) for _, each in messages])
         targets = self._targets(command.destination, effects)
         for key, message in messages:
             effects.durable.put("quarantine", key, None)
@@ -1238,7 +1235,9 @@ class BrokerState:
                     if refusal is not None:
                         blocked, reason = queue, refusal
                         break
-            if message.persistent and self.held_because:
+            if reason:
+                pass
+            elif message.persistent and self.held_because:
                 reason = self.held_because
             elif (
                 message.persistent and self.room is not None and not self.room.take(len(message.payload), len(wanting))
@@ -1287,6 +1286,16 @@ class BrokerState:
             return False
         self.totals.expired += 1
         return True
+
+    def _take_room(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Take the room on the disk for some messages, of (bytes, queues) each, or raise and take none."""
+        if self.held_because:
+            raise ResourceAllocationException(self.held_because)
+        if self.room is not None:
+            left = self.room.taken(messages)
+            if left is None:
+                raise ResourceAllocationException(self.room.reason)
+            self.room = left
 
     def _spread(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
         """Store one copy, and an entry for each queue."""
@@ -1673,6 +1682,8 @@ class BrokerState:
             self._awake[consumer.queue.id] = consumer.queue
             consumer.credit += 1 if consumer.attached else 0
             self._let_go(consumer, 1)
+            if not consumer.attached and not consumer.unsettled:
+                self._forget_consumer(consumer, self.clients[consumer.client], effects)
             self.totals.quarantined += 1
         self._reply(command, None, effects)
 
@@ -1771,6 +1782,7 @@ class BrokerState:
                 more[consumer.queue.id] = count - 1, size - consumer.unsettled[number].size
         sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
         entries = 0
+        room = None if self.room is None else self.room.taken(())  # by itself, until the commit is certain
         volatile_bytes = 0
         for destination, message in command.sends:
             if len(message.payload) > settings.max_message_bytes:
@@ -1790,8 +1802,8 @@ class BrokerState:
             entries += len(queues)
             self._check_places(entries)
             reason = self.held_because
-            if message.persistent and self.room is not None and not self.room.take(len(message.payload), len(queues)):
-                reason = self.room.reason
+            if message.persistent and room is not None and not room.take(len(message.payload), len(queues)):
+                reason = room.reason
             if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
                 volatile_bytes += len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(queues)
                 if not (message.persistent and any(queue.durable for queue in queues)):
@@ -1813,6 +1825,7 @@ class BrokerState:
                     return not self._hold(held, queue, refusal, effects)
                 more[queue.id] = count + 1, size + len(message.payload)
         # From here on nothing can fail.
+        self.room = room
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes
         streams: dict[tuple[Any, ...], Sequences] = {}
@@ -1874,10 +1887,6 @@ class BrokerState:
                 f"staged transaction {command.transaction!r} has {have} messages{dropped}, so the next"
                 f" cannot be number {command.first}"
             )
-        if self.held_because:
-            raise ResourceAllocationException(self.held_because)
-        if self.room is not None and not all(self.room.take(len(each.payload), 2) for each in command.messages):
-            raise ResourceAllocationException(self.room.reason)
         if _named_queue(command.target.name).is_temporary:
             raise InvalidDestinationException(f"cannot stage messages for the temporary queue {command.target.name!r}")
         max_bytes = self.settings.max_message_bytes
@@ -1886,6 +1895,7 @@ class BrokerState:
                 raise message_too_large(len(message.payload), max_bytes)
             if message.deliver_at_ms is not None:
                 raise JMSException("a staged message cannot have a delivery delay")
+        self._take_room([(len(each.payload), 2) for each in command.messages])
         sizes = [len(each.payload) for each in command.messages[have - command.first :]]
         if sizes:
             before = queue.bytes if queue is not None else 0
@@ -2145,7 +2155,7 @@ class BrokerState:
                 in_hand=queue.in_hand,
                 delayed=queue.delayed.behind + len(queue.resting),
                 consumers=len(queue.consumers),
-                held_producers=sum([1 + self._holding.behind(held) for held in queue.held]),
+                held_producers=sum([1 + self._holding.behind(held, queue.destination) for held in queue.held]),
                 next_position=queue.next_position,
                 client_id=queue.record.client_id,
             )

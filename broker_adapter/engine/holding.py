@@ -145,9 +145,9 @@ class Holding:
         held.reason = reason
         self._join(held)
 
-    def behind(self, held: Held) -> int:
-        """How many wait behind one that waits."""
-        return sum(len(self._rows[row]) - 1 for row in held.rows or ())
+    def behind(self, held: Held, destination: Destination) -> int:
+        """How many wait behind one that waits, for the same destination."""
+        return sum(len(self._rows[row]) - 1 for row in held.rows or () if row[1] == destination)
 
     def _join(self, held: Held) -> None:
         command = held.command

@@ -11,6 +11,7 @@ Theory of operation
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -62,6 +63,11 @@ class Room:
         self.single_pages -= singles + runs  # what a run takes, single pages cannot have
         self.run_pages -= runs
         return True
+
+    def taken(self, messages: Iterable[tuple[int, int]]) -> Room | None:
+        """The room that is left behind these messages, of (bytes, queues) each; None where they do not all fit."""
+        left = attrs.evolve(self)
+        return left if all(left.take(size, entries) for size, entries in messages) else None
 
     @property
     def is_used_up(self) -> bool:

@@ -1104,3 +1104,14 @@ def test_a_client_that_goes_leaves_its_deliveries_and_takes_its_held_sends() -> 
     assert rules.delivered[consumer] == [(1, 1)]
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
     assert rules.depth("q") == 0
+
+
+def test_a_closed_consumer_whose_last_message_is_damaged_is_forgotten() -> None:
+    rules = Rules()
+    client = rules.connect("me")
+    news = topic("news")
+    consumer = rules.attach(client, news, 1, subscription=DURABLE)
+    rules.send(client, news, b"x")
+    rules.do(c.Detach(consumer))
+    rules.do(c.Quarantined(consumer, 1, False))
+    rules.do(c.Unsubscribe(client, DURABLE.name))

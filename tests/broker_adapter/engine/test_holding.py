@@ -16,7 +16,9 @@ from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.holding import Held, Holding
 from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.room import Room
 from broker_adapter.envelope import Identity
+from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.test_broker_state import Q, Rules
@@ -693,3 +695,65 @@ def test_a_queue_whose_last_deliveries_a_waiting_commit_had_goes_on_when_its_cli
     rules.do(c.Disconnect(leaving))
     heir = rules.attach(other, Q, 10)
     assert len(rules.delivered[heir]) == (1 if ends == "done" else 2)
+
+
+class Scarce:
+    """A full queue, and a store with room for a hundred pages."""
+
+    def __init__(self) -> None:
+        self.rules = Rules(max_queue_messages=1)
+        self.client, self.other = self.rules.connect(), self.rules.connect()
+        self.rules.send(self.other, FULL_QUEUE, b"1")
+        self.rules.state.room = Room(100.0, 100, 4096, "the store is full")
+
+    @property
+    def pages(self) -> float:
+        assert self.rules.state.room is not None
+        return self.rules.state.room.single_pages
+
+    def retry(self) -> None:
+        """Something happens to the full queue, and it stays full."""
+        state = self.rules.state
+        full = state.by_destination[FULL_QUEUE]
+        for _ in range(10):
+            state._awake[full.id] = full
+            self.rules.pass_time(1)
+
+
+LARGE = b"x" * 100_000
+
+
+@pytest.mark.parametrize("what", ["send", "commit"])
+def test_who_waits_for_a_queue_takes_nothing_of_the_room_on_the_disk(what: str) -> None:
+    scarce = Scarce()
+    sends = [(Q, c.NewMessage(0, LARGE)), (FULL_QUEUE, c.NewMessage(0, LARGE))]
+    if what == "send":
+        command: c.Command = c.Enqueue(scarce.client, FULL_QUEUE, [c.NewMessage(0, LARGE)])
+    else:
+        command = c.Commit(scarce.client, c.CommitId("s", 1), sends, [])
+    assert scarce.rules.do(command) == "held"
+    scarce.retry()
+    assert scarce.pages == 100
+    assert scarce.rules.send(scarce.other, queue("another"), LARGE) is None
+    assert scarce.pages < 80
+
+
+def test_what_is_refused_for_want_of_room_takes_none_of_it() -> None:
+    scarce = Scarce()
+    messages = [c.NewMessage(0, LARGE)] * 10
+    with pytest.raises(ResourceAllocationException, match="the store is full"):
+        scarce.rules.do(c.Stage("t", Q, 0, messages))
+    assert scarce.pages == 100
+
+
+def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
+    rules = Rules(max_queue_messages=1)
+    client = rules.connect()
+    for destination in (Q, FULL_QUEUE):
+        rules.send(client, destination, b"1")
+    for number in (1, 2):
+        sends = [(each, c.NewMessage(0, b"")) for each in (Q, FULL_QUEUE)]
+        assert rules.do(c.Commit(client, c.CommitId(f"s{number}", 1), sends, [])) == "held"
+    assert {each.name: each.held_producers for each in rules.do(c.Statistics()).queues if each.held_producers} == {
+        "q": 2
+    }
