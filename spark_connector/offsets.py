@@ -106,6 +106,13 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
             f" of which the store has those below {bounds.kept} only, and may have given the others once more",
             True,
         )
+    if start.next == start.base and offset.base < start.base and offset.base <= bounds.settled:
+        # Its first batch was planned before, and Spark asks anew where the query begins.
+        return Loss(
+            f"the checkpoint was made while its first batch ran, which began at position {offset.base}: the positions"
+            f" up to {min(bounds.settled, start.base - 1)} were read and settled by a query that was ahead of it",
+            False,
+        )
     # A query that begins has read nothing.  What it finds below the settled mark has come back from a consumer.
     if first <= bounds.settled and start.next > start.base:
         return Loss(

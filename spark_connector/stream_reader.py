@@ -121,7 +121,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         goal = offset_from(end)
         begin = offset_from(start)
         first, stop = span(begin, goal)
-        if first >= stop:
+        if first >= stop and begin.base <= goal.base:
             return []
         bounds = self._current_bounds(goal.run)
         if bounds is not None:

@@ -124,6 +124,24 @@ def test_a_checkpoint_that_is_older_than_the_queue_is_an_error_unless_loss_is_al
     assert texts(url, "in") == []
 
 
+def test_a_checkpoint_that_was_copied_while_its_first_batch_ran_is_an_error_unless_loss_is_allowed(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    checkpoint, copy = tmp_path / "checkpoint", tmp_path / "copy"
+    fill(url, "in", ["1", "2"])
+    run(messages(spark, url), url, checkpoint)
+    shutil.copytree(checkpoint, copy)
+    for name in ("0", ".0.crc"):
+        (copy / "commits" / name).unlink()
+    with pytest.raises(Exception, match="its first batch ran, which began at position 1: the positions up to 2 were"):
+        run(messages(spark, url), url, copy, "other")
+    fill(url, "in", ["3"])
+    with pytest.raises(Exception, match="its first batch ran"):
+        run(messages(spark, url), url, copy, "other")
+    run(messages(spark, url, failOnDataLoss=False), url, copy, "other")
+    assert texts(url, "other") == ["3"]
+
+
 @pytest.mark.parametrize("new", [2, 50])
 def test_a_broker_restored_from_a_backup_has_no_message_deleted_unread(
     spark: SparkSession, tmp_path: Path, new: int, caplog: pytest.LogCaptureFixture

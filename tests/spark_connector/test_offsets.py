@@ -106,6 +106,17 @@ def test_a_query_that_begins_is_not_older_than_the_queue_where_messages_came_bac
     assert lost(end, end, attrs.evolve(there, settled=9, next=12)) is not None
 
 
+def test_the_first_batch_of_a_checkpoint_that_is_older_than_the_queue_is_lost_like_any_other() -> None:
+    """Where it is not in Spark's log, Spark asks anew where the query begins."""
+    planned = latest(beginning(bounds(1, 21)), bounds(1, 21), 21, None)
+    again = bounds(21, 31, settled=20)
+    loss = lost(beginning(again), planned, again)
+    assert loss is not None
+    assert ("began at position 1: the positions up to 20" in loss.reason, loss.restart) == (True, False)
+    assert lost(beginning(bounds(5, 31)), planned, bounds(5, 31)) is None, "these have expired, or were consumed"
+    assert lost(beginning(bounds(1, 31)), planned, bounds(1, 31)) is None, "it runs again after a crash"
+
+
 @given(
     positions=st.lists(st.integers(1, 200), min_size=3, max_size=3).map(sorted),
     kept=st.integers(1, 200),
