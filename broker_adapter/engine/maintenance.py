@@ -8,6 +8,7 @@ of records moves what cannot be trusted into quarantine.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -28,6 +29,7 @@ from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     MAX_KEY_BYTES,
     META_NAMES,
+    REBUILT,
     RUN_PREFIX,
     TABLES,
     VERSION,
@@ -37,10 +39,12 @@ from broker_adapter.engine.records import (
     decode_entry,
     decode_last,
     decode_message,
+    decode_meta,
     decode_reference,
     decode_run,
     decode_schedule_key,
     decode_sequences,
+    encode_meta,
     quarantine_key,
     split_quarantine_key,
     unpack_message_key,
@@ -88,7 +92,10 @@ class Report:
         has_lost_root: whether one of the two roots of the file cannot be read.
         missing: table → records that its root counts and that could not be read.
         counted: table → records that its root counts.
-        lost: how many messages a repair found in no page, of those that the root counts; None: that count is lost, too.
+        misplaced: how many messages a repair found in no place of theirs, of those that the root counts.
+        set_aside: messages that nothing led to, which a repair put into quarantine: some may have been consumed.
+        lost: how many messages a repair found in no page, of those that the root counts; None: nobody knows, because
+            that count is lost, too, or some of those that are set aside may be these.
         summary: of the records, with the number of problems by kind.
         findings: the first ones of them, without their changes.
         repaired: whether they were repaired.
@@ -102,6 +109,8 @@ class Report:
     has_lost_root: bool = False
     missing: Counter[str] = attrs.field(factory=Counter)
     counted: Counter[str] = attrs.field(factory=Counter)
+    misplaced: int = 0
+    set_aside: int = 0
     lost: int | None = 0
     summary: Summary = attrs.field(factory=Summary)
     findings: list[Finding] = attrs.field(factory=list)
@@ -130,6 +139,8 @@ def as_answer(report: Report) -> dict[str, Any]:
         "salvaged": report.salvaged,
         "free_is_known": report.free_is_known,
         "missing": dict(report.missing),
+        "misplaced": report.misplaced,
+        "set_aside": report.set_aside,
         "lost": report.lost,
         "queues": summary.queues,
         "messages": summary.messages,
@@ -188,7 +199,10 @@ def check_store(
                     raise _not_done(directory, "repaired", error, _AS_IT_WAS) from error
         store = LmdbStore(directory, settings, is_owned=True, is_checked=True, is_kept=not repair)
         try:
+            is_taken_up = _take_up(store, report)
             _check_records(store, report, repair, progress, formats)
+            if is_taken_up and repair:
+                store.apply((("meta", REBUILT, None),))
             if store.mended_version is not None:
                 was = store.mended_version.hex()
                 text = f"the version ({was}) and its copy differ, or one is damaged; it is put right"
@@ -200,7 +214,7 @@ def check_store(
             raise _not_done(directory, "checked", error, _AS_IT_WAS) from error
         finally:
             store.close()
-    report.repaired = repair and not report.is_sound
+    report.repaired = repair and (is_taken_up or not report.is_sound)
     return report
 
 
@@ -281,20 +295,54 @@ def _rebuild(
         handles = {table: env.open_db(table.encode()) for table in TABLES}
         report.salvaged = _write(env, handles, salvage.records())
         report.free_is_known = salvage.free_is_known
-        report.lost = None
-        if "messages" in report.counted:
-            with env.begin() as txn:
-                report.lost = max(0, report.counted["messages"] - txn.stat(handles["messages"])["entries"])
+        report.damaged_file = str(_put_beside(directory / _DATA))
+        with env.begin(write=True) as txn:
+            _count_lost(txn, handles, report)
+            noted = {name: getattr(report, name) for name in _NOTED}
+            txn.put(REBUILT, encode_meta(REBUILT, noted), db=handles["meta"])
         env.sync(True)
     finally:
         env.close()
-    report.damaged_file = str(_put_beside(directory / _DATA))
     sync_directory(directory)
     os.replace(target / _DATA, directory / _DATA)  # at no moment is there none
     shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(directory / "lock.mdb")
     sync_directory(directory)
+
+
+def _count_lost(txn: Any, handles: dict[str, Any], report: Report) -> None:
+    """Compare the messages of a rebuilt file with what the root of the damaged one counts."""
+    quarantine, messages = handles["quarantine"], handles["messages"]
+    prefix = quarantine_key("messages", b"")
+    found = txn.stat(quarantine)["entries"] - report.counted["quarantine"]
+    if found > 0:
+        with txn.cursor(db=quarantine) as cursor:
+            keys = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
+            of_messages = itertools.takewhile(lambda key: key.startswith(prefix), keys)
+            set_aside = sum(1 for key in of_messages if txn.get(key[len(prefix) :], db=messages) is None)
+        report.set_aside = min(found, set_aside)
+    report.lost = None
+    if "messages" in report.counted:
+        report.misplaced = max(0, report.counted["messages"] - txn.stat(messages)["entries"])
+        report.lost = None if report.misplaced and report.set_aside else report.misplaced
+
+
+#: What a repair that is begun anew cannot find out again, once the rebuilt file is in its place.
+_NOTED: Final = ("damaged_file", "salvaged", "free_is_known", "has_lost_root", "misplaced", "set_aside", "lost")
+
+
+def _take_up(store: LmdbStore, report: Report) -> bool:
+    """Take over what a repair that did not come to its end has noted; returns whether there was one."""
+    with store.snapshot() as tables:
+        value = tables.get("meta", REBUILT)
+    if value is None:
+        return False
+    with contextlib.suppress(StoreCorruptException, ValueError, TypeError):
+        noted = decode_meta(REBUILT, value)
+        for name in _NOTED:
+            setattr(report, name, noted[name])
+    return True
 
 
 def _put_beside(data: Path) -> Path:

@@ -92,7 +92,8 @@ UNIQUE = b"unique"
 NEXT_MESSAGE = b"next_message"
 NEXT_QUEUE = b"next_queue"
 HAS_OLD = b"has_old"
-META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD))
+REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
+META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD, REBUILT))
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 

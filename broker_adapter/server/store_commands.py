@@ -112,7 +112,7 @@ def _check(options: argparse.Namespace, ask: Callable[[argparse.Namespace, str, 
         print(json.dumps(answer))
     else:
         _print_check(answer)
-    return 0 if answer["sound"] or (answer["repaired"] and answer["lost"] == 0) else 1
+    return 0 if (answer["sound"] or answer["repaired"]) and answer["lost"] == 0 else 1
 
 
 def _formats() -> Formats:
@@ -141,7 +141,12 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["damaged_file"]:
         print(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
         print(f"           the damaged file is kept as {answer['damaged_file']}")
-        if answer["lost"] is None:
+        if answer["lost"] is None and answer["set_aside"]:
+            print(
+                f"           {answer['misplaced']} messages that the store counts are not in their place; of those that"
+            )
+            print(f"           nothing led to {answer['set_aside']} are in quarantine, and may be these")
+        elif answer["lost"] is None:
             print("           messages may be lost, and nobody knows how many: the page that counts them is damaged")
         elif answer["lost"]:
             print(f"           {answer['lost']} messages are lost: the store counts them, and no page has them")

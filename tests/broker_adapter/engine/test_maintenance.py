@@ -20,6 +20,7 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import maintenance
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import Report, check_store, compact_store, tables_of
 from broker_adapter.engine.pages import FREE_PAGES, File, metas
@@ -906,6 +907,44 @@ def test_a_full_store_can_be_rebuilt(tmp_path: Path) -> None:
     broker = Broker(small, str(tmp_path))
     assert depth(broker, "q") == stored
     broker.close()
+
+
+def test_messages_that_a_repair_sets_aside_are_not_called_lost(tmp_path: Path) -> None:
+    filled(tmp_path, 2000)
+    data = (tmp_path / "data.mdb").read_bytes()
+    had = len(records(tmp_path)["messages"])
+    overwrite(tmp_path, metas(lambda offset, size: data[offset : offset + size])[0].free.root)
+    overwrite(tmp_path, page_of(tmp_path, "messages", 1)[0])
+    report = check_store(tmp_path, SETTINGS, repair=True)
+    assert (report.free_is_known, report.misplaced, report.lost) == (False, had, None)
+    assert report.set_aside >= had
+
+
+def test_a_repair_that_was_interrupted_tells_what_is_lost_when_it_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, 2000)
+    with open(tmp_path / "data.mdb", "r+b") as file:
+        file.truncate(os.path.getsize(tmp_path / "data.mdb") // 3)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(tmp_path / "data.mdb", copy)
+    at_once = check_store(copy, SETTINGS, repair=True)
+    assert at_once.lost
+    with monkeypatch.context() as patched:
+        patched.setattr(maintenance, "_check_records", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            check_store(tmp_path, SETTINGS, repair=True)
+    assert check_store(tmp_path, SETTINGS).lost == at_once.lost, "nothing has been changed since"
+    again = check_store(tmp_path, SETTINGS, repair=True)
+    assert (again.repaired, again.lost, again.salvaged) == (True, at_once.lost, at_once.salvaged)
+    assert Path(str(again.damaged_file)).exists()
+    last = check_store(tmp_path, SETTINGS, repair=True)
+    assert (last.is_sound, last.repaired, last.lost, last.damaged_file) == (True, False, 0, None)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_start_does_not_loop_where_keys_are_not_in_order(tmp_path: Path) -> None:
