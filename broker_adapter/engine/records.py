@@ -369,7 +369,7 @@ def decode_run(key: bytes, value: bytes, *, old: bool = False) -> RunRecord:
     return RunRecord(*_checked(key, value, old))
 
 
-def encode_meta(key: bytes, value: int | str) -> bytes:
+def encode_meta(key: bytes, value: int | str | dict[str, Any]) -> bytes:
     """A number or a name of ``meta`` behind a checksum over key and value."""
     return _with_crc(key, msgpack.packb(value))
 

@@ -142,10 +142,8 @@ def _print_check(answer: dict[str, Any]) -> None:
         print(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
         print(f"           the damaged file is kept as {answer['damaged_file']}")
         if answer["lost"] is None and answer["set_aside"]:
-            print(
-                f"           {answer['misplaced']} messages that the store counts are not in their place; of those that"
-            )
-            print(f"           nothing led to {answer['set_aside']} are in quarantine, and may be these")
+            print(f"           {answer['misplaced']} messages that the store counts are not in their place;")
+            print(f"           {answer['set_aside']} that nothing led to are in quarantine, and may be these")
         elif answer["lost"] is None:
             print("           messages may be lost, and nobody knows how many: the page that counts them is damaged")
         elif answer["lost"]:
