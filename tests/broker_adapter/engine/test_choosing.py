@@ -371,3 +371,16 @@ def test_a_fault_in_a_selector_is_the_messages_alone(
         assert broker._state.totals.delivered == 1
     finally:
         broker.close()
+
+
+def test_a_commit_is_asked_for_once_whoever_comes_and_goes() -> None:
+    """What was chosen stays chosen: who subscribes meanwhile would otherwise keep it from its end."""
+    room = Newsroom(6, asks=4)
+    room.commit(1, *((NEWS, message(number)) for number in (2, 3, 6, 30)))
+    decisions = 0
+    while not room.answers:
+        room.decide(c.Disconnect(room.rules.connect()))
+        room.subscribe()
+        decisions += 1
+        assert decisions < 20
+    assert decisions <= 8

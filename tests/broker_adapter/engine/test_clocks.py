@@ -120,3 +120,15 @@ def test_a_queue_or_subscription_is_idle_by_a_clock_that_nobody_sets() -> None:
 
     assert deleted(rules.now_ms + 2 * HOUR_MS, elapsed_ms + 1000) == [], "somebody has set the clock"
     assert deleted(rules.now_ms - HOUR_MS, elapsed_ms + HOUR_MS + 1000) == ["'s' of client id 'me' on 'news'", "'q'"]
+
+
+def test_a_request_notes_the_use_of_its_queue_by_a_clock_that_nobody_sets(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_clock(monkeypatch, -HOUR_MS)
+    broker.request("bounds", {"destination": "q", "make": True}, WAIT)
+    used = broker._state.by_destination[Q]
+    used.used_ms = used.left_ms = 0
+    broker.request("bounds", {"destination": "q"}, WAIT)
+    assert 0 < used.used_ms <= broker_module._elapsed_ms()
+    assert used.left_ms == used.used_ms

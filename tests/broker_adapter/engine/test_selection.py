@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ack_modes import Outcome
 from broker_adapter.destination import Destination, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -63,11 +64,14 @@ def test_a_failure_counts_though_nobody_searches_any_more_and_somebody_else_load
         messages = [c.from_envelope(pack(each), each) for each in envelopes]
         broker.call(c.Enqueue(lost, Destination("q"), messages), WAIT)
         plain, inbox = attach(broker, other, "q")
-        _, red = attach(broker, lost, "q", 5, selector="colour = 'red'")
+        searcher, red = attach(broker, lost, "q", 5, selector="colour = 'red'")
         attach(broker, lost, "q", selector="colour = 'blue'")
         assert [each.position for each in red.wait_for(1)] == [51]
+        # The first failure would be counted also by the note that the message was handed out.
+        broker.call(c.Settle(searcher, [1], Outcome.MODIFIED), WAIT)
+        assert [each.delivery_count for each in red.wait_for(2)] == [0, 1]
         with broker.reading():
             broker.submit_all([c.Disconnect(lost), c.Credit(plain, 1000)])
-        assert [each.delivery_count for each in inbox.wait_for(51)] == [0] * 50 + [1]
+        assert [each.delivery_count for each in inbox.wait_for(51)] == [0] * 50 + [2]
     finally:
         broker.close()
