@@ -80,6 +80,8 @@ class Commit:
         sends: (link, payload).
         settlements: of deliveries of this connection.
         done: called once, with the error where nothing was done.
+        is_in_doubt: whether nobody can tell what became of it, until its discharge is answered: what was refused after
+            that was written need not have been a part of it.
     """
 
     number: int
@@ -91,11 +93,7 @@ class Commit:
     untransmitted: set[int] = attrs.field(factory=set)  #: indexes of sends that a discharge would overtake
     unanswered: int = 0
     refusal: JMSException | None = None
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether nobody can tell what became of it, where its discharge is not answered."""
-        return self.discharged and self.refusal is None
+    is_in_doubt: bool = False
 
 
 #: Queues a message of a transaction: (link, payload, state, called when nothing that is sent then overtakes it,
@@ -251,19 +249,20 @@ class Coordinator:
         if commit.unanswered and not self._discharges_early:
             return
         commit.discharged = True
+        commit.is_in_doubt = commit.refusal is None
         body = encode(Described(ULong(DISCHARGE_CODE), [self._txn_id, commit.refusal is not None]))
         annotations = encode({COMMIT_ID: [self._session_name, commit.number]})
         self._txn_id = None
         payload = b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
-        self._queue.append((payload, partial(self._on_discharged, commit, commit.refusal is None)))
+        self._queue.append((payload, partial(self._on_discharged, commit)))
         self._declare()
 
-    def _on_discharged(self, commit: Commit, is_commit: bool, state: State) -> None:
+    def _on_discharged(self, commit: Commit, state: State) -> None:
         self._commits.remove(commit)
         if commit.refusal is not None:
             reason = f"the broker refused a message of it: {commit.refusal}"
             kind: type[JMSException] = TransactionRolledBackException
-            if is_commit and state.code == ACCEPTED:  # a broker that keeps to the protocol does not
+            if commit.is_in_doubt and state.code == ACCEPTED:  # a broker that keeps to the protocol does not
                 kind, reason = TransactionInDoubtException, f"{reason}; and it committed the others"
             refusal = kind(reason)
             refusal.__cause__ = commit.refusal

@@ -884,6 +884,31 @@ def test_a_broker_that_commits_without_a_message_that_it_refused_leaves_a_doubt(
         wired.ask(wired.client.commit, 1, 1, [(sender(wired), BODY)] * 2, [])
 
 
+def test_a_commit_whose_discharge_was_sent_is_in_doubt_though_its_producers_link_goes_too() -> None:
+    """That the link's messages have no answer does not say that they are no part of the transaction."""
+    wired = Wired(ScriptedBroker(holdfast=True)).opened()
+    link = sender(wired)
+    far = attached(wired).link
+    coordinate, seen = wired.broker._coordinate, []
+
+    def coordinate_and_close(on: int, delivery: Any) -> None:
+        seen.append(delivery)
+        if len(seen) == 1:
+            coordinate(on, delivery)
+        else:  # of the discharge nothing is heard
+            wired.broker.peer.close_link(far, AmqpError("amqp:resource-deleted", "the queue was deleted"))
+
+    wired.broker.accepts = False
+    wired.broker._coordinate = coordinate_and_close  # type: ignore[method-assign]
+    result = Result()
+    wired.client.commit(1, 2, [(link, BODY)], [], result)
+    wired.pump()
+    assert len(seen) >= 2
+    wired.client.receive_end()
+    with pytest.raises(TransactionInDoubtException):
+        _ = result.value
+
+
 def test_what_a_store_that_failed_says_of_a_commit_is_a_doubt() -> None:
     broker = ScriptedBroker(holdfast=True)
     broker.discharge_outcome = State(REJECTED, error=AmqpError(IN_DOUBT, "the store failed"))
