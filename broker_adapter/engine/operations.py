@@ -1,10 +1,10 @@
 """What our own engine can be asked beyond messaging: ``Transport.request``, in process and over AMQP.
 
 Arguments and results are plain data (what msgpack carries): names, ``run`` and ``incarnation`` are strings, positions
-and numbers integers, and a packed envelope is what ``broker_adapter.pack`` makes.  A queue is named by ``destination``, ``kind`` ("queue",
-the default, or "topic") and for a topic ``subscription`` and ``client_id``; a queue has neither of the last two.  An
-argument that an operation does not have is refused, as is a value of another type.  Positions and other numbers are
-from 0 to 2^64 - 1; True is not a number.
+and numbers integers, and a packed envelope is what ``broker_adapter.pack`` makes.  A queue is named by
+``destination``, ``kind`` ("queue", the default, or "topic") and for a topic ``subscription`` and ``client_id``; a
+queue has neither of the last two.  An argument that an operation does not have is refused, as is a value of another
+type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
 
 ``statistics`` of nothing
     ``BrokerStatistics`` as a map.  Counted since the engine was opened: ``enqueued``, ``delivered``, ``settled``,
