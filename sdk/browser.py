@@ -48,7 +48,7 @@ class QueueBrowser:
         number: int,
         destination: Destination,
         selector: str | None,
-        on_close: Callable[[QueueBrowser], None],
+        on_close: Callable[[], object],
     ) -> None:
         """Made by the session.
 
@@ -199,7 +199,7 @@ class QueueBrowser:
             for look in list(self._looks.values()):
                 self._end(look, max(0.001, deadline - time.monotonic()))
             self._lifecycle.process(Event.END_CLOSE)
-            self._on_close(self)
+            self._on_close()
 
 
 def _interrupted(destination: Destination) -> BrowserInterruptedException:

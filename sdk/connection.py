@@ -36,6 +36,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.checks import check_request, check_timeout
+from sdk.dropped import WeakTable, close_what_is_dropped, dropped, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -106,12 +107,13 @@ class Connection:
         Raises:
             JMSException: see ``ConnectionFactory.create_connection``.
         """
+        close_what_is_dropped()
         self._username = username
         self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        self._sessions: dict[int, Session] = {}
+        self._sessions: WeakTable[Session] = WeakTable()
         self._session_numbers = itertools.count(1)
         self._producer_id = str(uuid4())
         self._producer_numbers = itertools.count(1)
@@ -126,10 +128,14 @@ class Connection:
         self._transport: Transport
         self._peer: Peer
         self._settings: ClientSettings
-        self._transport, self._peer, self._settings = connect(self._on_event)
+        self._transport, self._peer, self._settings = connect(weakly(self._on_event))
 
     def __repr__(self) -> str:
         return f"<Connection {self._peer.client_id!r} to {self._peer.product}, {self._lifecycle.state.name}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_settings", None) is not None and self._lifecycle.usable:
+            dropped(self, self.close)
 
     def __enter__(self) -> Connection:
         return self
@@ -261,7 +267,7 @@ class Connection:
         """
         with self._lock:
             if self._lifecycle.process(Event.START):
-                for session in list(self._sessions.values()):
+                for session in self._sessions.values():
                     session._start()
 
     def stop(self) -> None:
@@ -277,7 +283,7 @@ class Connection:
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._lock:
             changed = self._lifecycle.process(Event.STOP)
-            sessions = list(self._sessions.values())
+            sessions = self._sessions.values()
         if changed:
             for session in sessions:
                 session._stop(deadline)
@@ -296,7 +302,7 @@ class Connection:
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._lock:
             is_first = self._lifecycle.process(Event.BEGIN_CLOSE)
-            sessions = list(self._sessions.values())
+            sessions = self._sessions.values()
         if not is_first:
             self._closed.wait(2 * self._settings.close_timeout_seconds)  # which is longer than the first one takes
             return
@@ -313,22 +319,22 @@ class Connection:
 
     def _refuse_own_threads(self, what: str) -> None:
         with self._lock:
-            sessions = list(self._sessions.values())
+            sessions = self._sessions.values()
         if any(session._in_own_thread for session in sessions):
             raise IllegalStateException(f"cannot {what}: a listener or callback of one of its sessions calls it")
 
     def _forget(self, session: Session) -> None:
         with self._lock:
-            self._sessions.pop(id(session), None)
+            self._sessions.pop(id(session))
 
     # News of the transport, in the transport's thread.
 
     def _on_event(self, event: TransportEvent) -> None:
-        sessions = list(self._sessions.values())
+        sessions = self._sessions.values()
         if isinstance(event, Interrupted):
             epoch = self._standing[0] + 1
             self._standing = (epoch, True)
-            for session in list(self._sessions.values()):
+            for session in self._sessions.values():
                 session._interrupted(epoch)
             self._report(event.error)
         elif isinstance(event, Restoring):
@@ -341,7 +347,7 @@ class Connection:
             if event.peer is not None:
                 self._peer = event.peer
             self._standing = (event.epoch, False)
-            for session in list(self._sessions.values()):
+            for session in self._sessions.values():
                 session._restored(event.epoch)
         elif isinstance(event, LinkInterrupted):
             any(session._link_interrupted(event.link, event.tag_link) for session in sessions)
@@ -356,7 +362,7 @@ class Connection:
         else:
             assert isinstance(event, Failed)
             self._lifecycle.fail(event.error)
-            for session in list(self._sessions.values()):
+            for session in self._sessions.values():
                 session._fail(event.error)
             self._report(_as_lost(event.error))
         if self._event_listener is not None:

@@ -33,6 +33,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
+from sdk.dropped import dropped
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -139,6 +140,10 @@ class MessageConsumer:
             f"{len(self._buffer)} prefetched>"
         )
 
+    def __del__(self) -> None:
+        if self._link >= 0 and self._lifecycle.usable and self._state.lifecycle.usable:
+            dropped(self, self.close)
+
     def __enter__(self) -> MessageConsumer:
         return self
 
@@ -182,7 +187,7 @@ class MessageConsumer:
         if not state.own(False):
             state.refuse_second_thread()
         try:
-            if state.running and self._buffer and not state.listeners and not self._closing:
+            if state.running and self._buffer and not state.listening and not self._closing:
                 message = self._take()
                 if message is not None:
                     return message
@@ -229,7 +234,7 @@ class MessageConsumer:
     def _receive_slowly(self, timeout: float | None) -> Message | None:
         """``receive`` where the buffer was empty, or something else is to be said."""
         self._require_usable()
-        if self._state.listeners:
+        if self._state.listening:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
         if timeout is None:
@@ -435,12 +440,15 @@ class MessageConsumer:
         self._require_usable()
         state = self._state
         owned = state.own(False)
-        if not owned and not state.listeners:
+        if not owned and not state.listening:
             state.refuse_second_thread()
         try:
             with state.lock:
-                state.listeners += (listener is not None) - (self._listener is not None)
                 self._listener = listener
+                if listener is not None:
+                    state.listening[self._link] = self
+                else:
+                    state.listening.pop(self._link, None)
                 state.ready.notify_all()
         finally:
             if owned:
@@ -709,9 +717,8 @@ class MessageConsumer:
         if not changed:
             return
         with state.lock:
-            if self._listener is not None:
-                self._listener = None
-                state.listeners -= 1
+            self._listener = None
+            state.listening.pop(self._link, None)
             state.ready.notify_all()
         if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
             log.warning("! %s closes while its listener runs", self._lifecycle.name)

@@ -14,6 +14,7 @@ from broker_adapter import (
     InvalidDestinationException,
     JMSException,
 )
+from sdk.dropped import dropped
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import DeliveryMode, Message, envelope_of, wrapped
 from sdk.session_state import Completion, OnCompletion, SessionState, log
@@ -95,6 +96,10 @@ class MessageProducer:
     def __repr__(self) -> str:
         where = "any destination" if self._destination is None else repr(str(self._destination))
         return f"<MessageProducer {self._lifecycle.name} to {where}, {self._lifecycle.state.name}>"
+
+    def __del__(self) -> None:
+        if self._lifecycle.usable and self._state.lifecycle.usable:
+            dropped(self, self.close, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> MessageProducer:
         return self

@@ -44,6 +44,7 @@ from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
+from sdk.dropped import WeakTable, dropped, weakly
 from sdk.lifecycle import Event, State
 from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
@@ -130,15 +131,20 @@ class Session:
         )
         self._state.epoch, self._state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
-        self._producers: dict[int, MessageProducer] = {}
-        self._consumers: dict[int, MessageConsumer] = {}
-        self._browsers: list[QueueBrowser] = []
+        self._producers: WeakTable[MessageProducer] = WeakTable()
+        self._consumers: WeakTable[MessageConsumer] = WeakTable()
+        self._browsers: WeakTable[QueueBrowser] = WeakTable()
         self._made = 0  #: producers, consumers and browsers so far
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
 
     def __repr__(self) -> str:
         return f"<Session {self._state.number} {self._mode.name}, {self._state.lifecycle.state.name}>"
+
+    def __del__(self) -> None:
+        state = getattr(self, "_state", None)
+        if state is not None and state.lifecycle.usable:
+            dropped(self, self.close)
 
     def __enter__(self) -> Session:
         return self
@@ -354,8 +360,9 @@ class Session:
         wanted = _checked_selector(selector)
 
         def make() -> QueueBrowser:
-            browser = QueueBrowser(self._state, self._next_number(), destination, wanted, self._forget_browser)
-            self._browsers.append(browser)
+            number = self._next_number()
+            browser = QueueBrowser(self._state, number, destination, wanted, lambda: self._browsers.pop(number))
+            self._browsers[number] = browser
             return browser
 
         return self._set_up(make)
@@ -414,7 +421,8 @@ class Session:
                 presettled=state.policy.presettled,
                 exclusive=exclusive,
             )
-            consumer._link = self._transport.attach(spec, consumer._accept, self._settings.request_timeout_seconds)
+            sink = weakly(consumer._accept)
+            consumer._link = self._transport.attach(spec, sink, self._settings.request_timeout_seconds)
             self._consumers[consumer._link] = consumer
             if state.running:
                 consumer._open_credit()
@@ -442,7 +450,7 @@ class Session:
         """Make something in this session; also while its listeners are served, in whichever thread."""
         state = self._state
         owned = state.own(False)
-        if not owned and not state.listeners:
+        if not owned and not state.listening:
             state.refuse_second_thread()
         try:
             self._require_usable()
@@ -457,18 +465,15 @@ class Session:
             return self._made
 
     def _forget_producer(self, producer: MessageProducer) -> None:
-        self._producers.pop(producer._link, None)
+        self._producers.pop(producer._link)
         if any(link == producer._link for link, _ in self._state.sends):
             self._detach_later.append(producer._link)
         else:
             self._detach(producer._link)
 
     def _forget_consumer(self, consumer: MessageConsumer) -> None:
-        if self._consumers.pop(consumer._link, None) is not None and self._state.acknowledgements is not None:
+        if self._consumers.pop(consumer._link) and self._state.acknowledgements is not None:
             self._state.acknowledgements.narrow(consumer._prefetch)
-
-    def _forget_browser(self, browser: QueueBrowser) -> None:
-        self._browsers.remove(browser)
 
     def _detach(self, link: int) -> None:
         try:
@@ -614,7 +619,7 @@ class Session:
                 state.settle(settlements)
             return
         if consumers is None:
-            consumers = list(self._consumers.values())
+            consumers = self._consumers.values()
         deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
@@ -662,7 +667,7 @@ class Session:
     def _start(self) -> None:
         """Let messages through; for the connection."""
         if self._state.process(Event.START):
-            for consumer in list(self._consumers.values()):
+            for consumer in self._consumers.values():
                 consumer._open_credit()
 
     def _stop(self, deadline: float) -> None:
@@ -689,17 +694,17 @@ class Session:
 
     def _interrupted(self, epoch: int) -> None:
         """The connection was lost and is being restored; for the connection."""
-        for browser in list(self._browsers):
+        for browser in self._browsers.values():
             browser._interrupted()
         self._state.lose(epoch)
 
     def _unseen(self) -> list[tuple[Given, int]]:
         """What its consumers had prefetched on a connection that is lost, with the failures; for the connection."""
-        return [each for consumer in list(self._consumers.values()) for each in consumer._unseen()]
+        return [each for consumer in self._consumers.values() for each in consumer._unseen()]
 
     def _restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""
-        for consumer in list(self._consumers.values()):
+        for consumer in self._consumers.values():
             consumer._restored()
         self._state.restore(epoch)
 
@@ -726,7 +731,7 @@ class Session:
         elif producer is not None:
             producer._lost(error)
         else:
-            return any(browser._lost(link, error) for browser in list(self._browsers))
+            return any(browser._lost(link, error) for browser in self._browsers.values())
         return True
 
     # The end.
@@ -755,7 +760,7 @@ class Session:
         owned = False
         try:
             if not state.policy.transacted:
-                for producer in list(self._producers.values()):
+                for producer in self._producers.values():
                     if not producer._wait_for_answers(deadline):
                         log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
             owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
@@ -777,9 +782,9 @@ class Session:
 
     def _end_links(self, deadline: float) -> None:
         state = self._state
-        for consumer in list(self._consumers.values()):
+        for consumer in self._consumers.values():
             consumer._shut(deadline)
-        for browser in list(self._browsers):
+        for browser in self._browsers.values():
             browser._shut(deadline)
         try:
             with state.settling:
@@ -787,14 +792,14 @@ class Session:
             self._transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", state.name, error)
-        for producer in list(self._producers.values()):
+        for producer in self._producers.values():
             producer._end()
         self._producers.clear()
 
     def _start_thread(self) -> None:
         with self._state.lock:
             if self._thread is None:
-                self._thread = SessionThread(self._state, self._consumers.values, self._redeliver)
+                self._thread = SessionThread(self._state, self._redeliver)
                 self._state.thread = self._thread.thread
                 self._thread.thread.start()
 

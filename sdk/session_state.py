@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
@@ -99,7 +99,7 @@ class SessionState:
     Attributes:
         running: whether the connection is started, so that messages may be given to the application.
         gives_out: whether a receiver has taken a message, and is about to return it.
-        listeners: how many consumers have one.
+        listening: the consumers that have a listener, by link; under ``lock``.
         dispatching: the consumer whose listener runs now, if any.
         thread: the session's thread; None until a listener or a completion needs it.
         acknowledge: what ``message.acknowledge()`` calls.
@@ -141,7 +141,7 @@ class SessionState:
         self.acknowledgements = None if lost is None else Acknowledgements(lost, self._lost_for_good)
         self._too_late: list[str] = []  #: ids of messages that were acknowledged, and that others have; under ``lock``
         self.running = False
-        self.listeners = 0
+        self.listening: dict[int, Any] = {}
         self.dispatching: object = None
         self.gives_out = False
         self.thread: threading.Thread | None = None
@@ -170,7 +170,7 @@ class SessionState:
             IllegalStateException: always.
         """
         self.lifecycle.require_usable()
-        if self.listeners and self.running:
+        if self.listening and self.running:
             raise IllegalStateException(
                 f"{self.name} is served by the thread of its listeners while the connection is started; "
                 "other threads may only close it, and use sessions of their own"

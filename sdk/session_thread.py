@@ -8,10 +8,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
 
 from broker_adapter import JMSException
-from sdk.consumer import MessageConsumer, Redeliver
+from sdk.consumer import Redeliver
 from sdk.session_state import SessionState
 
 #: Messages that one consumer's listener gets before the next consumer has its turn.
@@ -21,18 +20,14 @@ _TURN_MESSAGES = 32
 class SessionThread:
     """Runs until the session says stop."""
 
-    def __init__(
-        self, state: SessionState, consumers: Callable[[], Iterable[MessageConsumer]], redeliver: Redeliver
-    ) -> None:
+    def __init__(self, state: SessionState, redeliver: Redeliver) -> None:
         """A thread that does not run yet.
 
         Args:
             state: the session's.
-            consumers: those that are open.
             redeliver: gives back what a consumer's listener raised on, in the thread that owns the session.
         """
         self._state = state
-        self._consumers = consumers
         self._redeliver = redeliver
         self._stopping = False
         self.thread = threading.Thread(target=self._run, name=f"holdfast-session-{state.number}", daemon=True)
@@ -47,7 +42,7 @@ class SessionThread:
         state = self._state
         owned = False
         while True:
-            serving = state.running and state.listeners > 0 and not self._stopping
+            serving = state.running and bool(state.listening) and not self._stopping
             # The session belongs to this thread for as long as it serves listeners, also while it waits.
             if serving and not owned:
                 owned = state.owner.acquire(timeout=0.05)
@@ -78,7 +73,7 @@ class SessionThread:
 
     def _listen(self) -> None:
         state = self._state
-        for consumer in list(self._consumers()):
+        for consumer in list(state.listening.values()):
             for _ in itertools.repeat(None, _TURN_MESSAGES):
                 if not consumer._has_work:
                     break
@@ -117,13 +112,13 @@ class SessionThread:
                 return True  # there is another instant to wait for
             if self._stopping or (state.completions and state.completions[0].done):
                 return True
-            serving = state.running and state.listeners > 0
+            serving = state.running and bool(state.listening)
             if serving != owned:
                 return True
-            return owned and any(consumer._has_work for consumer in self._consumers())
+            return owned and any(consumer._has_work for consumer in list(state.listening.values()))
 
         instants = [due_at]
         if owned:
-            instants += [consumer._resumes_at for consumer in self._consumers()]
+            instants += [consumer._resumes_at for consumer in list(state.listening.values())]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
         return not self._stopping

@@ -1,0 +1,238 @@
+"""Objects that an application drops without closing them: they are closed, and say so."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext
+from sdk.dropped import WeakTable, dropped
+from tests.faults.scenarios import wait_for
+from tests.server_process import ServerProcess
+
+WAIT = 120.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
+        yield server
+
+
+@pytest.fixture(params=["embedded", "amqp", "failover"])
+def make(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Callable[[], Connection]]:
+    """Makes connections to one broker."""
+    url = {
+        "embedded": "embedded:",
+        "amqp": f"{server.url}?failover=nofailover",
+        "failover": f"failover:({server.url})",
+    }[request.param]
+    with ConnectionFactory(url).create_connection():  # keeps the embedded engine
+        yield lambda: started(ConnectionFactory(url).create_connection())
+
+
+def started(connection: Connection) -> Connection:
+    connection.start()
+    return connection
+
+
+def fill(connection: Connection, name: str, count: int) -> None:
+    with connection.create_session() as session:
+        producer = session.create_producer(session.create_queue(name))
+        for number in range(count):
+            producer.send(str(number))
+
+
+def in_hand(connection: Connection, name: str) -> int:
+    return sum(each.in_hand for each in connection.statistics().queues if each.name == name)
+
+
+def taken(connection: Connection, name: str) -> list[tuple[str, bool]]:
+    """All that is in a queue, and whether it says that it was delivered before."""
+    with connection.create_session() as session:
+        consumer = session.create_consumer(session.create_queue(name))
+        found = []
+        while (message := consumer.receive(1)) is not None:
+            found.append((message.body, message.redelivered))
+        return found
+
+
+def drop(act: Callable[[], Any], *expected: str) -> list[str]:
+    """Do something that drops what it makes; what the warnings say once these have come."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act()
+
+        def told() -> list[str]:
+            for each in caught:
+                each.source = None
+            gc.collect()  # while a consumer is being closed, it keeps its session
+            return [str(each.message) for each in caught if each.category is ResourceWarning]
+
+        assert wait_for(lambda: all(any(part in each for each in told()) for part in expected)), told()
+        return told()
+
+
+def test_a_dropped_consumer_gives_back_what_it_prefetched(make: Callable[[], Connection]) -> None:
+    name = f"consumer {time.monotonic()}"
+    with make() as connection, connection.create_session() as session:
+        fill(connection, name, 20)
+
+        def receive_one() -> None:
+            message = session.create_consumer(session.create_queue(name)).receive(WAIT)
+            assert message is not None
+            assert message.body == "0"
+
+        (warning,) = drop(receive_one)
+        assert warning.startswith("unclosed <MessageConsumer consumer ")
+        assert wait_for(lambda: in_hand(connection, name) == 0)
+        assert taken(connection, name) == [(str(number), False) for number in range(1, 20)]
+
+
+def test_a_message_can_be_acknowledged_when_its_consumer_and_session_are_dropped(
+    make: Callable[[], Connection],
+) -> None:
+    name = f"acknowledged {time.monotonic()}"
+    with make() as connection:
+        fill(connection, name, 2)
+        session = connection.create_session(AcknowledgeMode.CLIENT)
+        message = session.create_consumer(session.create_queue(name)).receive(WAIT)
+        assert message is not None
+        del session
+        gc.collect()
+        message.acknowledge()
+        del message
+        gc.collect()
+        assert wait_for(lambda: in_hand(connection, name) == 0)
+        assert taken(connection, name) == [("1", False)]
+
+
+def test_a_dropped_session_gives_back_what_it_received(make: Callable[[], Connection]) -> None:
+    name = f"session {time.monotonic()}"
+    with make() as connection:
+        fill(connection, name, 3)
+
+        def receive_one() -> None:
+            session = connection.create_session(AcknowledgeMode.TRANSACTED)
+            assert session.create_consumer(session.create_queue(name)).receive(WAIT) is not None
+
+        drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session")
+        assert wait_for(lambda: in_hand(connection, name) == 0)
+        assert sorted(taken(connection, name)) == [("0", True), ("1", False), ("2", False)]
+
+
+def test_a_dropped_connection_gives_back_everything(make: Callable[[], Connection]) -> None:
+    name = f"connection {time.monotonic()}"
+    with make() as watcher:
+        fill(watcher, name, 3)
+
+        def receive_one() -> None:
+            session = make().create_session(AcknowledgeMode.CLIENT)
+            assert session.create_consumer(session.create_queue(name)).receive(WAIT) is not None
+
+        drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session", "unclosed <Connection")
+        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert sorted(body for body, _ in taken(watcher, name)) == ["0", "1", "2"]
+
+
+def test_a_consumer_with_a_listener_goes_on_though_nobody_has_it(make: Callable[[], Connection]) -> None:
+    name = f"listener {time.monotonic()}"
+    with make() as connection:
+        heard: list[str] = []
+
+        def listen() -> None:
+            session = connection.create_session()
+            session.create_consumer(session.create_queue(name)).listener = lambda message: heard.append(message.body)
+
+        assert drop(listen) == []
+        fill(connection, name, 5)
+        assert wait_for(lambda: heard == ["0", "1", "2", "3", "4"])
+
+
+def test_a_producer_that_is_dropped_leaves_no_link_and_no_warning(make: Callable[[], Connection]) -> None:
+    name = f"producer {time.monotonic()}"
+    with make() as connection, connection.create_session() as session:
+        orders = session.create_queue(name)
+
+        def send() -> None:
+            for number in range(1100):  # a connection has 1,024 links
+                session.create_producer(orders).send(str(number))
+                if not number % 100:
+                    assert wait_for(lambda: len(session._producers._references) < 100)
+
+        assert drop(send) == []
+        assert wait_for(lambda: not session._producers._references)
+        assert len(taken(connection, name)) == 1100
+
+
+def test_what_is_closed_is_dropped_without_a_word(make: Callable[[], Connection]) -> None:
+    def use() -> None:
+        with make() as connection, connection.create_session() as session:
+            session.create_consumer(session.create_queue("q"))
+
+    assert [each for each in drop(use) if "MessageConsumer" not in each] == []
+
+
+def test_a_context_that_is_dropped_is_closed(server: ServerProcess) -> None:
+    name = f"context {time.monotonic()}"
+    factory = ConnectionFactory(server.url)
+    with factory.create_connection() as watcher:
+        watcher.start()
+        fill(watcher, name, 2)
+
+        def receive_one() -> None:
+            context: JMSContext = factory.create_context()
+            assert context.create_consumer(context.create_queue(name)).receive(WAIT) is not None
+
+        drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session", "unclosed <Connection")
+        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert [body for body, _ in taken(watcher, name)] == ["1"]
+
+
+def test_a_finalizer_neither_waits_nor_closes_what_another_process_has() -> None:
+    started, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    with ConnectionFactory("embedded:").create_connection():
+
+        def close() -> None:
+            started.set()
+            assert go_on.wait(WAIT)
+            closed.set()
+
+        dropped(object(), close, warns=False)
+        assert started.wait(WAIT)
+        assert not closed.is_set()
+        go_on.set()
+        assert closed.wait(WAIT)
+        child = os.fork()
+        if not child:  # it has no thread that closes, and must not warn of its parent's connections
+            try:
+                warnings.simplefilter("error")
+                dropped(object(), lambda: None)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_table_keeps_nothing() -> None:
+    class Thing:
+        pass
+
+    table: WeakTable[Thing] = WeakTable()
+    one, other = Thing(), Thing()
+    table[1], table[2] = one, other
+    assert (table.values(), 1 in table, table.get(3)) == ([one, other], True, None)
+    gone = weakref.ref(other)
+    del other
+    assert gone() is None
+    assert (table.values(), 2 in table, table.pop(2), table.pop(2)) == ([one], False, True, False)
+    table.clear()
+    assert table.values() == []
