@@ -26,7 +26,7 @@ from broker_adapter.server.message_commands import browse, receive, send
 from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
-from broker_adapter.server.terminal import PrintableFormatter, printable
+from broker_adapter.server.terminal import PrintableFormatter, output_errors, printable, ready_streams
 from broker_adapter.server.tools import PASSWORD, asked_password, connected, counted, say, warn
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
@@ -58,17 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and (any(text.startswith("-") for text in rest) or not hasattr(options, "body")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.body += rest  # texts that stand behind an option
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    is_open = ready_streams()
     try:
-        status: int = options.run(options)
+        try:
+            status = _run(arguments, is_open=is_open)
+        except SystemExit:  # of argparse: help, the version, wrong usage
+            _flush()
+            raise
+        _flush()
     except BrokenPipeError:
         _drop_output()  # who read it has gone
         return 1
@@ -83,6 +80,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()  # whoever is to read it may be slow
         return 130
     return status
+
+
+def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (any(text.startswith("-") for text in rest) or not hasattr(options, "body")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.body += rest  # texts that stand behind an option
+    if not is_open and options.run is not _serve:  # a server does not depend on who reads its output
+        raise ValueError("the standard output is closed, so nothing was done; open it (>/dev/null discards the output)")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    status: int = options.run(options)
+    return status
+
+
+def _flush() -> None:
+    """Write what waits in the buffer of the standard output now, where an error can still be told."""
+    with output_errors():
+        sys.stdout.flush()
 
 
 def _drop_output() -> None:
@@ -388,7 +407,7 @@ def _stat(options: argparse.Namespace) -> int:
     with connected(options) as (transport, _):
         statistics = transport.request("statistics", {}, None)
     if options.json:
-        print(json.dumps(statistics))
+        say(json.dumps(statistics))
         return 0
     queues = statistics.pop("queues")
     for name, value in statistics.items():
@@ -401,13 +420,13 @@ def _stat(options: argparse.Namespace) -> int:
         rows = [["" if cell is None else printable(str(cell)) for cell in cells] for cells in cells_of]
         table = [[column.replace("_", " ") for column in columns], *rows]
         widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
-        print()
+        say("")
         for row in table:
             cells = [
                 cell.ljust(width) if index < 2 else cell.rjust(width)
                 for index, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
-            print("  ".join(cells).rstrip())
+            say("  ".join(cells).rstrip())
     return 0
 
 
@@ -424,7 +443,7 @@ def _confirmed(options: argparse.Namespace, question: str) -> bool:
         return True
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
+    except (EOFError, OSError):
         raise ValueError("nobody answers the question; give --yes") from None
 
 
@@ -445,7 +464,7 @@ def _purge(options: argparse.Namespace) -> int:
     if options.topic and options.subscription is None:
         raise ValueError("a topic keeps no messages of its own; name a subscription of it with --subscription")
     if not _confirmed(options, f"drop all messages of {what!r}?"):
-        print("nothing dropped")
+        say("nothing dropped")
         return 1
     with connected(options) as (transport, _):
         dropped = transport.request("purge", arguments, None)
@@ -456,7 +475,7 @@ def _purge(options: argparse.Namespace) -> int:
 def _delete(options: argparse.Namespace) -> int:
     what, arguments = _named(options)
     if not _confirmed(options, f"delete {what!r} with all its messages?"):
-        print("nothing deleted")
+        say("nothing deleted")
         return 1
     with connected(options) as (transport, _):
         messages = transport.request("delete", {**arguments, "force": options.force}, None)
@@ -472,7 +491,7 @@ def _redrive(options: argparse.Namespace) -> int:
     with connected(options) as (transport, _):
         result = transport.request("redrive", arguments, None)
     if options.json:
-        print(json.dumps(result))
+        say(json.dumps(result))
     else:
         say(f"put back {result['moved']}")
         if result["left"]:
@@ -498,7 +517,7 @@ def _user(options: argparse.Namespace) -> int:
     password = _new_password(options.name)
     is_new = UsersFile.open_or_make(options.file).add(options.name, password)
     if options.json:
-        print(json.dumps({"user": options.name, "is_new": is_new}))
+        say(json.dumps({"user": options.name, "is_new": is_new}))
     else:
         say(f"{'added' if is_new else 'changed the password of'} {options.name} in {options.file}")
     return 0
@@ -510,7 +529,10 @@ def _new_password(name: str) -> str:
     if given:
         return given
     if not sys.stdin.isatty():
-        line = sys.stdin.readline().rstrip("\n")
+        try:
+            line = sys.stdin.readline().rstrip("\n")
+        except OSError:
+            line = ""
         if not line:
             raise ValueError(f"the password of {name!r} is missing; give it in ${PASSWORD}, or as a line of input")
         return line

@@ -19,7 +19,7 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.destination import Destination
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
-from broker_adapter.server.terminal import printable, printable_lines
+from broker_adapter.server.terminal import output_errors, printable, printable_lines
 from broker_adapter.server.tools import connected, counted, destination_of, say, warn
 from broker_adapter.transport import (
     Delivery,
@@ -39,7 +39,7 @@ _PREFETCH: Final = 100
 
 def send(options: argparse.Namespace) -> int:
     """Send texts, and wait for their answers."""
-    texts: Iterator[str] = iter(options.body) if options.body else (line.rstrip("\n") for line in sys.stdin)
+    texts = iter(options.body) if options.body else _lines()
     properties: dict[str, Any] = dict(options.property)
     destination = destination_of(options)
     answers = _Answers()
@@ -69,6 +69,17 @@ def send(options: argparse.Namespace) -> int:
             sent = answers.wait(settings.send_timeout_seconds)
     say(json.dumps({"sent": sent}) if options.json else f"sent {sent} to {destination.name}")
     return 0
+
+
+def _lines() -> Iterator[str]:
+    """The lines of the standard input."""
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+    except OSError as error:
+        raise OSError(
+            f"the standard input cannot be read: {error.strerror}; give the texts as arguments, or as lines of input"
+        ) from error
 
 
 class _Answers:
@@ -260,12 +271,8 @@ class _Shown:
 
 
 def _write(text: str) -> None:
-    try:
+    with output_errors():
         print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OSError(error.errno, f"the output cannot be written: {error.strerror}") from error
 
 
 def _as_text(envelope: Envelope) -> str:

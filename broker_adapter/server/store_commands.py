@@ -33,7 +33,8 @@ from broker_adapter.engine.records import quarantine_key
 from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import MessageFormatException
-from broker_adapter.server.terminal import printable
+from broker_adapter.server.terminal import output_errors
+from broker_adapter.server.tools import say
 from broker_adapter.settings import EngineSettings
 
 #: Findings that are printed; all of them are counted.
@@ -109,7 +110,7 @@ def _check(options: argparse.Namespace, ask: Callable[[argparse.Namespace, str, 
         )
         answer = as_answer(report)
     if options.json:
-        print(json.dumps(answer))
+        say(json.dumps(answer))
     else:
         _print_check(answer)
     return 0 if (answer["sound"] or answer["repaired"]) and answer["lost"] == 0 else 1
@@ -124,63 +125,59 @@ def _formats() -> Formats:
 
 def _print_check(answer: dict[str, Any]) -> None:
     if answer["pages"]:
-        print(f"pages      {answer['pages']}, {answer['damaged_page_count']} of them damaged")
+        say(f"pages      {answer['pages']}, {answer['damaged_page_count']} of them damaged")
     for each in answer["damaged_pages"]:
-        print(printable(f"  page {each['page']} {each['table']}: {each['text']}"))
+        say(f"  page {each['page']} {each['table']}: {each['text']}")
     if answer["damage_count"] > len(answer["damaged_pages"]):
-        print(f"  ... and {answer['damage_count'] - len(answer['damaged_pages'])} more")
+        say(f"  ... and {answer['damage_count'] - len(answer['damaged_pages'])} more")
     if answer["damaged_page_count"] and not answer["damaged_file"]:
         missing = sum(answer["missing"].values())
-        print(
-            f"{f'{missing} records or more' if missing else 'nobody knows how many records'} cannot be reached by LMDB,"
-            " and the others were not looked at.\nA repair (--repair) reads every page by itself, writes all records"
-            " that can be read into a new file,\nkeeps this one beside it, and then compares every record with every"
-            " other."
-        )
+        many = f"{missing} records or more" if missing else "nobody knows how many records"
+        say(f"{many} cannot be reached by LMDB, and the others were not looked at.")
+        say("A repair (--repair) reads every page by itself, writes all records that can be read into a new file,")
+        say("keeps this one beside it, and then compares every record with every other.")
         return
     if answer["damaged_file"]:
-        print(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
-        print(f"           the damaged file is kept as {answer['damaged_file']}")
+        say(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
+        say(f"           the damaged file is kept as {answer['damaged_file']}")
         if answer["lost"] is None and answer["set_aside"]:
-            print(f"           {answer['misplaced']} messages that the store counts are not in their place;")
-            print(f"           {answer['set_aside']} that nothing led to are in quarantine, and may be these")
+            say(f"           {answer['misplaced']} messages that the store counts are not in their place;")
+            say(f"           {answer['set_aside']} that nothing led to are in quarantine, and may be these")
         elif answer["lost"] is None:
-            print("           messages may be lost, and nobody knows how many: the page that counts them is damaged")
+            say("           messages may be lost, and nobody knows how many: the page that counts them is damaged")
         elif answer["lost"]:
-            print(f"           {answer['lost']} messages are lost: the store counts them, and no page has them")
+            say(f"           {answer['lost']} messages are lost: the store counts them, and no page has them")
         if answer["has_lost_root"]:
-            print("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
-            print("           have sent are there, or in quarantine; messages that it settled may come again")
+            say("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
+            say("           have sent are there, or in quarantine; messages that it settled may come again")
         if not answer["free_is_known"]:
-            print(
-                "           the list of free pages is lost, so nobody knows which of the messages that nothing led to"
-            )
-            print("           were consumed long ago: they are in quarantine, where messages are missing")
-    print(f"queues     {answer['queues']}")
-    print(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
-    print(f"delayed    {answer['delayed']}")
-    print(f"quarantine {answer['quarantined']}")
+            say("           the list of free pages is lost, so nobody knows which of the messages that nothing led to")
+            say("           were consumed long ago: they are in quarantine, where messages are missing")
+    say(f"queues     {answer['queues']}")
+    say(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
+    say(f"delayed    {answer['delayed']}")
+    say(f"quarantine {answer['quarantined']}")
     for each in answer["findings"]:
-        print(printable(f"  {each['problem']}: {each['text']}"))
+        say(f"  {each['problem']}: {each['text']}")
     shown = len(answer["findings"])
     total = sum(answer["problems"].values())
     if total > shown:
-        print(f"  ... and {total - shown} more")
+        say(f"  ... and {total - shown} more")
     for problem, count in sorted(answer["problems"].items()):
-        print(f"{count:8} {problem}")
+        say(f"{count:8} {problem}")
     for problem, count in sorted(answer["harmless"].items()):
-        print(f"{count:8} {problem} (harmless)")
+        say(f"{count:8} {problem} (harmless)")
     if answer["sound"]:
-        print("sound")
+        say("sound")
     elif answer["repaired"]:
-        print("repaired; see: holdfast quarantine list DIR")
+        say("repaired; see: holdfast quarantine list DIR")
     else:
-        print("NOT SOUND; stop the server and run: holdfast check DIR --repair")
+        say("NOT SOUND; stop the server and run: holdfast check DIR --repair")
 
 
 def _compact(options: argparse.Namespace) -> int:
     before, after = compact_store(options.data, EngineSettings(), progress())
-    print(json.dumps({"before": before, "after": after}) if options.json else f"{before} bytes before, {after} now")
+    say(json.dumps({"before": before, "after": after}) if options.json else f"{before} bytes before, {after} now")
     return 0
 
 
@@ -196,18 +193,18 @@ def _quarantine(options: argparse.Namespace) -> int:
     elif options.action == "show":
         _show(options, chosen)
     elif is_dropping:
-        print(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
+        say(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
     else:
         back = _put_back(options.data, chosen, options.queue)
         told = "put back " + (", ".join(f"{count} into {name}" for name, count in sorted(back.items())) or "nothing")
         answer = {"put_back": sum(back.values()), "queues": back}
-        print(json.dumps(answer) if options.json else printable(told))
+        say(json.dumps(answer) if options.json else told)
     return 0
 
 
 def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
     for record in records:
-        print(json.dumps(_fields(record)) if options.json else printable(_line(record)))
+        say(json.dumps(_fields(record)) if options.json else _line(record))
     if not records and not options.json:
         print("nothing is in quarantine", file=sys.stderr)
 
@@ -217,11 +214,16 @@ def _show(options: argparse.Namespace, records: list[Quarantined]) -> None:
     for record in records:
         content = record.payload if record.payload is not None else record.value
         if options.json:
-            print(json.dumps({**_fields(record), "content": {"base64": base64.b64encode(content).decode()}}))
+            say(json.dumps({**_fields(record), "content": {"base64": base64.b64encode(content).decode()}}))
         elif len(records) == 1:
-            sys.stdout.buffer.write(content)
+            _write(content)
         else:
-            sys.stdout.buffer.write(b"== %s ==\n%s\n" % (record.name.encode(), content))
+            _write(b"== %s ==\n%s\n" % (record.name.encode(), content))
+
+
+def _write(content: bytes) -> None:
+    with output_errors():
+        sys.stdout.buffer.write(content)
 
 
 def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Quarantined]:

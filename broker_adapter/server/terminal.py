@@ -1,8 +1,13 @@
-"""Escapes the characters of untrusted text that a terminal would obey."""
+"""The standard streams: untrusted text without the characters that a terminal would obey, and streams that fail."""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 #: Controls of ASCII and Latin-1 (C0, DEL, C1); separators of lines and paragraphs; what changes the direction of
@@ -44,3 +49,42 @@ class PrintableFormatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
         """See :class:`logging.Formatter`."""
         return printable_lines(super().formatException(ei))
+
+
+def ready_streams() -> bool:
+    """Make the standard streams fit for printing and reading.
+
+    A character that the encoding of a stream does not have is printed with an escape.  A stream that is closed is
+    replaced by one that fails (the standard error: by one that drops what it gets), so that neither ``None`` nor the
+    number of the stream, which the next file or connection would have, is left in its place.
+
+    Returns:
+        Whether the standard output is open.
+    """
+    is_open = sys.stdout is not None
+    # The mode of each descriptor is the wrong one, so that reading and writing fail as with a closed one.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return is_open
+
+
+@contextmanager
+def output_errors() -> Iterator[None]:
+    """Say of an error that it is the standard output which cannot be written.
+
+    Raises:
+        OSError: with that text; BrokenPipeError as it is.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, f"the output cannot be written: {error.strerror}") from error

@@ -15,7 +15,7 @@ from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.maintenance import existing_store
 from broker_adapter.errors import ConnectionLostException
-from broker_adapter.server.terminal import printable
+from broker_adapter.server.terminal import output_errors, printable
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Transport, TransportEvent
 from broker_adapter.url import EmbeddedURL, parse_url
@@ -84,8 +84,20 @@ def destination_of(options: argparse.Namespace) -> Destination:
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print a line that may hold untrusted text."""
-    print(printable(text), file=file)
+    """Print a line that may hold untrusted text.
+
+    Args:
+        text: the line.
+        file: where it is printed; None: the standard output.
+
+    Raises:
+        OSError: the standard output cannot be written.
+    """
+    if file is not None:
+        print(printable(text), file=file)
+        return
+    with output_errors():
+        print(printable(text))
 
 
 def warn(text: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -612,3 +613,94 @@ def test_a_server_whose_output_nobody_reads_stops_cleanly(tmp_path: Path, stream
             server.stderr.close()
         server.terminate()
         assert server.wait(WAIT) == 0
+
+
+def shell(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the shell, in which ``"$@"`` is the command with these arguments."""
+    return subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-m", "broker_adapter.server.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_nothing_is_acknowledged_where_the_standard_output_is_closed(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "closed", "a", "b", *url)
+    for arguments in (("receive", "closed"), ("browse", "closed"), ("stat",), ("purge", "closed", "--yes")):
+        finished = shell('"$@" >&-', *arguments, *url)
+        assert finished.returncode == 1, arguments
+        assert finished.stderr == (
+            "holdfast: the standard output is closed, so nothing was done; open it (>/dev/null discards the output)\n"
+        )
+    assert deliveries(server, "closed") == {"a": 1, "b": 1}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_every_command_tells_an_output_that_fails(server: ServerProcess, tmp_path: Path) -> None:
+    url = ("--url", server.url)
+    done("send", "full", "a", *url)
+    users = str(tmp_path / "users")
+    done("user", "add", users, "alice", text="secret\n")
+    for arguments in (
+        ("browse", "full", *url),
+        ("stat", *url),
+        ("stat", "--json", *url),
+        ("check", *url),
+        ("send", "full", "b", *url),
+        ("user", "list", users),
+        ("--version",),
+        ("send", "--help"),
+    ):
+        finished = shell('"$@" >/dev/full', *arguments, PYTHONUNBUFFERED="")  # argparse tells no error of a write
+        assert finished.returncode == 1, arguments
+        assert finished.stderr == "holdfast: [Errno 28] the output cannot be written: No space left on device\n"
+
+
+def test_a_server_needs_no_standard_streams(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+    with subprocess.Popen(
+        ["sh", "-c", f'exec "$@" --listen 127.0.0.1:{port} 2>{log} <&- >&-', "sh", *command]
+    ) as process:
+        while holdfast("send", "q", "x", "--url", f"amqp://127.0.0.1:{port}").returncode:
+            assert process.poll() is None, log.read_text()
+        process.terminate()
+        assert process.wait(120) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_notes_do_not_go_to_the_output_where_the_standard_error_is_closed(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "noted", "a", *url)
+    finished = shell('"$@" 2>&-', "browse", "noted", *url)
+    assert (finished.returncode, finished.stdout) == (0, "a\n")
+
+
+def test_a_standard_input_that_is_closed_is_told_in_words(server: ServerProcess, tmp_path: Path) -> None:
+    url = ("--url", server.url)
+    for arguments, reason in (
+        (("send", "q", *url), "the standard input cannot be read: Bad file descriptor; give the texts as arguments"),
+        (("purge", "q", *url), "nobody answers the question; give --yes"),
+        (("user", "add", str(tmp_path / "users"), "alice"), "the password of 'alice' is missing; give it in"),
+    ):
+        finished = shell('"$@" <&-', *arguments)
+        assert (finished.returncode, "Traceback" in finished.stderr) == (1, False), arguments
+        assert reason in finished.stderr
+
+
+def test_what_the_encoding_of_the_output_has_not_is_escaped(server: ServerProcess) -> None:
+    url, name = ("--url", server.url), "straße"
+    done("send", name, "grün", "日本", *url)
+    done("send", "ascii", "grün", "日本", *url)
+    assert "stra\\xdfe" in done("stat", *url, PYTHONIOENCODING="ascii")
+    assert "\\u65e5\\u672c\n" in shell('"$@" | tail -n 1', "browse", "ascii", *url, PYTHONIOENCODING="latin-1").stdout
+    assert done("receive", "ascii", *url, "--timeout", "0.3", PYTHONIOENCODING="ascii") == "gr\\xfcn\n\\u65e5\\u672c\n"
+    assert "stra\\xdfe" in holdfast("purge", f"no {name}", "--yes", *url, PYTHONIOENCODING="ascii").stderr
