@@ -339,11 +339,11 @@ def _checked_priority(value: object) -> int:
 
 
 def _checked_ms(name: str, seconds: object, least_ms: int) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _MOST_SECONDS:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    # Rounding comes last, because neither infinity nor NaN can be rounded.
+    if not is_number or not 0 <= seconds <= _MOST_SECONDS or round(seconds * 1000) < least_ms:  # type: ignore[operator]
         raise ValueError(
-            f"{name}={seconds!r} is not a number of seconds from 0 to {_MOST_SECONDS:.0f}; None means no limit"
+            f"{name}={seconds!r} is not a number of seconds from {least_ms / 1000:g} to {_MOST_SECONDS:.0f}; None means"
+            f" no {'limit' if least_ms else 'delay'}"
         )
-    ms = round(seconds * 1000)
-    if ms < least_ms:
-        raise ValueError(f"{name}={seconds!r} is less than {least_ms} ms; None means no limit")
-    return ms
+    return round(seconds * 1000)  # type: ignore[operator]

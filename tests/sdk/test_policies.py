@@ -202,6 +202,31 @@ def test_of_many_messages_redelivered_too_often_some_are_in_the_log(
     assert [line.rpartition("; ")[2] for line in lines] == [f"it rejected {count} others before" for count in (0, 100)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("time_to_live", 0, "time_to_live=0 is not a number of seconds from 0.001 to 3155760000; None means no limit"),
+        ("time_to_live", 0.0001, "time_to_live=0.0001 is not a number of seconds from 0.001 to"),
+        ("time_to_live", -1, "from 0.001 to"),
+        ("time_to_live", True, "from 0.001 to"),
+        ("time_to_live", "1", "from 0.001 to"),
+        ("time_to_live", float("nan"), "from 0.001 to"),
+        ("delivery_delay", float("inf"), "is not a number of seconds from 0 to 3155760000; None means no delay"),
+        ("delivery_delay", -1, "from 0 to"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused_with_the_times_that_can(
+    connection: Connection, name: str, value: Any, reason: str
+) -> None:
+    with connection.create_session() as session:
+        producer = session.create_producer(queue("q"))
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            setattr(producer, name, value)
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            producer.send("x", **{name: value})
+        producer.send("x", time_to_live=0.001, delivery_delay=0)
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_what_expired_on_its_way_is_given_out_where_that_is_wanted(local: bool) -> None:
     broker = SmallBroker(local_message_expiry=local)
