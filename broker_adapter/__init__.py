@@ -33,7 +33,7 @@ from broker_adapter.errors import (
     copied,
 )
 from broker_adapter.failover import Refresh
-from broker_adapter.selector import Selector, parse_selector
+from broker_adapter.selector import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.transport import (
     Credentials,
@@ -113,6 +113,7 @@ __all__ = [
     "Transport",
     "TransportEvent",
     "annotated",
+    "checked_property_name",
     "copied",
     "decode_payload",
     "open_transport",

@@ -27,7 +27,7 @@ from functools import lru_cache
 from math import fmod
 from typing import Any, Final, NamedTuple
 
-from broker_adapter.errors import InvalidSelectorException
+from broker_adapter.errors import InvalidSelectorException, MessageFormatException
 from broker_adapter.like import SHORT_TEXT, Fits, like
 
 #: Longest selector, in characters.
@@ -58,6 +58,26 @@ _HEADERS: Final = frozenset(
     ("JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType")
 )
 _KEYWORDS: Final = frozenset(("AND", "OR", "NOT", "BETWEEN", "LIKE", "IN", "IS", "NULL", "TRUE", "FALSE", "ESCAPE"))
+
+
+@lru_cache(maxsize=4096)
+def checked_property_name(name: str) -> str:
+    """The name itself, where a property can have it: a selector can then name the property.
+
+    Raises:
+        MessageFormatException: it is not an identifier of the selector language, or it is reserved.
+    """
+    if not name.replace("$", "_").isidentifier() or name.upper() in _KEYWORDS:
+        raise MessageFormatException(
+            f"property name {name!r} is not an identifier (letters, digits, _ and $, no digit first, no word of the "
+            "selector language)"
+        )
+    if name.startswith("JMSX"):
+        raise MessageFormatException(
+            f"property name {name!r} is reserved; group_id, group_sequence, delivery_count and user_id are attributes "
+            "of the message"
+        )
+    return name
 
 
 class Selector:

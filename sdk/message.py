@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, MutableMapping
 from enum import IntEnum
-from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar
 
 from ack_modes import DeliveryTag
@@ -28,6 +27,7 @@ from broker_adapter import (
     MessageFormatException,
     MessageNotReadableException,
     MessageNotWriteableException,
+    checked_property_name,
 )
 from sdk.conversion import Type, checked, converted
 from sdk.typed_values import NamedValues, SequentialValues
@@ -40,8 +40,6 @@ Acknowledge = Callable[[DeliveryTag], None]
 _SCALARS: Final = frozenset({bool, int, float, str, type(None)})
 _BODY_SCALARS: Final = _SCALARS | {bytes}
 _LEAST, _MOST = -(2**63), 2**63 - 1
-#: Words of the selector language, which cannot name a property (Jakarta Messaging 3.1 section 3.8.1.1).
-_RESERVED: Final = frozenset(("NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"))
 
 
 class DeliveryMode(IntEnum):
@@ -52,20 +50,6 @@ class DeliveryMode(IntEnum):
 
 
 # Properties.
-
-
-@lru_cache(maxsize=4096)
-def _check_name(name: str) -> None:
-    if not name.replace("$", "_").isidentifier() or name.upper() in _RESERVED:
-        raise MessageFormatException(
-            f"property name {name!r} is not an identifier (letters, digits, _ and $, no digit first, no word of the "
-            "selector language)"
-        )
-    if name.startswith("JMSX"):
-        raise MessageFormatException(
-            f"property name {name!r} is reserved; group_id, group_sequence, delivery_count and user_id are attributes "
-            "of the message"
-        )
 
 
 def _checked_value(name: str, value: object) -> PropertyValue:
@@ -112,7 +96,7 @@ class MessageProperties(MutableMapping[str, PropertyValue], NamedValues):
     def __setitem__(self, name: str, value: PropertyValue) -> None:
         if type(name) is not str:
             raise MessageFormatException(f"property name {name!r} is not a string")
-        _check_name(name)
+        checked_property_name(name)
         self._writable()[name] = _checked_value(name, value)
 
     def __delitem__(self, name: str) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
-from broker_adapter.errors import JMSException, StoreCorruptException
+from broker_adapter.errors import JMSException, MessageFormatException, StoreCorruptException
+from broker_adapter.selector import checked_property_name
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.message_commands import browse, receive, send
@@ -36,6 +37,13 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"
+#: The options of ``send`` that stand for headers of a message.
+_OPTION_OF_HEADER = {
+    "JMSDeliveryMode": "--non-persistent",
+    "JMSDeliveryTime": "--delay",
+    "JMSExpiration": "--ttl",
+    "JMSPriority": "--priority",
+}
 _LOST = (
     "The addresses of a failover URL are tried when the command connects; a connection that is lost is not restored:"
     " the command fails."
@@ -153,10 +161,17 @@ def _parser() -> argparse.ArgumentParser:
     sending.add_argument("body", nargs="*", metavar="TEXT")
     sending.add_argument("--count", type=_positive, default=1, help="send each text so often")
     sending.add_argument(
-        "--property", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="several times"
+        "--property",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a property of text, several times; its name is an identifier of the selector language",
     )
     sending.add_argument("--priority", type=int, default=4, choices=range(10), metavar="0..9")
-    sending.add_argument("--ttl", type=_seconds, metavar="SECONDS", help="time to live; default: for ever")
+    sending.add_argument(
+        "--ttl", type=_time_to_live, metavar="SECONDS", help="time to live, from 0.001 on; default: for ever"
+    )
     sending.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
     sending.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
     sending.set_defaults(run=send)
@@ -268,11 +283,25 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _time_to_live(text: str) -> float:
+    seconds = _seconds(text)
+    if round(seconds * 1000) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is invalid: at least 0.001 seconds; without --ttl a message never expires"
+        )
+    return seconds
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
-    return name, value
+    if name in _OPTION_OF_HEADER:
+        raise argparse.ArgumentTypeError(f"{name!r} is a header, not a property; use {_OPTION_OF_HEADER[name]}")
+    try:
+        return checked_property_name(name), value
+    except MessageFormatException as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 # The server.

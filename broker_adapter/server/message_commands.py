@@ -55,8 +55,8 @@ def send(options: argparse.Namespace) -> int:
                     properties or None,
                     message_id=f"ID:{uuid4()}",
                     sent_at_ms=now_ms,
-                    expires_at_ms=None if options.ttl is None else now_ms + int(options.ttl * 1000),
-                    deliver_at_ms=None if options.delay is None else now_ms + int(options.delay * 1000),
+                    expires_at_ms=None if options.ttl is None else now_ms + round(options.ttl * 1000),
+                    deliver_at_ms=None if options.delay is None else now_ms + round(options.delay * 1000),
                     priority=options.priority,
                     persistent=not options.non_persistent,
                 )
