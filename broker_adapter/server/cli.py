@@ -31,6 +31,7 @@ from broker_adapter.server.terminal import PrintableFormatter, output_errors, pr
 from broker_adapter.server.tools import PASSWORD, asked_password, connected, counted, say, warn
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
+from broker_adapter.transport import Transport
 from broker_adapter.version import own_version
 
 _log = logging.getLogger(__name__)
@@ -220,7 +221,11 @@ def _parser() -> argparse.ArgumentParser:
         destination=False,
     )
     redrive.add_argument("destination", metavar="QUEUE", nargs="?", help="default: the server's dead-letter queue")
-    redrive.add_argument("--to", metavar="QUEUE", help="put all of them into this queue instead")
+    redrive.add_argument(
+        "--to",
+        metavar="QUEUE",
+        help="put all of them into this queue instead; it is made, and that is told, where it does not exist",
+    )
     redrive.add_argument("--count", type=_positive, metavar="N", help="at most so many, the oldest first")
     redrive.set_defaults(run=_redrive)
 
@@ -518,17 +523,33 @@ def _redrive(options: argparse.Namespace) -> int:
     if options.destination is not None:
         arguments["destination"] = options.destination
     with connected(options) as (transport, _):
+        is_new = options.to is not None and not _is_queue(transport, options.to)
         result = transport.request("redrive", arguments, None)
+    is_made = is_new and result["moved"] > 0
     if options.json:
-        say(json.dumps(result))
+        say(json.dumps(result if options.to is None else {**result, "made": is_made}))
     else:
         say(f"put back {result['moved']}")
+        if is_made:
+            say(f"the queue {options.to!r} did not exist, and was made", file=sys.stderr)
         if result["left"]:
-            say(
-                f"{result['left']} stay: where they were is unknown or full, or is gone; name a queue with --to",
-                file=sys.stderr,
-            )
+            say(f"{result['left']} stay: {_why_left(options.to)}", file=sys.stderr)
     return 1 if result["left"] and not result["moved"] else 0
+
+
+def _is_queue(transport: Transport, name: str) -> bool:
+    """Whether there is a queue of this name."""
+    queues = transport.request("statistics", {}, None)["queues"]
+    return any(each["kind"] == "queue" and each["name"] == name for each in queues)
+
+
+def _why_left(to: str | None) -> str:
+    if to is None:
+        return "where they were is unknown or full, or is gone; name a queue with --to"
+    return (
+        f"the queue {to!r} is full, or cannot have them (it is the one that they are in, it is temporary, or no queue"
+        " can have this name); name another one with --to"
+    )
 
 
 def _user(options: argparse.Namespace) -> int:

@@ -173,9 +173,30 @@ def test_dead_letters_are_put_back(server: ServerProcess) -> None:
     assert json.loads(done("redrive", "DLQ", *url, "--to", "again", "--count", "1", "--json")) == {
         "moved": 1,
         "left": 0,
+        "made": True,
     }
-    assert done("redrive", *url, "--to", "again") == "put back 1\n"
+    again = holdfast("redrive", *url, "--to", "again")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "put back 1\n", ""), "it was made before"
     assert done("browse", "again", *url) == "x\ny\n"
+
+
+def test_a_queue_that_a_redrive_makes_is_told(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "dead", "x", *url)
+    moved = holdfast("redrive", "dead", *url, "--to", "misspelt")
+    assert (moved.returncode, moved.stdout) == (0, "put back 1\n")
+    assert moved.stderr == "the queue 'misspelt' did not exist, and was made\n"
+    assert "it is made, and that is told" in " ".join(done("redrive", "--help").split())
+
+
+def test_what_a_redrive_leaves_is_told_by_where_it_was_to_go(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "leftover", "x", "y", *url)
+    for to in ("temporary-queue/x", "leftover"):
+        left = holdfast("redrive", "leftover", *url, "--to", to)
+        assert (left.returncode, left.stdout) == (1, "put back 0\n")
+        assert left.stderr.startswith(f"2 stay: the queue {to!r} is full, or cannot have them"), left.stderr
+        assert "unknown" not in left.stderr
 
 
 def test_subscriptions_of_one_name_are_told_apart_by_their_client_ids(server: ServerProcess) -> None:
