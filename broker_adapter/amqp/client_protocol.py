@@ -170,6 +170,7 @@ class ClientOptions:
     #: names the connection to our own server, so that its successor takes its place there; secret
     connection_token: str | None = None
     limits: PeerLimits = attrs.field(factory=PeerLimits)
+    tls: bool = False  #: whether the connection is encrypted
 
 
 @attrs.define(eq=False)
@@ -326,11 +327,12 @@ class ClientProtocol:
         if self._phase is Phase.CLOSING:
             self._finish(None)
         elif self._login is not None:
-            self.fail(
-                ConnectionLostException(
-                    "the peer closed the connection during the login; if it wants TLS, connect with amqps://"
-                )
+            remedy = (
+                "it may have too many logins at once, so try again, or its log says why"
+                if self._options.tls
+                else "if it wants TLS, connect with amqps://"
             )
+            self.fail(ConnectionLostException(f"the peer closed the connection during the login; {remedy}"))
         else:
             self._peer.receive_end()
             self._process()

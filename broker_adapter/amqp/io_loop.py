@@ -398,9 +398,19 @@ class MemoryConnection(Connection):
             self._guarded(self._protocol.receive_end)
 
 
+#: Codes of OpenSSL: the certificate is for another host, e-mail address or IP address.
+_OTHER_NAME = frozenset((62, 63, 64))
+#: It is not valid yet, or not any more.
+_OTHER_TIME = frozenset((9, 10))
+
+
 def _remedy(error: ssl.SSLError) -> str:
     """What to do about a TLS handshake that failed, where that is clear."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            return "; the broker's certificate is for other names: connect by one of those"
+        if error.verify_code in _OTHER_TIME:
+            return "; the broker needs a certificate that is valid now (or a clock is wrong)"
         return "; name a PEM file with the certificate that signed the broker's in the option tls_ca_file"
     if error.reason == "WRONG_VERSION_NUMBER":
         return "; the broker speaks no TLS on this port, whose URL then begins with amqp://"

@@ -192,6 +192,7 @@ class AmqpTransport:
             limits=PeerLimits(
                 max_frame_bytes=url.amqp.max_frame_bytes, idle_timeout_ms=int(url.amqp.idle_timeout_seconds * 1000)
             ),
+            tls=url.tls,
         )
         self._listener = listener
         self._protocol = protocol = ClientProtocol(options, login, self._on_event, self._window.leave)
@@ -634,11 +635,35 @@ def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None
 
 def _tls_context(url: AmqpURL) -> ssl.SSLContext:
     settings = url.amqp
+    for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file"):
+        _check_readable(name, getattr(settings, name))
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca_file)
-        if settings.tls_certificate_file is not None:
-            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidURLException(f"the TLS files of the URL cannot be used: {error}") from error
+        raise InvalidURLException(
+            f"the TLS files of the URL cannot be used: tls_ca_file={settings.tls_ca_file!r} has no certificate: {error}"
+        ) from error
+    if settings.tls_certificate_file is not None:
+        try:
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+        except (OSError, ssl.SSLError) as error:
+            key = "" if settings.tls_key_file is None else f" with tls_key_file={settings.tls_key_file!r}"
+            raise InvalidURLException(
+                f"the TLS files of the URL cannot be used: tls_certificate_file={settings.tls_certificate_file!r}{key}:"
+                f" {error}"
+            ) from error
     context.check_hostname = settings.tls_verify_host
     return context
+
+
+def _check_readable(option: str, path: str | None) -> None:
+    """The errors of the ssl module do not say which file it was."""
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise InvalidURLException(
+            f"the TLS files of the URL cannot be used: {option}={path!r} cannot be read: {error.strerror or error}"
+        ) from error

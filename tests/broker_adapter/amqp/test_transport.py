@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -23,7 +24,7 @@ from broker_adapter.amqp.codec import with_place
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.io_loop import MemoryConnection
 from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
-from broker_adapter.amqp.transport import AmqpTransport
+from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
 from broker_adapter.errors import (
@@ -463,8 +464,21 @@ def test_a_client_id_in_use_is_told_by_its_own_exception() -> None:
 def test_tls_files_that_cannot_be_read_are_told_before_anything_is_sent() -> None:
     url = url_of(1, "?tls_ca_file=/no/such/file", "amqps")
 
-    with pytest.raises(InvalidURLException, match="TLS files"):
+    with pytest.raises(
+        InvalidURLException, match=r"TLS files .* tls_ca_file='/no/such/file' cannot be read: No such file"
+    ):
         AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
+
+
+def test_tls_files_that_hold_something_else_are_told_with_their_option(certificate: Path) -> None:
+    for options, reason in (
+        (f"tls_ca_file={__file__}", f"tls_ca_file='{__file__}' has no certificate"),
+        (f"tls_certificate_file={certificate}.crt", f"tls_certificate_file='{certificate}.crt': "),
+        (f"tls_certificate_file={certificate}&tls_key_file=nokey", "tls_key_file='nokey' cannot be read"),
+        (f"tls_certificate_file={certificate}&tls_key_file={__file__}", f"with tls_key_file='{__file__}': "),
+    ):
+        with pytest.raises(InvalidURLException, match=re.escape(reason)):
+            AmqpTransport(url_of(1, f"?{options}", "amqps")).open(Credentials(), lambda _event: None, WAIT)
 
 
 @pytest.fixture(scope="session")
@@ -494,6 +508,33 @@ def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) ->
     with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed.*; name a PEM .* tls_ca_file"):
         AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
     server.close()
+
+
+def test_tls_with_a_certificate_for_other_names_says_so(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    server = BrokerServer(context=context)
+    url = address_of(f"amqps://localhost:{server.port}?tls_ca_file={certificate}.crt")
+    with pytest.raises(ConnectionLostException, match=r"is for other names: connect by one of those$"):
+        AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
+    server.close()
+
+
+def test_a_login_over_tls_that_is_turned_away_is_not_told_to_use_tls(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+
+    def turn_away() -> None:
+        with listening.accept()[0] as accepted, context.wrap_socket(accepted, server_side=True) as wrapped:
+            wrapped.recv(100)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=turn_away)
+        thread.start()
+        url = url_of(listening.getsockname()[1], f"?tls_ca_file={certificate}.crt", "amqps")
+        with pytest.raises(ConnectionLostException, match="during the login; it may have too many logins at once"):
+            AmqpTransport(url, make_login=login_for).open(Credentials("al", "s3cret"), lambda _event: None, WAIT)
+        thread.join(WAIT)
 
 
 def test_tls_with_a_broker_that_speaks_none_says_so(server: BrokerServer) -> None:
