@@ -70,6 +70,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.selector import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
+from broker_adapter.wording import counted
 
 #: Why a send or commit waits for which there is room.
 CHOOSING = "the selectors of subscriptions take their time"
@@ -979,11 +980,11 @@ class BrokerState:
     def _used_by(self, queue: QueueState) -> str | None:
         """Who uses a queue, in words; None: nobody."""
         if queue.consumers:
-            return f"{len(queue.consumers)} consumers are attached to it"
+            return attached(queue)
         if queue.leaving:
-            return f"sessions hold {queue.in_hand} messages of it"
+            return f"sessions hold {counted(queue.in_hand, 'message')} of it"
         if queue.held:
-            return f"{len(queue.held)} sends wait for room in it"
+            return f"{counted(len(queue.held), 'send', ('waits', 'wait'))} for room in it"
         if any(browser.queue is queue for browser in self.browsers.values()):
             return "a browser looks at it"
         if any(
@@ -2217,6 +2218,11 @@ def _named_queue(name: str) -> Destination:
 
 def _deleted(name: str) -> InvalidDestinationException:
     return InvalidDestinationException(f"{name!r} was deleted", error_code="amqp:resource-deleted")
+
+
+def attached(queue: QueueState) -> str:
+    """How many consumers a queue has, in words."""
+    return f"{counted(len(queue.consumers), 'consumer', ('is', 'are'))} attached to it"
 
 
 def message_too_large(size: int, limit: int) -> ResourceAllocationException:

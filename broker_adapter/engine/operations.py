@@ -87,7 +87,7 @@ from typing import Any, Final, Protocol
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.arguments import QUEUE, Argument, checked
-from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.broker_state import BrokerState, attached
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.queue_state import QueueState
@@ -104,6 +104,7 @@ from broker_adapter.errors import (
     OperationTimedOutException,
     StoreCorruptException,
 )
+from broker_adapter.wording import counted
 
 #: Operations that are not the same when they are carried out again.
 ONCE = frozenset(("purge", "redrive", "delete"))
@@ -438,13 +439,13 @@ def _settle_through(arguments: _Arguments) -> Steps:
         reader.note_use(queue)
         if queue.consumers:
             raise IllegalStateException(
-                f"cannot settle a range of {queue.label!r}: {len(queue.consumers)} consumers are attached to it; close"
-                " them, or give each reader a subscription of its own"
+                f"cannot settle a range of {queue.label!r}: {attached(queue)}; close them, or"
+                " give each reader a subscription of its own"
             )
         if queue.leaving:
             raise IllegalStateException(
-                f"cannot settle a range of {queue.label!r}: sessions hold {queue.in_hand} messages of it, of consumers"
-                " that are closed; acknowledge or commit them, or close the sessions"
+                f"cannot settle a range of {queue.label!r}: sessions hold {counted(queue.in_hand, 'message')} of it, of"
+                " consumers that are closed; acknowledge or commit them, or close the sessions"
             )
         first, last = arguments["first"], arguments["position"]
         kept = _kept(reader, queue, arguments["run"])

@@ -28,11 +28,12 @@ from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
 from broker_adapter.server.terminal import PrintableFormatter, output_errors, printable, ready_streams
-from broker_adapter.server.tools import PASSWORD, asked_password, connected, counted, say, warn
+from broker_adapter.server.tools import PASSWORD, asked_password, connected, say, warn
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.transport import Transport
 from broker_adapter.version import own_version
+from broker_adapter.wording import counted
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
 from broker_adapter.server.terminal import output_errors, printable, printable_lines
-from broker_adapter.server.tools import connected, counted, destination_of, say, warn
+from broker_adapter.server.tools import connected, destination_of, say, warn
 from broker_adapter.transport import (
     Delivery,
     Failed,
@@ -32,6 +32,7 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
+from broker_adapter.wording import counted
 
 #: Messages that a tool asks for ahead.
 _PREFETCH: Final = 100

@@ -103,8 +103,3 @@ def say(text: str, file: TextIO | None = None) -> None:
 def warn(text: str) -> None:
     """Print a line on the standard error stream that may hold untrusted text."""
     say(f"holdfast: {text}", sys.stderr)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, in the singular for one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -483,10 +483,10 @@ def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() ->
     told: list[Any] = []
     rules.send(client, Q, b"a", b"b")
     consumer = rules.attach(client, Q, 1, ended=told.append)
-    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+    with pytest.raises(IllegalStateException, match="1 consumer is attached"):
         rules.do(c.Delete(Q))
     rules.do(c.Detach(consumer))
-    with pytest.raises(IllegalStateException, match="sessions hold 1 messages"):
+    with pytest.raises(IllegalStateException, match="sessions hold 1 message"):
         rules.do(c.Delete(Q))
     rules.do(c.Settle(consumer, [1], Outcome.RELEASED))
     browser = rules.attach(client, Q, browse=True)
@@ -494,7 +494,7 @@ def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() ->
         rules.do(c.Delete(Q))
     rules.do(c.Detach(browser))
     assert rules.send(client, Q, b"c") == "held"
-    with pytest.raises(IllegalStateException, match="1 sends wait for room"):
+    with pytest.raises(IllegalStateException, match="1 send waits for room"):
         rules.do(c.Delete(Q))
     consumer = rules.attach(client, Q, 1, ended=told.append)
     assert rules.do(c.Delete(Q, force=True)) == 2

@@ -131,7 +131,7 @@ def test_a_range_is_not_settled_under_a_consumer(broker: Broker) -> None:
     client = connect(broker)
     send(broker, client, "q", "a")
     consumer, _ = attach(broker, client, "q")
-    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+    with pytest.raises(IllegalStateException, match="1 consumer is attached"):
         ask(broker, "settle_through", destination="q", position=1)
     broker.call(c.Detach(consumer), WAIT)
     assert ask(broker, "settle_through", destination="q", position=1) == 1
@@ -162,7 +162,7 @@ def test_what_a_consumer_took_while_a_range_was_settled_is_not_below_the_settled
             attach(broker, client, "q", credit=2)[1].wait_for(2)
         return False
 
-    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+    with pytest.raises(IllegalStateException, match="1 consumer is attached"):
         broker.request("settle_through", {"destination": "q", "position": 5}, WAIT, before_each_step)
     broker.call(c.Disconnect(client), WAIT)
     bounds = ask(broker, "bounds", destination="q")

@@ -1,0 +1,15 @@
+"""Parts of texts for people."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str, verb: tuple[str, str] | None = None) -> str:
+    """A number with its noun, in the singular for one: ``2 messages``, ``1 consumer is``.
+
+    Args:
+        number: how many.
+        noun: what, in the singular.
+        verb: its forms for one and for any other number, if it follows.
+    """
+    text = f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return text if verb is None else f"{text} {verb[number != 1]}"
