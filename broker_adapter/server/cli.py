@@ -14,15 +14,17 @@ import ssl
 import sys
 import threading
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.destination import checked_name
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.errors import JMSException, MessageFormatException, StoreCorruptException
 from broker_adapter.selector import checked_property_name
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
-from broker_adapter.server.listener import Listener
+from broker_adapter.server.listener import Listener, check_address
 from broker_adapter.server.message_commands import browse, receive, send
 from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
@@ -96,9 +98,9 @@ def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (any(text.startswith("-") for text in rest) or not hasattr(options, "body")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options.parser.error(_unrecognized(rest, options.parser))
     if rest:
-        options.body += rest  # texts that stand behind an option
+        options.body = [*options.body, *rest]  # texts that stand behind an option
     if not is_open and options.run is not _serve:  # a server does not depend on who reads its output
         raise ValueError("the standard output is closed, so nothing was done; open it (>/dev/null discards the output)")
     handler = logging.StreamHandler()
@@ -106,6 +108,15 @@ def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     status: int = options.run(options)
     return status
+
+
+def _unrecognized(rest: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    known = [each for action in parser._actions for each in action.option_strings if each.startswith("--")]
+    texts = []
+    for text in rest:
+        similar = get_close_matches(text.partition("=")[0], known, 1) if text.startswith("--") else []
+        texts.append(f"{text} (is it {similar[0]}?)" if similar else text)
+    return f"unrecognized arguments: {' '.join(texts)}"
 
 
 def _flush() -> None:
@@ -160,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     sending = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
-    sending.add_argument("body", nargs="*", metavar="TEXT")
+    sending.add_argument("body", nargs="*", default=[], metavar="TEXT")
     sending.add_argument("--count", type=_positive, default=1, help="send each text so often")
     sending.add_argument(
         "--property",
@@ -244,6 +255,8 @@ def _parser() -> argparse.ArgumentParser:
     user.add_argument("name", nargs="?", metavar="NAME", help="add, remove: the name of the user")
     user.add_argument("--json", action="store_true", help="one JSON object a line")
     user.set_defaults(run=_user)
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)  # for errors about arguments, with the usage of this command
     return parser
 
 
@@ -333,6 +346,7 @@ def _serve(options: argparse.Namespace) -> int:
                 f"the store in {options.data!r} is damaged: {len(report.damages)} pages and"
                 f" {sum(report.summary.problems.values())} records; run: holdfast check {options.data} --repair"
             )
+    check_address(host, port)  # ahead of the store, which is made where there is none
     before, after = raise_soft_limit()
     if after > before:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
@@ -386,7 +400,9 @@ def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or name not in known:
-            raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(known)}")
+            similar = get_close_matches(name, known, 1)
+            hint = f"; is it {similar[0]}? It" if similar and similar[0] != name else ""
+            raise ValueError(f"--option {pair!r}{hint} is not NAME=VALUE with one of the names {', '.join(known)}")
         values[name] = value
     return settings_from(EngineSettings, values), settings_from(ServerSettings, values)
 
@@ -488,6 +504,8 @@ def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         raise ValueError("--subscription needs --topic: a queue has none")
     if options.client_id is not None and options.subscription is None:
         raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")
+    if options.subscription is not None:
+        checked_name(options.subscription, "subscription")
     name, kind = options.destination, "topic" if options.topic else "queue"
     what = name if options.subscription is None else f"{name}:{options.subscription}"
     subscription = {"subscription": options.subscription, "client_id": options.client_id}

@@ -186,12 +186,7 @@ class Listener:
             raise
         except OSError as error:
             self._end_thread()
-            remedy = "give an address of this machine, and a port that it may use"
-            if error.errno == errno.EADDRINUSE:
-                remedy = "stop what has the port, or choose another"
-            raise ConnectionLostException(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; {remedy}"
-            ) from error
+            raise _cannot_listen(self._host, self._port, error) from error
         self._forget_failure = self._broker.on_failure(self._engine_failed)
         host, port = self._listening[0].getsockname()[:2]
         return str(host), int(port)
@@ -771,6 +766,32 @@ class ClientConnection(asyncio.Protocol):
     def _broken(self, error: Exception) -> None:
         _log.error("the connection of %s ends because of an unexpected error", self.name, exc_info=error)
         self.abort()
+
+
+def check_address(host: str, port: int) -> None:
+    """Look whether an address can be listened on now.
+
+    Raises:
+        ConnectionLostException: it cannot, because another process has it, say.
+    """
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(address)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConnectionLostException:
+    remedy = "give an address of this machine, and a port that it may use"
+    if error.errno == errno.EADDRINUSE:
+        remedy = "stop what has the port, or choose another"
+    return ConnectionLostException(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}")
 
 
 def _admission(settings: ServerSettings, places: Places) -> Admission[ClientConnection]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import base64
+import io
 import json
 import queue
+import re
 import sys
 import threading
 import time
@@ -16,7 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.destination import Destination
+from broker_adapter.destination import Destination, checked_name
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
 from broker_adapter.server.terminal import output_errors, printable, printable_lines
@@ -34,6 +36,8 @@ from broker_adapter.transport import (
 )
 from broker_adapter.wording import counted
 
+#: Bytes that were not decoded, as ``surrogateescape`` shows them.
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")
 #: Messages that a tool asks for ahead.
 _PREFETCH: Final = 100
 
@@ -74,8 +78,16 @@ def send(options: argparse.Namespace) -> int:
 
 def _lines() -> Iterator[str]:
     """The lines of the standard input."""
+    stream = sys.stdin
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="surrogateescape")  # so that the line can be told
     try:
-        for line in sys.stdin:
+        for number, line in enumerate(stream, 1):
+            if _UNDECODED.search(line):
+                raise ValueError(
+                    f"line {number} of the standard input is not {stream.encoding.upper()}, the encoding of the locale;"
+                    " convert the input (iconv), or say which encoding it has ($PYTHONIOENCODING)"
+                )
             yield line.rstrip("\n")
     except OSError as error:
         raise OSError(
@@ -139,11 +151,15 @@ class _Answers:
     def _text(self) -> str:
         first = min(self._unconfirmed, default=self._sent + 1)
         behind = self._confirmed - (first - 1)
-        others = f", and of those behind message {first} another {behind}" if behind else ""
-        return (
-            f"{self._confirmed} of {counted(self._sent, 'message')} were confirmed: the first {first - 1}{others}; one"
-            " that was not may have arrived all the same, unless it was refused"
-        )
+        if self._confirmed == 0:
+            told = f"none of {counted(self._sent, 'message')} was confirmed"
+        else:
+            verb = "was" if self._confirmed == 1 else "were"
+            ahead = "" if first == 1 else "the first" if first == 2 else f"the first {first - 1}"
+            later = f"{behind} behind message {first}" if behind else ""
+            which = " and ".join(part for part in (ahead, later) if part)
+            told = f"{self._confirmed} of {counted(self._sent, 'message')} {verb} confirmed: {which}"
+        return f"{told}; one that was not may have arrived all the same, unless it was refused"
 
 
 #: What came and was not looked at yet, or why nothing more comes.
@@ -152,7 +168,10 @@ _Waiting = queue.SimpleQueue[Delivery | JMSException]
 
 def receive(options: argparse.Namespace) -> int:
     """Print messages as they come, and acknowledge each."""
-    subscription = Subscription(options.subscription, durable=True, shared=True) if options.subscription else None
+    subscription = None
+    if options.subscription is not None:
+        name = checked_name(options.subscription, "subscription")
+        subscription = Subscription(name, durable=True, shared=True)
     waiting: _Waiting = queue.SimpleQueue()
 
     def listener(event: TransportEvent) -> None:

@@ -86,9 +86,12 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
         help="look at records that could not be trusted, put messages back, or drop them",
         description="Records of a store that failed their checksum, or that nothing refers to, are set aside.",
     )
-    aside.add_argument("action", choices=["list", "show", "put-back", "drop"])
+    actions = ["list", "show", "put-back", "drop"]
+    aside.add_argument("action", choices=actions, metavar="|".join(actions))
     aside.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
-    aside.add_argument("names", nargs="*", metavar="RECORD", help="as listed; show, put-back, drop: or --all")
+    aside.add_argument(
+        "names", nargs="*", default=[], metavar="RECORD", help="as listed; show, put-back, drop: or --all"
+    )
     aside.add_argument("--all", action="store_true", help="show, put-back: all messages; drop: all records")
     aside.add_argument(
         "--queue",
@@ -127,7 +130,8 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["pages"]:
         say(f"pages      {answer['pages']}, {answer['damaged_page_count']} of them damaged")
     for each in answer["damaged_pages"]:
-        say(f"  page {each['page']} {each['table']}: {each['text']}")
+        table = f" {each['table']}" if each["table"] else ""  # a page of the file itself is of no table
+        say(f"  page {each['page']}{table}: {each['text']}")
     if answer["damage_count"] > len(answer["damaged_pages"]):
         say(f"  ... and {answer['damage_count'] - len(answer['damaged_pages'])} more")
     if answer["damaged_page_count"] and not answer["damaged_file"]:
@@ -182,6 +186,10 @@ def _compact(options: argparse.Namespace) -> int:
 
 
 def _quarantine(options: argparse.Namespace) -> int:
+    if options.action == "list" and (options.names or options.all):
+        raise ValueError("list takes no RECORD and no --all: it names every record; holdfast quarantine show has one")
+    if options.action != "put-back" and options.queue is not None:
+        raise ValueError("--queue is for put-back: nothing else puts messages into a queue")
     is_dropping = options.action == "drop"
     with sound_store(options.data, progress(), is_kept=not is_dropping) as store:
         records = quarantined(store)

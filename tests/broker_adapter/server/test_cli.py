@@ -383,18 +383,39 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
     assert (finished.returncode, f"in use by process {server.pid}" in finished.stderr) == (1, True)
     finished = holdfast("serve", "--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{server.port}")
     assert (finished.returncode, "choose another" in finished.stderr) == (1, True)
+    assert not (tmp_path / "data").exists(), "no store is made where it cannot be served"
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "reason"),
     [
         (("serve", "--data", "x", "--option", "nonsense=1"), 1, "with one of the names max_message_bytes"),
+        (
+            ("serve", "--data", "x", "--option", "max_destination=10"),
+            1,
+            "'max_destination=10'; is it max_destinations? It",
+        ),
         (("serve", "--data", "x", "--option", "max_message_bytes=many"), 1, "not a number"),
         (("serve", "--data", "x", "--listen", "nowhere"), 1, "HOST:PORT"),
         (("stat", "--url", "amqp://127.0.0.1:1"), 1, "no connection to 127.0.0.1:1"),
         (("stat", "--url", "amqp://127.0.0.1:1"), 1, "refused, so nothing listens there; start a server"),
         (("stat", "--url", "http://x"), 1, "has none of the forms"),
-        (("send",), 2, "QUEUE"),
+        (("send",), 2, "required: QUEUE\n"),
+        (("quarantine", "list"), 2, "required: DIR\n"),
+        (("quarantine",), 2, "required: list|show|put-back|drop, DIR\n"),
+        (("quarantine", "list", "x", "foo"), 1, "list takes no RECORD and no --all"),
+        (("quarantine", "list", "x", "--all"), 1, "list takes no RECORD and no --all"),
+        (("quarantine", "drop", "x", "--all", "--queue", "q"), 1, "--queue is for put-back"),
+        (("receive", "t", "--topic", "--subscription", ""), 1, "subscription name '' is not a string of at least one"),
+        (("purge", "t", "--topic", "--subscription", "", "--yes"), 1, "subscription name '' is not a string"),
+        (("delete", "t", "--topic", "--subscription", "", "--yes"), 1, "subscription name '' is not a string"),
+        (("receive", "q", "--subscripton", "s"), 2, "usage: holdfast receive"),
+        (
+            ("receive", "q", "--subscripton", "s"),
+            2,
+            "unrecognized arguments: --subscripton (is it --subscription?) s\n",
+        ),
+        (("stat", "extra"), 2, "usage: holdfast stat"),
         (("send", "q", "--count", "0"), 2, "invalid"),
         (("send", "q", "x", "--count", "many"), 2, "'many' is invalid: a whole number from 1 on"),
         (("send", "q", "x", "--ttl", "-1"), 2, "'-1' is invalid: seconds from 0"),
@@ -565,6 +586,29 @@ def test_who_sends_to_a_server_that_dies_is_told_what_was_confirmed(tmp_path: Pa
         assert process.returncode == 1
         assert "2 of" in errors
         assert "were confirmed: the first 2; one that was not may have arrived" in errors
+
+
+def test_confirmations_are_told_by_how_many_there_were(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--option", "max_message_bytes=2000") as server:
+        large = "x" * 3000
+        for text, told in (
+            (large, "none of 1 message was confirmed; one that was not"),
+            (f"a\n{large}\n", "1 of 2 messages was confirmed: the first; one that was not"),
+            (f"a\nb\n{large}\n", "2 of 3 messages were confirmed: the first 2; one that was not"),
+        ):
+            finished = holdfast("send", "q", "--url", server.url, text=text)
+            assert (finished.returncode, told in finished.stderr) == (1, True), finished.stderr
+
+
+def test_a_line_that_cannot_be_decoded_is_told_with_its_number(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    for encoding in ("utf-8", "utf-8:surrogateescape"):
+        finished = shell("printf 'ok\\ngr\\374n\\n' | \"$@\"", "send", "undecoded", *url, PYTHONIOENCODING=encoding)
+        assert finished.returncode == 1
+        assert "line 2 of the standard input is not UTF-8, the encoding of the locale" in finished.stderr
+    finished = shell("printf 'gr\\374n\\n' | \"$@\"", "send", "undecoded", *url, PYTHONIOENCODING="latin-1")
+    assert finished.returncode == 0, finished.stderr
+    assert done("browse", "undecoded", *url) == "ok\nok\ngrün\n"
 
 
 def test_one_is_singular(server: ServerProcess) -> None:

@@ -84,6 +84,14 @@ def test_damaged_pages_are_told_and_what_can_be_read_is_kept(tmp_path: Path) -> 
     assert done("check", str(tmp_path)).endswith("sound\n")
 
 
+def test_damage_of_the_file_itself_names_its_page_and_no_table(tmp_path: Path) -> None:
+    filled(tmp_path)
+    overwrite(tmp_path, 0)
+    found = holdfast("check", str(tmp_path))
+    assert found.returncode == 1
+    assert "  page 0: it is one of the two roots of the file" in found.stdout
+
+
 def test_a_repair_says_how_many_messages_it_could_not_find(tmp_path: Path) -> None:
     filled(tmp_path, 2000)
     with open(tmp_path / "data.mdb", "r+b") as data:
