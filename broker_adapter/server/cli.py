@@ -401,8 +401,8 @@ def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
         name, separator, value = pair.partition("=")
         if not separator or name not in known:
             similar = get_close_matches(name, known, 1)
-            hint = f"; is it {similar[0]}? It" if similar and similar[0] != name else ""
-            raise ValueError(f"--option {pair!r}{hint} is not NAME=VALUE with one of the names {', '.join(known)}")
+            names = [f"{each} (the most similar)" for each in similar] + [each for each in known if each not in similar]
+            raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(names)}")
         values[name] = value
     return settings_from(EngineSettings, values), settings_from(ServerSettings, values)
 

@@ -949,7 +949,7 @@ def test_a_range_is_read_in_pieces_and_again_until_it_is_settled(client: Client)
 def test_a_range_is_not_settled_under_the_hands_of_consumers(client: Client) -> None:
     client.send("q", "a")
     receiver = client.receiver(Q)
-    with pytest.raises(IllegalStateException, match="1 consumers are attached"):
+    with pytest.raises(IllegalStateException, match="1 consumer is attached"):
         client.transport.request("settle_through", {"destination": "q", "position": 1}, WAIT)
     client.transport.detach(receiver.link, WAIT)
     assert client.transport.request("settle_through", {"destination": "q", "position": 1}, WAIT) == 1

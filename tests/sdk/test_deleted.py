@@ -51,7 +51,7 @@ def test_a_queue_is_deleted_when_nobody_uses_it(factory: ConnectionFactory) -> N
         queue = session.create_queue("q")
         session.create_producer(queue).send("x")
         consumer = session.create_consumer(queue)
-        with pytest.raises(IllegalStateException, match="consumers are attached"):
+        with pytest.raises(IllegalStateException, match="consumer is attached"):
             connection.request("delete", {"destination": "q"})
         consumer.close()
         assert connection.request("delete", {"destination": "q"}) == 1

@@ -393,7 +393,7 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
         (
             ("serve", "--data", "x", "--option", "max_destination=10"),
             1,
-            "'max_destination=10'; is it max_destinations? It",
+            "one of the names max_destinations (the most similar), max_me",
         ),
         (("serve", "--data", "x", "--option", "max_message_bytes=many"), 1, "not a number"),
         (("serve", "--data", "x", "--listen", "nowhere"), 1, "HOST:PORT"),
