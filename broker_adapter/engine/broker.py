@@ -727,7 +727,7 @@ class Broker:
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
         pending = _Pending(effects)
-        self._state.is_late = self._state.new_slice()
+        self._state.begin_looks()
         searched = bool(scans)
         is_late = False
         loaded = 0
@@ -1015,7 +1015,9 @@ class Broker:
             if reply not in asked:  # what waited, and went on in this cycle
                 _tell(reply, failure)
         self._answer_all(commands, failure)
-        self._answer_waiting(failure)
+        for reply in self._state.waiting():
+            if reply not in asked:
+                _tell(reply, failure)
         self._answer_all(self._inbox, failure)
         for listener in list(self._failure_listeners):
             _tell(listener, failure)

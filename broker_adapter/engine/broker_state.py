@@ -178,10 +178,11 @@ class BrokerState:
         self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.totals = Totals()
         self.redelivered = Redelivered()
-        #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
         self.selector_fault: tuple[str, Exception] | None = None  #: the last one, for the log
+        #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
         self.new_slice: Callable[[], Callable[[], bool]] = lambda: lambda: False
         self.is_late = self.new_slice()
+        self._chosen_in: Callable[[], bool] | None = None  #: the slice that those have used up who are choosing
         self._unasked = 0  #: how many selectors may be asked, of small messages, before the clock is
         self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
         self._is_limited = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
@@ -362,12 +363,16 @@ class BrokerState:
         self._awake[consumer.queue.id] = consumer.queue
 
     def is_selected(self, selector: Selector, message: Selectable) -> bool:
-        """Whether a consumer's selector is true of a message; a fault of ours there is nobody else's."""
+        """Whether a selector is true of a message; a fault of ours there is nobody else's."""
         try:
             return selects(selector, message)
         except Exception as error:
             self.selector_fault = selector.text, error
             return False
+
+    def begin_looks(self) -> None:
+        """What follows in this cycle is the time of those who look: those who are choosing have had theirs."""
+        self.is_late = self._chosen_in = self.new_slice()
 
     def looked(self, look: Look, message: Selectable | None) -> bool:
         """Have those who search look at a message that came in or came back, if it can be read (else None).
@@ -1002,8 +1007,8 @@ class BrokerState:
 
     def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
         messages = [(key, message) for key, message in command.messages if key in command.there]
-        self._take_room([(len(each.payload), 1) for _, each in messages])
         targets = self._targets(command.destination, effects)
+        self._take_room([(len(each.payload), 1) for _, each in messages])
         for key, message in messages:
             effects.durable.put("quarantine", key, None)
             self._spread(message, targets, now_ms, effects)
@@ -1236,23 +1241,21 @@ class BrokerState:
                     if refusal is not None:
                         blocked, reason = queue, refusal
                         break
-            if reason:
-                pass
-            elif message.persistent and self.held_because:
-                reason = self.held_because
-            elif (
-                message.persistent and self.room is not None and not self.room.take(len(message.payload), len(wanting))
-            ):
-                reason = self.room.reason
+            size = 0
+            if message.persistent and self.held_because:
+                reason = reason or self.held_because
             elif self.volatile_room is not None and not (message.persistent and all_durable):
                 size = len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(wanting)
                 if size > self.volatile_room:
-                    reason = self._volatile_full()
-                else:
-                    self.volatile_room -= size
+                    reason = reason or self._volatile_full()
+            # Last, since who waits for something else takes no room.
+            if not reason and message.persistent and self.room is not None:
+                reason = "" if self.room.take(len(message.payload), len(wanting)) else self.room.reason
             if reason:
                 held.index = index
                 break
+            if size and self.volatile_room is not None:
+                self.volatile_room -= size
             identity = message.identity
             if identity is not None:
                 if identity.producer_id != producer_id or identity.thread_id != thread_id:
@@ -1274,7 +1277,7 @@ class BrokerState:
         self.totals.enqueued += taken
         if stream is not None and seen is not None:
             self._note_stream(stream, seen, now_ms, effects)
-        for queue in local:
+        for queue in local if taken else ():
             self._awake[queue.id] = queue
         if reason:
             return not self._hold(held, blocked, reason, effects, is_choosing=is_choosing)
@@ -1326,11 +1329,11 @@ class BrokerState:
         choice = held.choice
         if choice is None and len(message.payload) <= SMALL_BYTES and len(queues) <= self._unasked:
             self._unasked -= len(queues)  # most come here: it makes little
-            return wanting_of(queues, Selectable(self.formats, message.format, message.payload))
+            return wanting_of(queues, Selectable(self.formats, message.format, message.payload), self.is_selected)
         self._unasked = SMALL_AT_ONCE
         if choice is None or choice.subject is not message:
             fields = Selectable(self.formats, message.format, message.payload)
-            choice = held.choice = Choice(message, fields, len(message.payload), queues)
+            choice = held.choice = Choice(message, fields, len(message.payload), queues, self.is_selected)
         # Who has come since it began gets what comes later, or there would be no end of it.
         return self._still_there(choice.wanting) if choice.go_on(self.is_late) else None
 
@@ -1465,12 +1468,15 @@ class BrokerState:
                 return
 
     def _go_on_choosing(self, now_ms: int, effects: Effects) -> None:
-        """Ask more of the subscriptions, as far as there is time in this decision."""
+        """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn."""
         holding = self._holding
+        if self._chosen_in is self.is_late:
+            return
         while (held := holding.take_choosing()) is not None:
             if self._retry(held, now_ms, effects):
                 self._end_waiting((held,), now_ms, effects)
             elif held.is_choosing:
+                self._chosen_in = self.is_late
                 return
 
     def _end_waiting(self, ended: Sequence[Held], now_ms: int, effects: Effects) -> None:
@@ -1700,6 +1706,9 @@ class BrokerState:
             self._do_commit(held, now_ms, effects)
         except JMSException as error:
             self._roll_back(command, error, effects)
+        except Exception as error:  # a fault of ours, as in ``decide``
+            effects.faults.append((command, error))
+            self._roll_back(command, rolled_back(fault(command, error)), effects)
 
     def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         session, number = command.commit_id
@@ -1896,7 +1905,6 @@ class BrokerState:
                 raise message_too_large(len(message.payload), max_bytes)
             if message.deliver_at_ms is not None:
                 raise JMSException("a staged message cannot have a delivery delay")
-        self._take_room([(len(each.payload), 2) for each in command.messages])
         sizes = [len(each.payload) for each in command.messages[have - command.first :]]
         if sizes:
             before = queue.bytes if queue is not None else 0
@@ -1906,6 +1914,8 @@ class BrokerState:
         if queue is None:
             self._check_room_for_destination()
             checked_name(command.transaction, "transaction")
+        self._take_room([(size, 2) for size in sizes])
+        if queue is None:
             record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
             queue = self.staged[command.transaction] = self._new_queue(
                 Destination(command.transaction), record, effects

@@ -121,9 +121,13 @@ def selects(selector: Selector, message: Selectable) -> bool:
         return False
 
 
-def wanting_of(queues: Sequence[Choosing], message: Selectable) -> list[Any]:
+#: Whether a selector is true of a message, as :func:`selects` says.
+Selects = Callable[[Selector, Selectable], bool]
+
+
+def wanting_of(queues: Sequence[Choosing], message: Selectable, is_selected: Selects = selects) -> list[Any]:
     """Those of some queues that want a message by their selectors."""
-    return [queue for queue in queues if queue.selector is None or selects(queue.selector, message)]
+    return [queue for queue in queues if queue.selector is None or is_selected(queue.selector, message)]
 
 
 class Choice:
@@ -135,9 +139,16 @@ class Choice:
         wanting: those that want it, as far as they were asked.
     """
 
-    __slots__ = ("_asked", "_message", "_most", "queues", "subject", "wanting")
+    __slots__ = ("_asked", "_is_selected", "_message", "_most", "queues", "subject", "wanting")
 
-    def __init__(self, subject: object, message: Selectable, size: int, queues: Sequence[Choosing]) -> None:
+    def __init__(
+        self,
+        subject: object,
+        message: Selectable,
+        size: int,
+        queues: Sequence[Choosing],
+        is_selected: Selects = selects,
+    ) -> None:
         """A choice in which nobody was asked yet.
 
         Args:
@@ -145,11 +156,13 @@ class Choice:
             message: what selectors see of it.
             size: bytes of its payload.
             queues: those that may get it.
+            is_selected: asks a selector.
         """
         self.subject = subject
         self.queues = queues
         self.wanting: list[Any] = []
         self._message = message
+        self._is_selected = is_selected
         self._most = selectors_at_once(size)
         self._asked = 0
 
@@ -167,7 +180,7 @@ class Choice:
             if is_late():
                 self._asked = start
                 return False
-            wanting += wanting_of(queues[start : start + most], message)
+            wanting += wanting_of(queues[start : start + most], message, self._is_selected)
         self._asked = len(queues)
         return True
 

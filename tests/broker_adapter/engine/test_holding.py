@@ -740,10 +740,30 @@ def test_who_waits_for_a_queue_takes_nothing_of_the_room_on_the_disk(what: str) 
 
 def test_what_is_refused_for_want_of_room_takes_none_of_it() -> None:
     scarce = Scarce()
-    messages = [c.NewMessage(0, LARGE)] * 10
     with pytest.raises(ResourceAllocationException, match="the store is full"):
-        scarce.rules.do(c.Stage("t", Q, 0, messages))
+        scarce.rules.do(c.Stage("t", Q, 0, [c.NewMessage(0, LARGE * 5)]))
+    with pytest.raises(ResourceAllocationException, match="for one queue, limit 1"):
+        scarce.rules.do(c.Stage("t", Q, 0, [c.NewMessage(0, b"x")] * 2))
     assert scarce.pages == 100
+
+
+def test_what_is_staged_again_takes_no_more_room() -> None:
+    scarce = Scarce()
+    scarce.rules.do(c.Stage("t", Q, 0, [c.NewMessage(0, LARGE)]))
+    pages = scarce.pages
+    assert pages < 80
+    scarce.rules.do(c.Stage("t", Q, 0, [c.NewMessage(0, LARGE)]))
+    assert scarce.pages == pages
+
+
+def test_who_waits_for_room_in_memory_takes_none_on_the_disk() -> None:
+    scarce = Scarce()
+    news = topic("news")
+    scarce.rules.attach(scarce.other, news)  # not durable, so that its message is in memory
+    scarce.rules.state.volatile_room = 10
+    for _ in range(3):
+        assert scarce.rules.send(scarce.client, news, LARGE) == "held"
+    assert (scarce.pages, scarce.rules.state.volatile_room) == (100, 10)
 
 
 def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
