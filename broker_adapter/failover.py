@@ -600,7 +600,9 @@ class FailoverTransport:
                 if isinstance(error, _LASTING):
                     self._lose(link, error)
                     return
-                link.interrupted = error
+                with self._lock:
+                    if self._is_interrupted(inner, link):
+                        link.interrupted = error
                 action = rules.process(AttemptFailed(error), time.monotonic())
                 continue
             self._link_restored(inner, link)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
@@ -24,6 +25,8 @@ MAX_URL_LENGTH = 8192
 #: Most addresses of a connection.
 MAX_ADDRESSES = 100
 
+#: What is ahead of an address.
+_ADDRESS = re.compile(r"(?:^|(?<=\()|,\s*)amqps?://")
 _FORMS = (
     "embedded:PATH, embedded:, amqp://HOST:PORT, amqps://HOST:PORT or failover:(URL,URL,...), each with"
     " ?option=value&..."
@@ -163,7 +166,9 @@ def _amqp(base: str, options: dict[str, str], whole: str | None = None) -> AmqpU
         parts = urlsplit(base)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidURLException(f"connection URL {shown!r}: {error}") from error
+        # Its text may have a part of a password.
+        reason = "its host or port is not one" if "@" in (whole or base) else str(error)
+        raise InvalidURLException(f"connection URL {shown!r}: {reason}") from None
     scheme = parts.scheme
     if not host:
         raise InvalidURLException(f"connection URL {shown!r} names no host; write {scheme}://HOST:PORT")
@@ -205,7 +210,7 @@ def _settings(cls: type, options: dict[str, str]):  # type: ignore[no-untyped-de
 
 def _cuts_a_password(text: str) -> bool:
     """Whether what stands ahead of an ``@`` has what divides a URL, so that a part of it may be taken for another."""
-    return any(set("/?#,;()[]@&' ") & set(each.rpartition("@")[0]) for each in text.split("://")[1:])
+    return any(set("/?#,;()[]@&' ") & set(each.rpartition("@")[0]) for each in _ADDRESS.split(text)[1:])
 
 
 def masked(text: str) -> str:

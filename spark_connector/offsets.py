@@ -110,7 +110,8 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
         # Its first batch was planned before, and Spark asks anew where the query begins.
         return Loss(
             f"the checkpoint was made while its first batch ran, which began at position {offset.base}: the positions"
-            f" up to {min(bounds.settled, start.base - 1)} were read and settled by a query that was ahead of it",
+            f" up to {min(bounds.settled, start.base - 1)} were read and settled by a query that was ahead of it, or"
+            " have expired or been consumed since",
             False,
         )
     # A query that begins has read nothing.  What it finds below the settled mark has come back from a consumer.

@@ -27,8 +27,8 @@ def _option(
     return attrs.field(default=default, repr=shown, metadata={"name": name, "text": text, "least": least})
 
 
-def _shown_url(url: str) -> str:
-    return repr(masked(url))
+def _shown_url(url: str | None) -> str:
+    return repr(url if url is None else masked(url))
 
 
 @attrs.frozen(kw_only=True)

@@ -80,8 +80,8 @@ class Commit:
         sends: (link, payload).
         settlements: of deliveries of this connection.
         done: called once, with the error where nothing was done.
-        is_in_doubt: whether nobody can tell what became of it, until its discharge is answered: what was refused after
-            that was written need not have been a part of it.
+        is_in_doubt: whether nobody can tell what became of it: its discharge is to be written, or was, and is not
+            answered.  What was refused since need not have been a part of it.
     """
 
     number: int

@@ -338,7 +338,7 @@ def _take_up(store: LmdbStore, report: Report) -> bool:
         value = tables.get("meta", REBUILT)
     if value is None:
         return False
-    with contextlib.suppress(StoreCorruptException, ValueError, TypeError):
+    with contextlib.suppress(StoreCorruptException, KeyError, ValueError, TypeError):
         noted = decode_meta(REBUILT, value)
         for name in _NOTED:
             setattr(report, name, noted[name])

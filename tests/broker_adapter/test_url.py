@@ -163,7 +163,7 @@ def test_no_error_of_a_failover_url_has_a_password() -> None:
 
 
 #: What a password may have that divides a URL.
-_DIVIDING = st.text(st.sampled_from("/?#,;()[]@&=:%'\" |"), min_size=1, max_size=3)
+_DIVIDING = st.text(st.sampled_from("/?#,;()[]@&=:%'\" |\uff1f\uff0f\uff20\u2100"), min_size=1, max_size=3)
 
 
 @given(
@@ -173,6 +173,9 @@ _DIVIDING = st.text(st.sampled_from("/?#,;()[]@&=:%'\" |"), min_size=1, max_size
 @example("?retries=", "x", "amqp://{}")
 @example(",", "x", "failover:({})")
 @example("/", "?", "amqp://{}")
+@example("://", "x", "amqp://{}")
+@example("\uff1f", "x", "amqp://{}")
+@example("\u2100", "\uff20", "failover:({})")
 def test_no_error_has_a_part_of_a_password_that_is_not_encoded(first: str, second: str, form: str) -> None:
     for begin in ("alice:", ""):
         one = f"{begin}alpha{first}gamma{second}omega@host:5672"
