@@ -40,9 +40,11 @@ def fill(url: str) -> None:
 def receive_and_die(url: str) -> None:
     connection = ConnectionFactory(url).create_connection()
     connection.start()
+    kept = []  # what nobody has would be closed
     for mode in MODES:
         session = connection.create_session(mode)
         consumer = session.create_consumer(queue_of(session, mode))
+        kept.append(consumer)
         for number in range(1, 7):
             message = consumer.receive(timeout=10)
             if number == 4:

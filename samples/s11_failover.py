@@ -16,6 +16,7 @@ from sdk import (
     ConnectionLostException,
     Interrupted,
     JMSException,
+    MessageConsumer,
     Restored,
     Session,
 )
@@ -51,11 +52,16 @@ class Server:
 def work(session: Session, mode: AcknowledgeMode, killed: threading.Event) -> list[str]:
     """Receive three of five messages, have the server killed, and go on; returns what was seen."""
     queue = session.create_queue(f"sample.failover.{mode.name}")
-    producer, consumer = session.create_producer(queue), session.create_consumer(queue)
+    producer = session.create_producer(queue)
     for number in range(1, 6):
         producer.send(str(number))
     if session.transacted:
         session.commit()
+    with session.create_consumer(queue) as consumer:
+        return received(session, consumer, killed)
+
+
+def received(session: Session, consumer: MessageConsumer, killed: threading.Event) -> list[str]:
     seen = []
     for _ in range(3):
         message = consumer.receive(timeout=5)

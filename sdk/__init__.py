@@ -9,8 +9,9 @@
         with connection.create_session(AcknowledgeMode.CLIENT) as session:
             queue = session.create_queue("orders")
             session.create_producer(queue).send("hello")
-            message = session.create_consumer(queue).receive(timeout=5)
-            message.acknowledge()
+            with session.create_consumer(queue) as consumer:
+                message = consumer.receive(timeout=5)
+                message.acknowledge()
 
 Applications use what has no underscore.  What has one is for this package, whose modules also use it of each other.
 """

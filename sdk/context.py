@@ -5,7 +5,8 @@
     with factory.create_context() as context:
         queue = context.create_queue("orders")
         context.create_producer().set_property("colour", "red").set_priority(7).send(queue, "hello")
-        print(context.create_consumer(queue).receive_body(str, timeout=5))
+        with context.create_consumer(queue) as consumer:
+            print(consumer.receive_body(str, timeout=5))
 
 Where the specification has a second tree of exceptions for this API, Python has no need of it: the errors are those of
 the classic one.
