@@ -97,6 +97,7 @@ def test_no_message_that_comes_in_ends_the_connection_of_a_foreign_consumer(serv
         return  # of no form of ours: another test has these
     with RawClient(served.port) as client:
         client.send(frames.begin(0), frames.attach(0, 0, "sender"))
+        client.until(lambda: client.count(frames.FLOW) == 1)  # ahead of it there is no window
         client.send(*client.deliver(0, 0, payload))
         client.until(lambda: client.count(frames.DISPOSITION) == 1)
     served.is_read_through()
