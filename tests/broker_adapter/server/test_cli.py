@@ -250,7 +250,7 @@ def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:
 
 def test_options_of_a_message_are_kept(server: ServerProcess) -> None:
     url = ("--url", server.url)
-    done("send", "options", "short", *url, "--ttl", "0")
+    done("send", "options", "short", *url, "--ttl", "0.001")
     done("send", "options", "late", *url, "--delay", "1000")
     done("send", "options", "x", *url, "--priority", "9", "--ttl", "1000", "--non-persistent", "--property", "a=b=c")
     (line,) = done("browse", "options", *url, "--json").splitlines()
@@ -419,11 +419,21 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
         (("send", "q", "--count", "0"), 2, "invalid"),
         (("send", "q", "x", "--count", "many"), 2, "'many' is invalid: a whole number from 1 on"),
         (("send", "q", "x", "--ttl", "-1"), 2, "'-1' is invalid: seconds from 0"),
+        (("send", "q", "x", "--ttl", "0"), 2, "at least 0.001 seconds; without --ttl a message never expires"),
+        (("send", "q", "x", "--ttl", "0.0001"), 2, "'0.0001' is invalid: at least 0.001 seconds"),
         (("send", "q", "x", "--delay", "inf"), 2, "seconds from 0"),
         (("receive", "q", "--timeout", "nan"), 2, "seconds from 0"),
         (("receive", "q", "--timeout", "soon"), 2, "seconds from 0"),
         (("send", "q", "x", "--property", "k"), 2, "'k' is not of the form NAME=VALUE"),
         (("send", "q", "x", "--property", "=v"), 2, "NAME=VALUE"),
+        (("send", "q", "x", "--property", "a b=1"), 2, "property name 'a b' is not an identifier"),
+        (("send", "q", "x", "--property", "a-b=1"), 2, "property name 'a-b' is not an identifier"),
+        (("send", "q", "x", "--property", "NULL=1"), 2, "property name 'NULL' is not an identifier"),
+        (("send", "q", "x", "--property", "JMSXGroupID=1"), 2, "property name 'JMSXGroupID' is reserved"),
+        (("send", "q", "x", "--property", "JMSPriority=1"), 2, "'JMSPriority' is a header, not a property; use --pri"),
+        (("send", "q", "x", "--property", "JMSExpiration=1"), 2, "is a header, not a property; use --ttl"),
+        (("send", "q", "x", "--property", "JMSDeliveryTime=1"), 2, "is a header, not a property; use --delay"),
+        (("send", "q", "x", "--property", "JMSDeliveryMode=1"), 2, "not a property; use --non-persistent"),
         (("send", "q", "x", "--priority", "12"), 2, "priority"),
         (("send", "q", "x", "--nonsense"), 2, "--nonsense"),
         (("stat", "--url", "amqp://127.0.0.1:1?nonsense=1"), 1, "unknown option 'nonsense'; the options here are"),
