@@ -30,6 +30,7 @@ from broker_adapter.amqp.io_loop import SocketConnection
 from broker_adapter.amqp.io_loop import Work as LoopWork
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin, Work
+from broker_adapter.amqp.tls_files import check_readable
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
@@ -636,7 +637,11 @@ def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None
 def _tls_context(url: AmqpURL) -> ssl.SSLContext:
     settings = url.amqp
     for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file"):
-        _check_readable(name, getattr(settings, name))
+        path = getattr(settings, name)
+        try:
+            check_readable(f"{name}={path!r}", path)
+        except ValueError as error:
+            raise InvalidURLException(f"the TLS files of the URL cannot be used: {error}") from error
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca_file)
     except (OSError, ssl.SSLError) as error:
@@ -654,16 +659,3 @@ def _tls_context(url: AmqpURL) -> ssl.SSLContext:
             ) from error
     context.check_hostname = settings.tls_verify_host
     return context
-
-
-def _check_readable(option: str, path: str | None) -> None:
-    """The errors of the ssl module do not say which file it was."""
-    if path is None:
-        return
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise InvalidURLException(
-            f"the TLS files of the URL cannot be used: {option}={path!r} cannot be read: {error.strerror or error}"
-        ) from error

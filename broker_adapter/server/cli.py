@@ -18,6 +18,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.tls_files import check_readable
 from broker_adapter.destination import checked_name
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
@@ -415,7 +416,8 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
             raise ValueError("--tls-client-ca needs --tls-certificate: without TLS nobody shows a certificate")
         return None
     for name in ("--tls-certificate", "--tls-key", "--tls-client-ca"):
-        _check_readable(name, getattr(options, name[2:].replace("-", "_")))
+        path = getattr(options, name[2:].replace("-", "_"))
+        check_readable(f"{name} {path!r}", path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(options.tls_certificate, options.tls_key)
@@ -432,17 +434,6 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
             raise ValueError(f"--tls-client-ca {options.tls_client_ca!r} has no certificate: {error}") from error
         context.verify_mode = ssl.CERT_OPTIONAL  # who has none may log in with a password
     return context
-
-
-def _check_readable(name: str, path: str | None) -> None:
-    """The errors of the ssl module do not say which file it was."""
-    if path is None:
-        return
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise ValueError(f"{name} {path!r} cannot be read: {error.strerror or error}") from error
 
 
 # The tools.
