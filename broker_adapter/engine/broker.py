@@ -24,7 +24,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from heapq import merge
 from typing import Any
@@ -1015,9 +1015,7 @@ class Broker:
             if reply not in asked:  # what waited, and went on in this cycle
                 _tell(reply, failure)
         self._answer_all(commands, failure)
-        for reply in self._state.waiting():
-            if reply not in asked:
-                _tell(reply, failure)
+        self._answer_waiting(failure, asked)
         self._answer_all(self._inbox, failure)
         for listener in list(self._failure_listeners):
             _tell(listener, failure)
@@ -1050,9 +1048,10 @@ class Broker:
         if isinstance(commands, deque):
             commands.clear()
 
-    def _answer_waiting(self, error: JMSException) -> None:
+    def _answer_waiting(self, error: JMSException, answered: Container[c.Reply | None] = ()) -> None:
         for reply in self._state.waiting():
-            _tell(reply, error)
+            if reply not in answered:
+                _tell(reply, error)
 
     # Browsing.
 
