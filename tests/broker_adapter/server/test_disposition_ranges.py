@@ -13,20 +13,13 @@ from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.listener import Listener
-from broker_adapter.settings import EngineSettings, ServerSettings
+from broker_adapter.settings import ServerSettings
 from tests.broker_adapter.amqp.frames import ATTACH, BEGIN, CLOSE, TRANSFER, attach, begin, disposition, flow
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
 from tests.broker_adapter.server.raw_client import RawClient
 from tests.broker_adapter.server.test_server_protocol import decoded, encoded
 
 ACCEPTED, RELEASED = 0x24, 0x26
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker(EngineSettings())
-    yield broker
-    broker.close()
 
 
 @pytest.fixture

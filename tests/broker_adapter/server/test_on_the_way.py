@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,17 +9,8 @@ import pytest
 from broker_adapter.amqp.peer import Terminus
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.server_protocol import EXCLUSIVE_CAPABILITY
-from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.server.test_server_protocol import Client, encoded, put
-
-OWN, FOREIGN = "Holdfast", "somebody else"
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker(EngineSettings())
-    yield broker
-    broker.close()
+from tests.broker_adapter.server.test_unfinished_messages import FOREIGN, OWN
 
 
 def bodies(*numbers: int) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,20 +10,12 @@ from broker_adapter.amqp.peer import LinkRemoteClose, RemoteClose, SessionRemote
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.test_server_protocol import Client, decoded, encoded, put
 
 SIZE = 1_000_000
 COUNT = 5
 OWN, FOREIGN = "Holdfast", "somebody else"
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker(EngineSettings())
-    yield broker
-    broker.close()
 
 
 class Reader(Client):
