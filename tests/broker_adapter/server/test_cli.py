@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -656,12 +657,15 @@ def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> Non
     log = tmp_path / "log"
     options = ("--option", "delete_idle_subscriptions_seconds=1", "--option", "delete_idle_queues_seconds=1")
     with ServerProcess(tmp_path / "data", *options, log=log) as server:
-        url = ("--url", server.url)
-        done("receive", "news", "--topic", "--subscription", "reader", "--timeout", "0", *url)
-        done("send", "news", "--topic", "a", *url)
-        done("receive", "empty", "--timeout", "0", *url)
+        with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
+            news = session.create_topic("news")
+            with (
+                session.create_shared_durable_consumer(news, "reader"),
+                session.create_consumer(session.create_queue("empty")),
+            ):
+                session.create_producer(news).send(session.create_text_message("a"))
         while log.read_text().count("deleted") < 2:
-            pass
+            time.sleep(0.01)
     assert "subscription 'reader' on 'news' was deleted, with 1 message: nobody has used it for" in log.read_text()
     assert "queue 'empty' was deleted, with 0 messages: nobody has used it for" in log.read_text()
 
