@@ -42,6 +42,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
@@ -547,9 +548,7 @@ class Peer:
                         continue
             elif head in disposing and size > 14:
                 stop = position + 13 + data[position + 12]
-                disposed = None
-                if stop <= after and _has_no_array(data, position + 14, stop):
-                    disposed = _disposed(data[position + 14 : stop])
+                disposed = _disposed(data[position + 14 : stop]) if stop <= after else None
                 if disposed is not None:
                     most = self._tell_earlier(data, position, most, *disposed)
                     if self._failure is not None:
@@ -1844,8 +1843,17 @@ def _told_by_proton(found: weakref.ref[Peer]) -> Callable[[Any, str], None]:
 
 
 def _disposed(fields: bytes) -> tuple[bool, int, int] | None:
-    """Role, first and last delivery of a disposition with these fields; None where they are something else."""
+    """Role, first and last delivery of a disposition with these fields.
+
+    None where they are something else, or may have an array, whose values need no bytes.
+    """
+    if 0xE0 in fields or 0xF0 in fields:
+        return None
     role = _ROLES.get(fields[:1])
+    if role is not None and len(fields) > 6 and fields[1] == 0x70 and fields[6] == 0x40:
+        # One delivery, as proton writes it.
+        only = int.from_bytes(fields[2:6])
+        return role, only, only
     position = 1
     if role is None:
         role = _ROLES.get(fields[:2])
@@ -1927,23 +1935,30 @@ def _read_data(data: Any) -> Any:
     """The value in a ``pn_data_t``, or None where it is empty."""
     if data == ffi.NULL:
         return None
+    encoded = _encoded(data)
+    return decode(encoded) if encoded else None
+
+
+def _encoded(data: Any) -> bytes:
+    """What is in a ``pn_data_t``, encoded; nothing where it is empty."""
     lib.pn_data_rewind(data)
     size = lib.pn_data_encoded_size(data)
     if size <= 0:
-        return None
+        return b""
     memory = ffi.new("char[]", size)
     written = lib.pn_data_encode(data, memory, size)
-    if written <= 0:
-        return None
-    return decode(ffi.unpack(memory, written))
+    return ffi.unpack(memory, written) if written > 0 else b""
 
 
 def _write_data(data: Any, value: Any) -> None:
+    _write_encoded(data, encode(value))
+
+
+def _write_encoded(data: Any, encoded: bytes) -> None:
     assert data != ffi.NULL
-    encoded = encode(value)
     lib.pn_data_clear(data)
     if lib.pn_data_decode(data, encoded, len(encoded)) != len(encoded):
-        raise ValueError(f"proton cannot take {value!r}")
+        raise ValueError(f"proton cannot take {decode(encoded)!r}")
     lib.pn_data_rewind(data)
 
 
@@ -2068,7 +2083,14 @@ def _read_disposition(disposition: Any, code: int) -> State:
             undeliverable=bool(lib.pn_disposition_is_undeliverable(disposition)),
             annotations=_mapping(lib.pn_disposition_annotations(disposition)) or None,
         )
-    fields = _read_data(lib.pn_disposition_data(disposition))
+    data = lib.pn_disposition_data(disposition)
+    encoded = _encoded(data) if data != ffi.NULL else b""
+    return (_kept_state if len(encoded) <= _MAX_KEPT_BYTES else _decoded_state)(code, encoded)
+
+
+def _decoded_state(code: int, encoded: bytes) -> State:
+    """The state that stands for these fields: of a transaction, or one that this module does not know."""
+    fields = decode(encoded) if encoded else None
     if code in (DECLARED, TRANSACTIONAL) and isinstance(fields, list) and fields:
         txn_id = fields[0]
         if not isinstance(txn_id, bytes) or len(txn_id) > _MAX_TXN_ID_BYTES:
@@ -2076,6 +2098,12 @@ def _read_disposition(disposition: Any, code: int) -> State:
         outcome = _outcome(fields[1]) if code == TRANSACTIONAL and len(fields) > 1 else None
         return State(code, txn_id=txn_id, outcome=outcome)
     return State(code)
+
+
+#: Most messages of a transaction have the same state, which is decoded, and encoded, once.
+_KEPT_STATES: Final = 256
+_MAX_KEPT_BYTES: Final = 256
+_kept_state: Final = lru_cache(maxsize=_KEPT_STATES)(_decoded_state)
 
 
 def _outcome(value: Any) -> State | None:
@@ -2113,10 +2141,17 @@ def _write_disposition(disposition: Any, state: State) -> None:
         if state.annotations:
             _write_mapping(lib.pn_disposition_annotations(disposition), state.annotations)
     elif code in (DECLARED, TRANSACTIONAL):
-        fields: list[Any] = [state.txn_id]
-        if state.outcome is not None:
-            fields.append(_described_outcome(state.outcome))
-        _write_data(lib.pn_disposition_data(disposition), fields)
+        plain = state.outcome is None or state.outcome.code in _PLAIN_STATES
+        encoded = (_kept_fields if plain else _encoded_fields)(state.txn_id, state.outcome)
+        _write_encoded(lib.pn_disposition_data(disposition), encoded)
+
+
+def _encoded_fields(txn_id: bytes | None, outcome: State | None) -> bytes:
+    """The fields of the state of a delivery in a transaction."""
+    return encode([txn_id] if outcome is None else [txn_id, _described_outcome(outcome)])
+
+
+_kept_fields: Final = lru_cache(maxsize=_KEPT_STATES)(_encoded_fields)
 
 
 def _described_outcome(state: State) -> Described:

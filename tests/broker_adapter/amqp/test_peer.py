@@ -196,6 +196,29 @@ def test_a_message_sent_in_a_transaction_says_so(pair: Pair) -> None:
     assert [delivery.state for delivery in arrived(pair)] == [State(TRANSACTIONAL, txn_id=b"t1"), None]
 
 
+def test_messages_of_many_transactions_at_once_keep_their_own_states(pair: Pair) -> None:
+    outcomes = None, ACCEPTED_STATE, RELEASED_STATE, FAILED_STATE, State(REJECTED, error=AmqpError("a:b", "c"))
+    states = [
+        State(TRANSACTIONAL, txn_id=number.to_bytes(2) * length, outcome=outcome)
+        for number in range(100)
+        for length in (1, 100, 128)
+        for outcome in outcomes
+    ] * 2
+    client, server = pair.sender(credit=len(states))
+    numbers = [pair.client.send(client, b"x", state=state) for state in states]
+    pair.pump()
+    deliveries = arrived(pair)
+    assert [delivery.state for delivery in deliveries] == states
+
+    for delivery, state in zip(deliveries, reversed(states), strict=True):
+        pair.server.settle(server, [delivery.number], state)
+    pair.pump()
+    told = [event for event in pair.client_events if isinstance(event, Dispositions)]
+    assert {number: event.state for event in told for number in event.numbers} == dict(
+        zip(numbers, reversed(states), strict=True)
+    )
+
+
 @pytest.mark.parametrize("public_classes", [False, True])
 def test_the_longest_id_of_a_transaction_fits_into_the_smallest_frame(public_classes: bool) -> None:
     pair = Pair(server=PeerLimits(max_frame_bytes=512), public_classes=public_classes).opened()
