@@ -722,7 +722,8 @@ class ClientProtocol:
     def _on_link_open(self, event: LinkRemoteOpen) -> None:
         link = event.link
         if event.by_peer:
-            self._peer.refuse_link(link, AmqpError("amqp:not-allowed", "a broker attaches no link here"))
+            if self._peer.has_link(link):  # its session may have ended in the same input
+                self._peer.refuse_link(link, AmqpError("amqp:not-allowed", "a broker attaches no link here"))
         elif link in self._senders:
             self._on_sender_open(self._senders[link], event)
         elif link in self._receivers:

@@ -124,7 +124,8 @@ class ScriptedBroker:
             if self.open_error is not None:
                 self.peer.close(self.open_error)
         elif isinstance(event, LinkRemoteOpen):
-            self._attach(event)
+            if event.by_peer:
+                self._attach(event)
         elif isinstance(event, Transfers):
             self._transfers(event)
         elif isinstance(event, LinkRemoteClose):

@@ -413,6 +413,20 @@ def test_a_session_ended_by_the_broker_loses_its_links_and_is_begun_anew(wired: 
     assert sender(wired) != link
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_link_that_the_broker_attaches_is_refused_unless_it_is_gone_already(wired: Wired, ends: bool) -> None:
+    sender(wired)
+    far = attached(wired).session
+    wired.broker.peer.attach_sender(far, "from the broker", Terminus("a"), Terminus("b"))
+    if ends:
+        wired.broker.peer.end_session(far, None)
+    wired.pump()
+
+    refused = [event.error for event in wired.broker.of(LinkRemoteClose)]
+    assert refused == ([] if ends else [AmqpError("amqp:not-allowed", "a broker attaches no link here", {})])
+    assert sender(wired)
+
+
 def test_sessions_of_the_port_have_sessions_of_their_own(wired: Wired) -> None:
     sender(wired, session=1)
     first = attached(wired).session
