@@ -38,12 +38,13 @@ class Faults:
             "cut after some bytes": (4, self._cut_after),
             "half open": (4, self._half_open),
             "black hole": (2, self._black_hole),
+            "swallowed": (3, self._swallowed),
             "away for a while": (2, self._away),
             "slow": (1, self._slow),
             "server killed": (2, self._kill),
         }
         if server is None:
-            for name in ("half open", "black hole", "slow", "server killed"):
+            for name in ("half open", "black hole", "swallowed", "slow", "server killed"):
                 del self._kinds[name]
 
     def one(self) -> None:
@@ -65,6 +66,13 @@ class Faults:
     def _black_hole(self) -> None:
         self._proxy.hold(*self._chance.choice([(Direction.TO_SERVER,), (Direction.TO_CLIENT,), tuple(Direction)]))
         time.sleep(1.5)
+        self._proxy.hold()
+
+    def _swallowed(self) -> None:
+        """What the clients send goes nowhere, while they still hear the server, and then the connections are cut."""
+        self._proxy.hold(Direction.TO_SERVER)
+        time.sleep(0.8 * self._chance.random())
+        self._proxy.cut()
         self._proxy.hold()
 
     def _away(self) -> None:

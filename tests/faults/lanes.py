@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import attrs
 
@@ -23,8 +25,14 @@ from sdk import (
     TransactionRolledBackException,
 )
 
-#: Messages that each producer sends in a second.
+#: Messages that the producer of a lane with one consumer sends in a second, and of one with several.
 RATE = 150
+SHARED_RATE = 40
+#: Consumers of a lane with several, and the window of each.
+SHARERS = 2
+SHARED_PREFETCH = 20
+#: Groups of the messages of a lane with groups.
+GROUPS = 7
 #: Longest wait for everything to arrive once the faults have ended, in seconds.
 SETTLING = 60.0
 #: Longest wait for the reply to a request before it is asked again, in seconds: longer than any fault lasts.
@@ -41,6 +49,14 @@ class Course:
     receiving: bool = True
 
 
+@attrs.frozen
+class Faced:
+    """What the lanes had to go through."""
+
+    losses: int  #: of connections
+    kills: int  #: of servers
+
+
 @attrs.define
 class Lane:
     """A destination with its producer and its consumer, and what they saw."""
@@ -52,6 +68,9 @@ class Lane:
     raised: Counter[str] = attrs.field(factory=Counter)
     unmarked: int = 0  #: came again without a mark
     broken: list[str] = attrs.field(factory=list)
+
+    #: Consumers, each of a connection of its own.
+    consumers = 1
 
     @property
     def duplicates(self) -> int:
@@ -65,6 +84,9 @@ class Lane:
             self.unmarked += 1
         self.received[number] += 1
         return number
+
+    def told(self, error: StaleAcknowledgementException) -> None:
+        """The exception listener of one of the connections was told of messages, of this lane or another one."""
 
     def prepare(self, consuming: Connection) -> None:
         """What has to be there before the first message."""
@@ -81,8 +103,8 @@ class Lane:
         """What the engine has on record of this lane."""
         return queues[self.name]
 
-    def problems(self, queues: Mapping[str, QueueStatistics], losses: int) -> Iterable[str]:
-        """Promises that were broken, over so many lost connections."""
+    def problems(self, queues: Mapping[str, QueueStatistics], faced: Faced) -> Iterable[str]:
+        """Promises that were broken."""
         yield from self.broken
         sent, record = set(range(self.sent)), self.record(queues)
         if self.confirmed != sent:
@@ -104,6 +126,7 @@ class QueueLane(Lane):
     mode: AcknowledgeMode = attrs.field(kw_only=True)
     listens: bool = attrs.field(kw_only=True, default=False)
     sends_later: bool = attrs.field(kw_only=True, default=False)  #: with completions, not waiting for each answer
+    rate: int = attrs.field(kw_only=True, default=RATE)  #: messages sent a second
     ended: Counter[int] = attrs.field(factory=Counter, kw_only=True)  #: acknowledged or committed
 
     def producer(self, session: Session) -> MessageProducer:
@@ -114,6 +137,10 @@ class QueueLane(Lane):
         """Where they come from."""
         return session.create_consumer(session.create_queue(self.name))
 
+    def message(self, session: Session, number: int) -> Message:
+        """What is sent."""
+        return session.create_text_message(str(number))
+
     def produce(self, connection: Connection, course: Course) -> None:
         """See :meth:`Lane.produce`."""
         transacted = self.mode is AcknowledgeMode.TRANSACTED
@@ -122,15 +149,16 @@ class QueueLane(Lane):
             while course.sending:
                 if transacted:
                     self._commit_some(session, producer)
-                    time.sleep(_BATCH / RATE)
+                    time.sleep(_BATCH / self.rate)
                     continue
+                message = self.message(session, self.sent)
                 if self.sends_later:
-                    producer.send(str(self.sent), on_completion=self._completed)
+                    producer.send(message, on_completion=self._completed)
                 else:
-                    producer.send(str(self.sent))
+                    producer.send(message)
                     self.confirmed.add(self.sent)
                 self.sent += 1
-                time.sleep(1 / RATE)
+                time.sleep(1 / self.rate)
             # A session that closes while the network is away does not wait for what has no answer.
             deadline = time.monotonic() + SETTLING
             while len(self.confirmed) < self.sent and time.monotonic() < deadline:
@@ -145,7 +173,7 @@ class QueueLane(Lane):
     def _commit_some(self, session: Session, producer: MessageProducer) -> None:
         batch = range(self.sent, self.sent + _BATCH)
         for number in batch:
-            producer.send(str(number))
+            producer.send(self.message(session, number))
         try:
             session.commit()
         except TransactionRolledBackException as error:
@@ -195,16 +223,94 @@ class QueueLane(Lane):
         except (StaleAcknowledgementException, TransactionRolledBackException) as error:
             self.raised[type(error).__name__] += 1
 
-    def problems(self, queues: Mapping[str, QueueStatistics], losses: int) -> Iterable[str]:
+    def problems(self, queues: Mapping[str, QueueStatistics], faced: Faced) -> Iterable[str]:
         """See :meth:`Lane.problems`."""
-        yield from Lane.problems(self, queues, losses)
-        if self.mode is AcknowledgeMode.AUTO and self.duplicates > losses:
-            yield f"{self.duplicates} duplicates in {losses} losses"
+        yield from Lane.problems(self, queues, faced)
+        untold = self.untold(faced)
+        if self.mode is AcknowledgeMode.AUTO and self.duplicates > faced.losses + untold:
+            yield f"{self.duplicates} duplicates in {faced.losses} losses"
         if self.mode not in (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK):
             twice = sum(count > 1 for count in self.ended.values())
             missing = set(range(self.sent)) - set(self.ended)
-            if twice or missing:
+            if twice > untold or missing:
                 yield f"{twice} ended twice, {len(missing)} never"
+
+    def untold(self, faced: Faced) -> int:
+        """Most messages that may be acknowledged twice."""
+        return 0
+
+
+@attrs.define
+class SharedLane(QueueLane):
+    """A queue with several consumers, each of a connection of its own.
+
+    Acknowledgements that are lost with a connection may come too late: another consumer has the messages by now.  The
+    first one is told which ones, by an exception or by the exception listener, unless the server was killed meanwhile.
+    """
+
+    groups: int = attrs.field(kw_only=True, default=0)  #: message groups; 0: without
+    exclusive: bool = attrs.field(kw_only=True, default=False)
+    consumers = SHARERS
+    too_late: set[int] = attrs.field(factory=set, kw_only=True)  #: that the application was told of
+    _numbers: dict[str, int] = attrs.field(factory=dict, kw_only=True)  #: by message id
+    _next: Counter[int] = attrs.field(factory=Counter, kw_only=True)  #: messages of a group that came, without gaps
+    _lock: threading.RLock = attrs.field(factory=threading.RLock, kw_only=True)
+
+    def consumer(self, session: Session) -> MessageConsumer:
+        """See :meth:`QueueLane.consumer`."""
+        return session.create_consumer(session.create_queue(self.name), exclusive=self.exclusive)
+
+    def message(self, session: Session, number: int) -> Message:
+        """See :meth:`QueueLane.message`."""
+        message = session.create_text_message(str(number))
+        if self.groups:
+            message.group_id = str(number % self.groups)
+        return message
+
+    def saw(self, message: Message) -> int:
+        """See :meth:`Lane.saw`; nothing comes before what was sent before it to the same consumer."""
+        with self._lock:
+            number = super().saw(message)
+            assert message.message_id is not None
+            self._numbers[message.message_id] = number
+            if self.groups or self.exclusive:
+                place, group = divmod(number, self.groups or 1)
+                if place > self._next[group]:
+                    self.broken.append(f"{number} came, and {self._next[group]} of its group have come before")
+                self._next[group] = max(self._next[group], place + 1)
+            return number
+
+    def told(self, error: StaleAcknowledgementException) -> None:
+        """See :meth:`Lane.told`."""
+        with self._lock:
+            self.too_late.update(self._numbers[each] for each in error.message_ids if each in self._numbers)
+
+    def _end(self, held: list[tuple[Message, int]], commit: Callable[[], None] | None) -> None:
+        """See :meth:`QueueLane._end`; what tells of earlier messages has ended those that are held."""
+        try:
+            if commit is not None:
+                commit()
+            elif self.mode is AcknowledgeMode.CLIENT:
+                held[-1][0].acknowledge()
+            elif self.mode is AcknowledgeMode.INDIVIDUAL:
+                for each in held[:-1]:
+                    self._end([each], None)
+                held = held[-1:]
+                held[0][0].acknowledge()
+        except (StaleAcknowledgementException, TransactionRolledBackException) as error:
+            with self._lock:
+                self.raised[type(error).__name__] += 1
+            if not isinstance(error, StaleAcknowledgementException) or not error.message_ids:
+                return
+            self.told(error)
+        with self._lock:
+            self.ended.update(number for _, number in held)
+
+    def untold(self, faced: Faced) -> int:
+        """See :meth:`QueueLane.untold`: twice the window of each consumer, where a killed server cannot tell."""
+        if self.mode is AcknowledgeMode.TRANSACTED:
+            return 0
+        return len(self.too_late) + faced.kills * self.consumers * 2 * SHARED_PREFETCH
 
 
 @attrs.define
@@ -296,22 +402,28 @@ class ReplyLane(Lane):
                     # The requester's connection is not restored yet, and its temporary queue with it.
                     self.raised[type(error).__name__] += 1
 
-    def problems(self, queues: Mapping[str, QueueStatistics], losses: int) -> Iterable[str]:
+    def problems(self, queues: Mapping[str, QueueStatistics], faced: Faced) -> Iterable[str]:
         """See :meth:`Lane.problems`."""
         yield from self.broken
         if len(self.confirmed) != self.sent:
             yield f"{self.sent - len(self.confirmed)} requests were never answered"
         if len(self.addresses) > 1:
             yield f"the temporary queue had {len(self.addresses)} names"
-        if self.asked - self.sent > losses:
-            yield f"{self.asked - self.sent} replies were lost in {losses} losses"
+        if self.asked - self.sent > faced.losses:
+            yield f"{self.asked - self.sent} replies were lost in {faced.losses} losses"
         if self.record(queues).messages:
             yield f"{self.record(queues).messages} left in the queue"
 
 
 def lanes() -> list[Lane]:
-    """One for each mode, two for AUTO; a durable subscription; requests with replies."""
+    """One for each mode, two for AUTO; a durable subscription; requests with replies; those with several consumers."""
+    shared = [
+        SharedLane(f"{kind} {mode.name.lower()}", mode=mode, sends_later=True, rate=SHARED_RATE, **options)
+        for kind, options in _SHARED.items()
+        for mode in (_OF_LISTENERS if "listens" in options else _ACKNOWLEDGING)
+    ]
     return [
+        *shared,
         QueueLane("auto receive", mode=AcknowledgeMode.AUTO),
         QueueLane("auto listener", mode=AcknowledgeMode.AUTO, listens=True, sends_later=True),
         QueueLane("dups_ok", mode=AcknowledgeMode.DUPS_OK, sends_later=True),
@@ -321,3 +433,20 @@ def lanes() -> list[Lane]:
         DurableLane("durable subscription, auto", mode=AcknowledgeMode.AUTO, sends_later=True),
         ReplyLane("request and reply, auto"),
     ]
+
+
+_OF_LISTENERS: Final = (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK)
+_ACKNOWLEDGING: Final = (
+    *_OF_LISTENERS,
+    AcknowledgeMode.CLIENT,
+    AcknowledgeMode.INDIVIDUAL,
+    AcknowledgeMode.TRANSACTED,
+)
+#: Ways in which several consumers have a queue.
+_SHARED: Final[dict[str, dict[str, Any]]] = {
+    "shared": {},
+    "shared by listeners": {"listens": True},
+    "groups": {"groups": GROUPS},
+    "groups, listeners": {"groups": GROUPS, "listens": True},
+    "exclusive": {"exclusive": True},
+}

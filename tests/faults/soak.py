@@ -1,5 +1,6 @@
 """Faults at random for as long as wanted, with every mode at work, and the contract checked at the end.
 
+Each queue has one consumer, or two of two connections: plain ones, with message groups, or exclusive ones.
 Beside the connections that the faults hit goes one whose frames are changed at random: it may get any error, but the
 server must live, and keep its promises to the others.
 
@@ -24,9 +25,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sdk import Connection, ConnectionFactory, JMSException, QueueStatistics, Restored
+from sdk import (
+    Connection,
+    ConnectionFactory,
+    JMSException,
+    QueueStatistics,
+    Restored,
+    StaleAcknowledgementException,
+)
 from tests.faults.faults import OPTIONS, Faults
-from tests.faults.lanes import SETTLING, Course, Lane, lanes
+from tests.faults.lanes import SETTLING, SHARED_PREFETCH, SHARERS, Course, Faced, Lane, lanes
 from tests.faults.mutations import Mutations
 from tests.faults.proxy import Proxy
 from tests.faults.victim import Victim
@@ -36,7 +44,7 @@ from tests.server_process import ServerProcess
 PAUSE = 2.0
 #: Part of the victim's frames that are changed.
 MUTATION_RATE = 0.01
-console = Console()
+console = Console() if sys.stdout.isatty() else Console(width=140)
 
 
 class Soak:
@@ -56,13 +64,17 @@ class Soak:
     def start(self) -> None:
         """Set all lanes to work."""
         producing, consuming = self._connect("producing"), self._connect("consuming")
+        sharing = [
+            self._connect(f"sharing {number}", f"&prefetch_messages={SHARED_PREFETCH}") for number in range(SHARERS)
+        ]
         for lane in self.lanes:
             lane.prepare(consuming)
-            self._consumers.append(self._working(lane, lane.consume, consuming))
+            for each in sharing if lane.consumers > 1 else (consuming,):
+                self._consumers.append(self._working(lane, lane.consume, each))
             self._producers.append(self._working(lane, lane.produce, producing))
 
-    def _connect(self, client_id: str) -> Connection:
-        connection = ConnectionFactory(self._url).create_connection(client_id=client_id)
+    def _connect(self, client_id: str, options: str = "") -> Connection:
+        connection = ConnectionFactory(self._url + options).create_connection(client_id=client_id)
         connection.exception_listener = self._told
         connection.event_listener = self._happened
         connection.start()
@@ -70,7 +82,11 @@ class Soak:
         return connection
 
     def _told(self, error: JMSException) -> None:
-        self.losses += "could not be acknowledged" not in error.reason
+        if isinstance(error, StaleAcknowledgementException):
+            for lane in self.lanes:
+                lane.told(error)
+        else:
+            self.losses += "could not be acknowledged" not in error.reason
 
     def _happened(self, event: object) -> None:
         if isinstance(event, Restored):
@@ -124,10 +140,11 @@ class Soak:
         with ConnectionFactory(self._direct).create_connection() as connection:
             return {each.name: each for each in connection.statistics().queues}
 
-    def problems(self) -> list[str]:
-        """Promises that were broken."""
+    def problems(self, kills: int) -> list[str]:
+        """Promises that were broken, over so many servers killed."""
         queues = self.queues()
-        found = [f"{lane.name}: {each}" for lane in self.lanes for each in lane.problems(queues, self.losses)]
+        faced = Faced(self.losses, kills)
+        found = [f"{lane.name}: {each}" for lane in self.lanes for each in lane.problems(queues, faced)]
         if set_aside := self._set_aside():
             found.append(f"{set_aside} messages were set aside")
         return found
@@ -171,7 +188,7 @@ def run(seconds: float, seed: int) -> int:
             proxy.plan(None)
             victim.stop()
             soak.finish()
-        problems = soak.problems() + victim.broken
+        problems = soak.problems(faults.counts["server killed"]) + victim.broken
         if faults.found_dead or not server.is_running:
             problems.append(f"the server ended by itself: {(Path(directory) / 'log').read_text()[-2000:]}")
     show(soak, faults, seconds)
