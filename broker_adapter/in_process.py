@@ -289,12 +289,26 @@ class InProcessTransport:
         def deliver(handouts: Sequence[c.Handout]) -> None:
             sink(
                 [
-                    Delivery(DeliveryTag(epoch, link, number), (form, payload, annotations), decode, count, position)
-                    for number, position, count, form, payload, annotations in handouts
+                    Delivery(
+                        DeliveryTag(epoch, link, number),
+                        (form, payload, annotations),
+                        decode,
+                        count,
+                        position,
+                        partial(self._take_in_hand, link, number) if suspect else None,
+                    )
+                    for number, position, count, form, payload, annotations, suspect in handouts
                 ]
             )
 
         return deliver
+
+    def _take_in_hand(self, link: int, number: int) -> bool:
+        """See :attr:`broker_adapter.transport.Delivery.take_in_hand`."""
+        consumer = self._consumers.get(link)
+        if consumer is None or self._usable().cycling_thread == get_ident():  # a callback, which cannot wait
+            return True
+        return bool(self._call(c.TakeInHand(consumer, number), None))
 
     def _decode(self, stored: tuple[int, bytes, dict[str, Any] | None]) -> Envelope:
         form, payload, annotations = stored

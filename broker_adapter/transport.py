@@ -103,9 +103,11 @@ class Delivery:
         tag: names it in settlements.
         delivery_count: failed deliveries before this one; 0 for the first.
         position: its place in its queue, increasing and never reused; None where the broker has none.
+        take_in_hand: to be called before the application gets it; returns whether it may, else it is settled by now.
+            It blocks until the broker has stored that, and raises as a request does.  None: nothing is to be called.
     """
 
-    __slots__ = ("_decode", "_envelope", "_payload", "delivery_count", "position", "tag")
+    __slots__ = ("_decode", "_envelope", "_payload", "delivery_count", "position", "tag", "take_in_hand")
 
     def __init__(
         self,
@@ -114,10 +116,12 @@ class Delivery:
         decode: Callable[[Any], Envelope],
         delivery_count: int = 0,
         position: int | None = None,
+        take_in_hand: Callable[[], bool] | None = None,
     ) -> None:
         self.tag = tag
         self.delivery_count = delivery_count
         self.position = position
+        self.take_in_hand = take_in_hand
         self._payload = payload
         self._decode = decode
         self._envelope: Envelope | None = None

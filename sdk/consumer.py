@@ -396,7 +396,18 @@ class MessageConsumer:
             self._state.pass_over((delivery.tag,), Outcome.MODIFIED)
             self._count_used()
             return None
+        if delivery.take_in_hand is not None and not self._taken_in_hand(delivery.take_in_hand, delivery):
+            self._count_used()
+            return None
         return envelope
+
+    def _taken_in_hand(self, take_in_hand: Callable[[], bool], delivery: Delivery) -> bool:
+        """Have the broker count a delivery first that may have ended the process; whether it may be given out."""
+        try:
+            return take_in_hand()
+        except BaseException:
+            self._buffer.appendleft(delivery)
+            raise
 
     def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
         """Whether a message comes again only because its acknowledgement was lost; it is then given again."""

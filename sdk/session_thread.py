@@ -83,6 +83,9 @@ class SessionThread:
                     state.dispatching = consumer
                 try:
                     consumer._dispatch(self._redeliver)
+                except JMSException as error:  # of the broker, which could not take note of the delivery
+                    state.report(error)
+                    return
                 finally:
                     state.dispatching = None
                     state.wake()

@@ -884,6 +884,8 @@ class Broker:
         for (consumer, messages), handouts in zip(effects.deliveries, taken, strict=True):
             if handouts is None:
                 handouts = self._handouts(messages, consumer.id)
+                if suspects := consumer.queue.suspects:
+                    handouts = [each._replace(suspect=each.position in suspects) for each in handouts]
             if handouts:
                 self._state.totals.delivered += len(handouts)
                 _tell(consumer.sink, handouts)

@@ -91,6 +91,8 @@ TEMPORARY_TOPIC_PREFIX = "temporary-topic/"
 
 #: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
 #: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
+#: Why a message is a dead letter that has been delivered as often as may be.
+_TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
 DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
 DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
 DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
@@ -1591,19 +1593,24 @@ class BrokerState:
         if entry.expires_at_ms and entry.expires_at_ms <= self._now_ms:
             self._expire(queue, entry, effects)
             return
+        counted = bool(queue.suspects) and queue.out_of_hand(entry)
         if outcome is Outcome.RELEASED:
+            if counted:
+                queue.count(entry, -1, effects)
             queue.release(entry, effects)
             return
         self.totals.redelivered += 1
         limit = queue.max_deliveries
+        failures = entry.delivery_count + (not counted)
         is_dead_letter_queue = queue.destination == self._dead_letters
         if outcome is Outcome.REJECTED and not is_dead_letter_queue:
             self._dead_letter(queue, entry, "rejected by a consumer", effects)
-        elif limit is not None and entry.delivery_count + 1 >= limit:
-            entry.delivery_count += 1
-            self._dead_letter(queue, entry, f"delivered {limit} times without success (option max_deliveries)", effects)
+        elif limit is not None and failures >= limit:
+            entry.delivery_count = failures
+            self._dead_letter(queue, entry, _TOO_OFTEN.format(limit), effects)
         else:
-            queue.raise_count(entry, effects)
+            if not counted:
+                queue.count(entry, 1, effects)
             if outcome is Outcome.MODIFIED:
                 queue.give_back(entry, effects)
             else:  # its listener raised, or what was set aside is rejected again
@@ -1673,6 +1680,22 @@ class BrokerState:
         batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
         batch.put("annotations", moved.key, encode_annotations(moved.key, annotations))
         self._awake[target.id] = target
+
+    def _take_in_hand(self, command: c.TakeInHand, now_ms: int, effects: Effects) -> None:
+        consumer = self.consumers.get(command.consumer)
+        entry = None if consumer is None else consumer.unsettled.get(command.number)
+        may_be_given = True
+        if consumer is not None and entry is not None:
+            queue = consumer.queue
+            may_be_given = queue.take_in_hand(entry, effects)
+            if not may_be_given:
+                del consumer.unsettled[command.number]
+                self._let_go(consumer, 1)
+                self._awake[queue.id] = queue
+                self._dead_letter(queue, entry, _TOO_OFTEN.format(queue.max_deliveries), effects)
+                if not consumer.attached and not consumer.unsettled:
+                    self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        self._reply(command, may_be_given, effects)
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
@@ -2275,6 +2298,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Drop: BrokerState._drop,
     c.Due: BrokerState._due,
     c.Quarantined: BrokerState._quarantined,
+    c.TakeInHand: BrokerState._take_in_hand,
     c.Stage: BrokerState._stage,
     c.Publish: BrokerState._publish,
     c.Discard: BrokerState._discard,

@@ -29,6 +29,7 @@ class Handout(NamedTuple):
     format: int  #: the AMQP message-format of ``payload``
     payload: bytes
     annotations: dict[str, Any] | None  #: properties that the engine adds, such as why a message is a dead letter
+    suspect: bool = False  #: it may have ended the process before: see :class:`TakeInHand`
 
 
 EngineSink = Callable[[Sequence[Handout]], None]
@@ -372,6 +373,18 @@ class Forgive(NamedTuple):
     reply: Reply | None = None
 
 
+class TakeInHand(NamedTuple):
+    """An application in the process of the engine is about to get a delivery that may have ended the process before.
+
+    Its count is raised first, so that a message that ends the process each time becomes a dead letter at last, and what
+    was only prefetched with it does not.  Replies whether it is to be given out; else it is a dead letter by now.
+    """
+
+    consumer: int
+    number: int
+    reply: Reply | None = None
+
+
 class Drop(NamedTuple):
     """Forget a queue that has been trimmed.  Replies None."""
 
@@ -522,6 +535,7 @@ Command = (
     | ResolveCommit
     | Trim
     | Forgive
+    | TakeInHand
     | Drop
     | Due
     | Quarantined

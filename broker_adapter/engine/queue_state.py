@@ -16,7 +16,9 @@ Theory of operation
     cycle is trusted.
 
     ``Lane.cursor`` is the last durable position that may have been handed out.  It is stored with the commit that the
-    delivery waits for, so that after a crash the messages up to it are marked as redelivered.
+    delivery waits for, so that after a crash the messages up to it are marked as redelivered.  One of them may be what
+    ended the process, so they are ``suspects``: who gives one to an application in the process of the engine has the
+    delivery counted first (``take_in_hand``), and not when it fails.
 
     A consumer without a selector that may get a message is in ``takers``; these take turns.  A consumer with a selector
     (:mod:`search`) takes entries out of order, also such as stand behind the window.  These come into memory *early*:
@@ -340,6 +342,7 @@ class QueueState:
         "searching",
         "selector",
         "stored_bytes",
+        "suspects",
         "takers",
         "unseen",
         "used_ms",
@@ -412,6 +415,7 @@ class QueueState:
         self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
         self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
         self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
+        self.suspects: dict[int, bool] = {}  #: position → whether the delivery under way is counted already
         self.resting: Resting[Entry, Consumer] = Resting()
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
@@ -603,9 +607,13 @@ class QueueState:
             if not lane.at_end:
                 lane.loaded_through = 0
                 lane.early.clear()
-        for entry in (*self._in_hands(), *self.resting.entries()):
+        stay = [*self._in_hands(), *self.resting.entries()]
+        for entry in stay:
             if not entry.lane.at_end:
                 entry.lane.early.add(entry.position)
+        if self.suspects:
+            positions = {entry.position for entry in stay}
+            self.suspects = {each: counted for each, counted in self.suspects.items() if each in positions}
 
     def _in_hands(self) -> Iterator[Entry]:
         for consumer in (*self.consumers, *self.leaving):
@@ -939,8 +947,9 @@ class QueueState:
         """Make an entry in memory of one that was only in the store."""
         count = raw.delivery_count
         may_have_been_delivered = raw.position <= lane.restart_cursor or raw.flags & FLAG_HANDED
-        if count == 0 and may_have_been_delivered and raw.flags & FLAG_PERSISTENT:
-            count = 1  # before the restart
+        if may_have_been_delivered and raw.flags & FLAG_PERSISTENT:
+            count = max(1, count)  # before the restart
+            self.suspects[raw.position] = False
         lane.behind -= 1
         self._behind_bytes -= raw.size
         self.ready[raw.position] = _entry_of(raw, lane, count)
@@ -1061,11 +1070,32 @@ class QueueState:
         self._keep(consumer, entry)
         self.offer(consumer)
 
-    def raise_count(self, entry: Entry, effects: Effects) -> None:
-        """Count a failed delivery."""
-        entry.delivery_count += 1
+    def count(self, entry: Entry, deliveries: int, effects: Effects) -> None:
+        """Count so many failed deliveries more."""
+        entry.delivery_count += deliveries
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
         batch.entries[entry.key] = entry
+
+    def take_in_hand(self, entry: Entry, effects: Effects) -> bool:
+        """Count the delivery of what may have ended the process, before the application sees it.
+
+        Returns:
+            False where as many have failed as may: it is to be set aside instead.
+        """
+        if self.suspects.get(entry.position) is not False:
+            return True
+        if self.max_deliveries is not None and entry.delivery_count >= self.max_deliveries:
+            return False
+        self.suspects[entry.position] = True
+        self.count(entry, 1, effects)
+        return True
+
+    def out_of_hand(self, entry: Entry) -> bool:
+        """A delivery has ended, and not in an acceptance; returns whether it was counted when it began."""
+        if not self.suspects.get(entry.position):
+            return False
+        self.suspects[entry.position] = False
+        return True
 
     def forgive(self, position: int, failures: int | None, effects: Effects) -> bool:
         """Take back the last failed delivery of what waits in memory.
@@ -1094,6 +1124,8 @@ class QueueState:
         lane = entry.lane
         if self.resting.failures:
             self.resting.forget(entry.position)
+        if self.suspects:
+            self.suspects.pop(entry.position, None)
         if flags & FLAG_PERSISTENT:
             batch = effects.durable
             if lane.stored:

@@ -1042,7 +1042,7 @@ class ServerProtocol:
             self._release_some(consumer, [handout.number for handout in handouts[consumer.credit :]])
             handouts = handouts[: consumer.credit]
         envelope = self._envelope
-        for number, position, failures, form, payload, added in handouts:
+        for number, position, failures, form, payload, added, _ in handouts:
             if envelope:
                 data = with_place(position, failures, added, payload)
             else:
