@@ -44,7 +44,22 @@ from tests.server_process import ServerProcess
 PAUSE = 2.0
 #: Part of the victim's frames that are changed.
 MUTATION_RATE = 0.01
+#: What the log says of them.
+UNEXPECTED = "unexpected error"
 console = Console() if sys.stdout.isatty() else Console(width=140)
+
+
+class Unexpected(logging.Handler):
+    """Errors of ours that end a connection, whatever its frames were."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See :meth:`logging.Handler.emit`."""
+        if UNEXPECTED in record.getMessage():
+            self.told.append(logging.Formatter().format(record))
 
 
 class Soak:
@@ -174,6 +189,8 @@ def run(seconds: float, seed: int) -> int:
         mutations = Mutations(random.Random(seed), MUTATION_RATE)
         mutating.mutate(mutations)
         victim = Victim(mutating)
+        unexpected = Unexpected()
+        logging.getLogger().addHandler(unexpected)
         soak.start()
         victim.start()
         start = time.monotonic()
@@ -188,9 +205,13 @@ def run(seconds: float, seed: int) -> int:
             proxy.plan(None)
             victim.stop()
             soak.finish()
-        problems = soak.problems(faults.counts["server killed"]) + victim.broken
+        logging.getLogger().removeHandler(unexpected)
+        problems = soak.problems(faults.counts["server killed"]) + victim.broken + unexpected.told
+        log = (Path(directory) / "log").read_text()
+        if UNEXPECTED in log:
+            problems.append(f"the server met one: {log[log.index(UNEXPECTED) :][:5000]}")
         if faults.found_dead or not server.is_running:
-            problems.append(f"the server ended by itself: {(Path(directory) / 'log').read_text()[-2000:]}")
+            problems.append(f"the server ended by itself: {log[-2000:]}")
     show(soak, faults, seconds)
     told = ", ".join(f"{name} {count}" for name, count in victim.raised.most_common())
     console.print(
