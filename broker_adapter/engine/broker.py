@@ -804,7 +804,7 @@ class Broker:
                 looks.popleft()
             if looks:
                 self._looks[number] = looks  # behind the others
-            if is_late:
+            if is_late or (self._looks and self._state.is_late()):
                 return False
         return True
 

@@ -1009,8 +1009,13 @@ class BrokerState:
 
     def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
         messages = [(key, message) for key, message in command.messages if key in command.there]
+        known = set(self.queues)
         targets = self._targets(command.destination, effects)
-        self._take_room([(len(each.payload), 1) for _, each in messages])
+        try:
+            self._take_room([(len(each.payload), 1) for _, each in messages])
+        except JMSException:
+            self._unmake([queue for queue in targets if queue.id not in known], effects)
+            raise
         for key, message in messages:
             effects.durable.put("quarantine", key, None)
             self._spread(message, targets, now_ms, effects)
@@ -1470,16 +1475,20 @@ class BrokerState:
                 return
 
     def _go_on_choosing(self, now_ms: int, effects: Effects) -> None:
-        """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn."""
+        """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn.
+
+        Nobody's turn comes when there is no time left, or it would be over before it has begun.
+        """
         holding = self._holding
-        if self._chosen_in is self.is_late:
-            return
-        while (held := holding.take_choosing()) is not None:
+        is_late = self._chosen_in is self.is_late
+        while not is_late and (held := holding.take_choosing()) is not None:
             if self._retry(held, now_ms, effects):
                 self._end_waiting((held,), now_ms, effects)
-            elif held.is_choosing:
-                self._chosen_in = self.is_late
-                return
+                is_late = self.is_late()
+            else:
+                is_late = held.is_choosing
+        if is_late:
+            self._chosen_in = self.is_late
 
     def _end_waiting(self, ended: Sequence[Held], now_ms: int, effects: Effects) -> None:
         """Some wait no more: those that waited for nobody else go on."""
@@ -1937,7 +1946,8 @@ class BrokerState:
         if queue is None:
             self._check_room_for_destination()
             checked_name(command.transaction, "transaction")
-        self._take_room([(size, 2) for size in sizes])
+        if sizes:
+            self._take_room([(size, 2) for size in sizes])
         if queue is None:
             record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
             queue = self.staged[command.transaction] = self._new_queue(

@@ -179,6 +179,27 @@ def test_connections_take_turns_while_subscriptions_choose(what: str, others: in
     assert sorted(told) == list(range(others + 1))
 
 
+@pytest.mark.parametrize("cost", [2, 3, 4])
+def test_a_turn_that_comes_as_the_time_is_over_is_not_lost(cost: int) -> None:
+    """A message of A takes as many questions as one slice has, or about: B would find no time left each time."""
+    room = Newsroom(cost, asks=3)
+    quick = topic("quick")
+    for _ in range(4):
+        room.rules.attach(room.rules.connect(), quick, 10, selector="n = 1 OR n = 7")
+    other = room.rules.connect()
+    told: list[str] = []
+
+    def sent(client: int, to: Destination, name: str, number: int) -> c.Enqueue:
+        identity = Identity(name, 1, number)
+        return c.Enqueue(client, to, [message(7)._replace(identity=identity)], lambda _: told.append(name))
+
+    room.decide(sent(room.client, NEWS, "a", 1))
+    room.decide(*(sent(room.client, NEWS, "a", number) for number in range(2, 41)), sent(other, quick, "b", 1))
+    room.decisions()
+    assert told.index("b") <= 5
+    assert len(told) == 41
+
+
 def test_nobody_is_refused_for_the_time_that_selectors_take() -> None:
     room = Newsroom(9, asks=1, hold_timeout_seconds=0)
     room.send(1)

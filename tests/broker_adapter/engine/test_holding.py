@@ -723,6 +723,24 @@ class Scarce:
 LARGE = b"x" * 100_000
 
 
+def test_what_cannot_be_put_back_makes_no_queue() -> None:
+    scarce = Scarce()
+    there = frozenset([b"key"])
+    put_back = c.PutBack(queue("new"), [(b"key", c.NewMessage(0, 5 * LARGE))], there)
+    with pytest.raises(ResourceAllocationException, match="the store is full"):
+        scarce.rules.do(put_back)
+    assert queue("new") not in scarce.rules.state.by_destination
+    assert not any(scarce.rules.effects.durable.tables.get("catalog", {}).values())
+
+
+def test_what_is_staged_again_needs_no_room() -> None:
+    scarce = Scarce()
+    stage = c.Stage("t", Q, 0, [c.NewMessage(0, LARGE)])
+    assert scarce.rules.do(stage) is True
+    scarce.rules.state.held_because = FULL
+    assert scarce.rules.do(stage) is True
+
+
 @pytest.mark.parametrize("what", ["send", "commit"])
 def test_who_waits_for_a_queue_takes_nothing_of_the_room_on_the_disk(what: str) -> None:
     scarce = Scarce()
