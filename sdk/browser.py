@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from broker_adapter import (
     BrowserInterruptedException,
@@ -16,6 +17,7 @@ from broker_adapter import (
     ReceiverSpec,
     copied,
 )
+from sdk.dropped import dropped
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -69,6 +71,10 @@ class QueueBrowser:
     def __repr__(self) -> str:
         return f"<QueueBrowser {self._lifecycle.name} of {str(self._destination)!r}, {self._lifecycle.state.name}>"
 
+    def __del__(self) -> None:
+        if self._lifecycle.usable and self._state.lifecycle.usable:
+            dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
+
     def __enter__(self) -> QueueBrowser:
         return self
 
@@ -108,8 +114,15 @@ class QueueBrowser:
                     message = self._opened(look.copies.popleft())
                     if message is not None:
                         yield message
-        finally:
-            self._end(look, self._state.settings.close_timeout_seconds)
+        except GeneratorExit:
+            # The application leaves the loop, or the garbage collector finds the iterator, in any thread.
+            end = partial(self._end, look, settings.close_timeout_seconds)
+            dropped(look, end, state.transport, warns=False)
+            raise
+        except BaseException:
+            self._end(look, settings.close_timeout_seconds)
+            raise
+        self._end(look, settings.close_timeout_seconds)
 
     def _open(self) -> _Look:
         state = self._state

@@ -36,7 +36,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.checks import check_request, check_timeout
-from sdk.dropped import WeakTable, close_what_is_dropped, dropped, weakly
+from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, give_back_unseen, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -88,6 +88,7 @@ class Connection:
         "_session_numbers",
         "_sessions",
         "_settings",
+        "_sinks",
         "_standing",
         "_transport",
         "_username",
@@ -114,6 +115,7 @@ class Connection:
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._sessions: WeakTable[Session] = WeakTable()
+        self._sinks: dict[int, dict[int, Sink]] = {}  #: of the sessions, and of those that are not there any more
         self._session_numbers = itertools.count(1)
         self._producer_id = str(uuid4())
         self._producer_numbers = itertools.count(1)
@@ -135,7 +137,7 @@ class Connection:
 
     def __del__(self) -> None:
         if getattr(self, "_settings", None) is not None and self._lifecycle.usable:
-            dropped(self, self.close)
+            dropped(self, self.close, self._transport)
 
     def __enter__(self) -> Connection:
         return self
@@ -218,6 +220,7 @@ class Connection:
                 interrupted=standing[1],
             )
             self._sessions[id(session)] = session
+            self._sinks[id(session)] = session._sinks
             if self._standing != standing:  # the news came while it was made
                 session._interrupted(self._standing[0])
                 if not self._standing[1]:
@@ -311,6 +314,8 @@ class Connection:
                 self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
                 session._shut(deadline)
+            for sinks in list(self._sinks.values()):
+                give_back_unseen(self._transport, list(sinks.values()), self._standing[0], deadline)
         finally:
             self._transport.close(max(0.001, deadline - time.monotonic()))
             with self._lock:
@@ -326,6 +331,7 @@ class Connection:
     def _forget(self, session: Session) -> None:
         with self._lock:
             self._sessions.pop(id(session))
+            self._sinks.pop(id(session), None)
 
     # News of the transport, in the transport's thread.
 

@@ -142,7 +142,7 @@ class MessageConsumer:
 
     def __del__(self) -> None:
         if self._link >= 0 and self._lifecycle.usable and self._state.lifecycle.usable:
-            dropped(self, self.close)
+            dropped(self, self.close, self._state.transport)
 
     def __enter__(self) -> MessageConsumer:
         return self

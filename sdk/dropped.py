@@ -5,10 +5,16 @@ Theory of operation
     seen, nothing here may keep it: a connection knows its sessions, a session its producers, consumers and browsers,
     and a transport whom it tells, by weak references.  The other way they are strong: a consumer keeps its session, a
     session its connection.  What still works for the application is kept: a consumer with a listener by its session,
-    and the session by the thread that calls it.
+    and the session by the thread that calls it, for as long as it has something to call.
 
     A finalizer runs in whatever thread dropped the last reference, which may be in the middle of anything: it can
-    neither wait nor take a lock.  So it hands the object to a thread of this module, which closes it.
+    neither wait nor take a lock.  So it hands the object to a thread of this module, which closes it.  Each broker has
+    one of its own, so that one that hangs holds up nobody else.
+
+    The garbage collector clears the weak references to all that it has found before it calls the first finalizer.
+    Until a consumer is closed, its deliveries go on coming, and its session may be closed before it.  So what a
+    consumer has prefetched is in a :class:`Sink`, which does not depend on it: who closes a session or a connection
+    gives back what is in the sinks of consumers that are not there any more.
 """
 
 from __future__ import annotations
@@ -17,21 +23,27 @@ import os
 import queue
 import sys
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
-from broker_adapter import JMSException
+from ack_modes import Outcome, Settlement
+from broker_adapter import Delivery, JMSException, Transport
 from sdk.session_state import log
 
 _T = TypeVar("_T")
+_Job = tuple[Hashable, Callable[[], None]]  #: of which broker, and what closes
 _lock = threading.Lock()
-#: What is to be closed, and the process whose thread does it.  A finalizer may put something in at any time: that is
+#: What is to be closed, and the process whose threads do it.  A finalizer may put something in at any time: that is
 #: what a SimpleQueue is made for.
-_inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_inbox: queue.SimpleQueue[_Job] = queue.SimpleQueue()
 _process: int | None = None
+#: How long a thread waits for more to close at its broker, in seconds.
+_LINGER = 1.0
 
 
 def close_what_is_dropped() -> None:
@@ -46,24 +58,60 @@ def close_what_is_dropped() -> None:
             _process = os.getpid()
 
 
-def dropped(thing: object, close: Callable[[], None], *, warns: bool = True) -> None:
+def dropped(thing: object, close: Callable[[], None], transport: Transport, *, warns: bool = True) -> None:
     """A finalizer found that an object was not closed: have it closed.  Does not wait.
 
     Args:
         thing: the object.
         close: closes it.
+        transport: of its connection.
         warns: whether a ResourceWarning says so.
     """
     if _process != os.getpid() or sys.is_finalizing():
         return  # it belongs to another process, or all ends anyway
-    _inbox.put(close)
+    _inbox.put((id(transport), close))
     if warns:
         warnings.warn(f"unclosed {thing!r}", ResourceWarning, stacklevel=3, source=thing)
 
 
-def _close_all(inbox: queue.SimpleQueue[Callable[[], None]]) -> None:
+def _close_all(inbox: queue.SimpleQueue[_Job]) -> None:
+    """Hand what is to be closed to the threads of the brokers."""
+    closers: dict[Hashable, _Closer] = {}
     while True:
-        _close(inbox.get)
+        of, close = inbox.get()
+        closer = closers.get(of)
+        if closer is None or not closer.take(close):
+            for ended in [each for each, other in closers.items() if other.is_over]:
+                del closers[ended]
+            closers[of] = _Closer(close)
+        del close
+
+
+class _Closer:
+    """A thread that closes what was dropped at one broker, one after the other, and ends when nothing has come."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self.is_over = False
+        self._jobs = deque([first])
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="holdfast-dropped-closer", daemon=True).start()
+
+    def take(self, close: Callable[[], None]) -> bool:
+        """Take one more, unless it is over."""
+        with self._changed:
+            if not self.is_over:
+                self._jobs.append(close)
+                self._changed.notify()
+            return not self.is_over
+
+    def _run(self) -> None:
+        while self._has_one():
+            _close(self._jobs.popleft)
+
+    def _has_one(self) -> bool:
+        with self._changed:
+            self.is_over = not self._changed.wait_for(lambda: self._jobs, _LINGER)
+            return not self.is_over
 
 
 def _close(get: Callable[[], Callable[[], None]]) -> None:
@@ -74,6 +122,14 @@ def _close(get: Callable[[], Callable[[], None]]) -> None:
         log.debug("! what was dropped could not be closed: %s", error)
     except Exception:
         log.exception("! what was dropped could not be closed")
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class WeakTable(Generic[_T]):
@@ -107,6 +163,56 @@ class WeakTable(Generic[_T]):
     def clear(self) -> None:
         """Take all out."""
         self._references.clear()
+
+
+class Sink:
+    """Where a transport puts what comes for a consumer.  It does not keep the consumer.
+
+    Attributes:
+        link: the consumer's.
+        buffer: what has come and was not looked at, which the consumer takes from.
+    """
+
+    __slots__ = ("_accept", "_consumer", "buffer", "link")
+
+    def __init__(self, accept: Callable[[Sequence[Delivery]], None], buffer: deque[Delivery]) -> None:
+        """A sink without a link yet.
+
+        Args:
+            accept: the consumer's method that puts deliveries into the buffer.
+            buffer: the consumer's.
+        """
+        assert isinstance(accept, MethodType)
+        self._consumer: weakref.ref[Any] = weakref.ref(accept.__self__)
+        self._accept = accept.__func__
+        self.buffer = buffer
+        self.link = -1
+
+    def __call__(self, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries, in the transport's thread."""
+        consumer = self._consumer()
+        if consumer is not None:
+            self._accept(consumer, deliveries)
+        else:
+            self.buffer.extend(deliveries)
+
+
+def give_back_unseen(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline: float) -> None:
+    """Detach consumers that are not there any more, and give back what came for them; before their session ends.
+
+    Args:
+        transport: of their connection.
+        sinks: theirs.
+        epoch: what their deliveries carry, where they can still be settled.
+        deadline: when to stop waiting for the broker (monotonic seconds).
+    """
+    for sink in sinks:
+        try:
+            transport.detach(sink.link, max(0.001, deadline - time.monotonic()))
+            tags = [sink.buffer.popleft().tag for _ in range(len(sink.buffer))]
+            transport.settle([Settlement(tag, Outcome.RELEASED) for tag in tags if tag.epoch == epoch])
+        except JMSException as error:
+            log.debug("! a dropped consumer ends without the broker: %s", error)
 
 
 def weakly(method: Callable[[_T], object]) -> Callable[[_T], None]:

@@ -99,7 +99,7 @@ class MessageProducer:
 
     def __del__(self) -> None:
         if self._lifecycle.usable and self._state.lifecycle.usable:
-            dropped(self, self.close, warns=False)  # it has nothing that others could miss
+            dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> MessageProducer:
         return self
@@ -254,10 +254,10 @@ class MessageProducer:
             if not callable(on_completion):
                 raise TypeError(f"on_completion={on_completion!r} cannot be called")
             completion = Completion(state, message, on_completion, self._on_told)
-            state.ensure_thread()
             self._sent += 1
             # Ahead of the send: its answer may come before send() returns.
             state.completions.append(completion)
+            state.ensure_thread()
         try:
             if state.policy.transacted:
                 state.keep_send(self._link, envelope, completion)

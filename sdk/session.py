@@ -44,7 +44,7 @@ from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
-from sdk.dropped import WeakTable, dropped, weakly
+from sdk.dropped import Sink, WeakTable, dropped, give_back_unseen
 from sdk.lifecycle import Event, State
 from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
@@ -77,6 +77,7 @@ class Session:
         "_on_close",
         "_producers",
         "_settings",
+        "_sinks",
         "_state",
         "_thread",
         "_transport",
@@ -133,6 +134,7 @@ class Session:
         self._thread: SessionThread | None = None
         self._producers: WeakTable[MessageProducer] = WeakTable()
         self._consumers: WeakTable[MessageConsumer] = WeakTable()
+        self._sinks: dict[int, Sink] = {}  #: of the consumers, and of those that are not there any more
         self._browsers: WeakTable[QueueBrowser] = WeakTable()
         self._made = 0  #: producers, consumers and browsers so far
         self._commits = 0
@@ -144,7 +146,7 @@ class Session:
     def __del__(self) -> None:
         state = getattr(self, "_state", None)
         if state is not None and state.lifecycle.usable:
-            dropped(self, self.close)
+            dropped(self, self.close, self._transport)
 
     def __enter__(self) -> Session:
         return self
@@ -421,8 +423,10 @@ class Session:
                 presettled=state.policy.presettled,
                 exclusive=exclusive,
             )
-            sink = weakly(consumer._accept)
+            sink = Sink(consumer._accept, consumer._buffer)
             consumer._link = self._transport.attach(spec, sink, self._settings.request_timeout_seconds)
+            sink.link = consumer._link
+            self._sinks[sink.link] = sink
             self._consumers[consumer._link] = consumer
             if state.running:
                 consumer._open_credit()
@@ -472,6 +476,7 @@ class Session:
             self._detach(producer._link)
 
     def _forget_consumer(self, consumer: MessageConsumer) -> None:
+        self._sinks.pop(consumer._link, None)
         if self._consumers.pop(consumer._link) and self._state.acknowledgements is not None:
             self._state.acknowledgements.narrow(consumer._prefetch)
 
@@ -784,6 +789,7 @@ class Session:
         state = self._state
         for consumer in self._consumers.values():
             consumer._shut(deadline)
+        give_back_unseen(self._transport, list(self._sinks.values()), state.epoch, deadline)
         for browser in self._browsers.values():
             browser._shut(deadline)
         try:
@@ -797,11 +803,9 @@ class Session:
         self._producers.clear()
 
     def _start_thread(self) -> None:
-        with self._state.lock:
-            if self._thread is None:
-                self._thread = SessionThread(self._state, self._redeliver)
-                self._state.thread = self._thread.thread
-                self._thread.thread.start()
+        self._thread = SessionThread(self._state, self._redeliver)
+        self._state.thread = self._thread.thread
+        self._thread.thread.start()
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()

@@ -206,9 +206,10 @@ class SessionState:
                 self.waiting -= 1
 
     def ensure_thread(self) -> None:
-        """Start the session's thread, where it does not run yet."""
-        if self.thread is None:
-            self._start_thread()
+        """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile."""
+        with self.lock:
+            if self.thread is None:
+                self._start_thread()
 
     # Settling.
 
@@ -338,6 +339,7 @@ class SessionState:
         self._sends_bytes += size
         if completion is not None:
             self.send_completions.append(completion)
+            self.wake()  # the thread has nothing to tell before the end of the transaction
 
     def end_sends(self, error: JMSException | None) -> None:
         """The transaction is over: committed (None), or not."""
@@ -346,6 +348,8 @@ class SessionState:
         self._sends_bytes = 0
         for completion in completions:
             completion(error)
+        if completions:
+            self.ensure_thread()
 
     # Start, stop, failure.
 

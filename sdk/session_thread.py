@@ -1,6 +1,7 @@
 """The thread of a session: runs its listeners and completion callbacks one after the other.
 
-It exists only where a listener, a completion callback or a late acknowledgement needs it.
+It exists only while a listener, a completion callback or a late acknowledgement needs it, and a moment longer: it
+would keep a session that nobody else has any more.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from sdk.session_state import SessionState
 
 #: Messages that one consumer's listener gets before the next consumer has its turn.
 _TURN_MESSAGES = 32
+#: How long it waits to be needed again, in seconds.
+_LINGER = 1.0
 
 
 class SessionThread:
-    """Runs until the session says stop."""
+    """Runs until the session says stop, or nothing needs it."""
 
     def __init__(self, state: SessionState, redeliver: Redeliver) -> None:
         """A thread that does not run yet.
@@ -30,6 +33,7 @@ class SessionThread:
         self._state = state
         self._redeliver = redeliver
         self._stopping = False
+        self._unneeded_since: float | None = None  #: monotonic seconds
         self.thread = threading.Thread(target=self._run, name=f"holdfast-session-{state.number}", daemon=True)
 
     def stop(self) -> None:
@@ -105,13 +109,26 @@ class SessionThread:
         except JMSException as error:
             state.report(error)
 
+    def _is_needed(self) -> bool:
+        state = self._state
+        if len(state.completions) > len(state.send_completions):  # the others end with the transaction
+            return True
+        return state.lifecycle.usable and (bool(state.listening) or state.policy.due_at is not None)
+
     def _wait(self, owned: bool) -> bool:
         """Wait for work; returns False when it is time to stop."""
         state = self._state
         due_at = state.policy.due_at
+        end_at = None
+        needed = self._is_needed()
+        if needed:
+            self._unneeded_since = None
+        else:
+            self._unneeded_since = self._unneeded_since or time.monotonic()
+            end_at = self._unneeded_since + _LINGER
 
         def something() -> bool:
-            if state.policy.due_at != due_at:
+            if state.policy.due_at != due_at or self._is_needed() != needed:
                 return True  # there is another instant to wait for
             if self._stopping or (state.completions and state.completions[0].done):
                 return True
@@ -120,8 +137,12 @@ class SessionThread:
                 return True
             return owned and any(consumer._has_work for consumer in list(state.listening.values()))
 
-        instants = [due_at]
+        instants = [due_at, end_at]
         if owned:
             instants += [consumer._resumes_at for consumer in list(state.listening.values())]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
-        return not self._stopping
+        with state.lock:
+            if end_at is not None and time.monotonic() >= end_at and not self._is_needed():
+                state.thread = None  # who needs one from here on starts another one
+                return False
+            return not self._stopping

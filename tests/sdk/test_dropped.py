@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext, QueueBrowser
 from sdk.dropped import WeakTable, dropped
 from tests.faults.scenarios import wait_for
 from tests.server_process import ServerProcess
@@ -143,6 +145,160 @@ def test_a_dropped_connection_gives_back_everything(make: Callable[[], Connectio
         assert sorted(body for body, _ in taken(watcher, name)) == ["0", "1", "2"]
 
 
+class Worker:
+    """Objects of an application that refer to each other, so that the garbage collector finds them all at once."""
+
+    def __init__(self, connection: Connection, name: str, mode: AcknowledgeMode) -> None:
+        self.connection = connection
+        self.session = connection.create_session(mode)
+        self.consumer = self.session.create_consumer(self.session.create_queue(name))
+        self.itself = self
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
+@pytest.mark.parametrize("what", ["session", "connection"])
+def test_what_nobody_saw_is_not_marked_when_all_is_dropped_together(
+    make: Callable[[], Connection], what: str, mode: AcknowledgeMode
+) -> None:
+    """All weak references are gone before the first finalizer runs, and that of the connection comes first."""
+    name = f"together {time.monotonic()}"
+    with make() as watcher:
+        fill(watcher, name, 4)
+
+        def receive_one() -> None:
+            worker = Worker(make() if what == "connection" else watcher, name, mode)
+            assert worker.consumer.receive(WAIT) is not None
+
+        drop(receive_one, "unclosed <MessageConsumer", "unclosed <Session")
+        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert sorted(taken(watcher, name)) == [("0", True), *((str(number), False) for number in range(1, 4))]
+
+
+def test_what_comes_for_a_consumer_that_waits_to_be_closed_is_given_back(make: Callable[[], Connection]) -> None:
+    name = f"waits {time.monotonic()}"
+    with make() as watcher, make() as connection, connection.create_session() as session:
+        closing, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            closing.set()
+            assert go_on.wait(WAIT)
+
+        dropped(object(), wait, connection._transport, warns=False)
+        assert closing.wait(WAIT)
+
+        def receive() -> None:
+            consumer = session.create_consumer(session.create_queue(name))
+            assert consumer.receive(0) is None
+            holder: list[Any] = [consumer]
+            holder.append(holder)
+
+        drop(receive, "unclosed <MessageConsumer")
+        fill(watcher, name, 20)
+        assert wait_for(lambda: in_hand(watcher, name) == 20)
+        go_on.set()
+        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert taken(watcher, name) == [(str(number), False) for number in range(20)]
+
+
+def test_a_session_that_is_dropped_is_closed_though_it_had_a_thread(make: Callable[[], Connection]) -> None:
+    name = f"thread {time.monotonic()}"
+    with make() as watcher:
+        fill(watcher, name, 3)
+
+        def use(mode: AcknowledgeMode, *, listens: bool = False, sends: bool = False) -> None:
+            session = make().create_session(mode)
+            consumer = session.create_consumer(session.create_queue(name))
+            if listens:
+                consumer.listener = lambda _message: None
+                consumer.close()
+            else:
+                assert consumer.receive(WAIT) is not None
+            if sends:  # in a transaction that nobody commits
+                session.create_producer(session.create_queue("elsewhere")).send("x", on_completion=lambda *_: None)
+
+        def use_all() -> None:
+            use(AcknowledgeMode.DUPS_OK)
+            use(AcknowledgeMode.TRANSACTED, sends=True)
+            use(AcknowledgeMode.AUTO, listens=True)
+
+        before = set(threading.enumerate())
+        told = drop(use_all, "TRANSACTED", "DUPS_OK", "AUTO")
+        assert wait_for(lambda: in_hand(watcher, name) == 0)
+        assert sum(each.startswith("unclosed <Connection") for each in told) == 3
+        assert wait_for(lambda: not [each for each in set(threading.enumerate()) - before if "session" in each.name])
+
+
+def test_a_listener_whose_connection_has_failed_keeps_no_thread(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        factory = ConnectionFactory(f"{server.url}?failover=nofailover")
+
+        def listen() -> None:
+            session = started(factory.create_connection()).create_session()
+            session.create_consumer(session.create_queue("q")).listener = lambda _message: None
+
+        before = set(threading.enumerate())
+        listen()
+        mine = [each for each in set(threading.enumerate()) - before if "session" in each.name]
+        assert mine
+        server.kill()
+        for thread in mine:
+            thread.join(WAIT)
+            assert not thread.is_alive()
+
+
+def test_a_broker_that_hangs_does_not_hold_up_what_is_dropped_at_another_one(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    name = f"healthy {time.monotonic()}"
+    with ServerProcess(tmp_path / "data") as hanging, ConnectionFactory(server.url).create_connection() as watcher:
+        stuck, well = (started(ConnectionFactory(each.url).create_connection()) for each in (hanging, server))
+        sessions = stuck.create_session(), well.create_session()
+        consumers = [each.create_consumer(each.create_queue(name)) for each in sessions]
+        assert wait_for(lambda: [each.consumers for each in watcher.statistics().queues if each.name == name] == [1])
+        closed = threading.Event()
+        os.kill(hanging.pid, signal.SIGSTOP)
+        try:
+            drop(consumers.clear)
+            dropped(object(), closed.set, stuck._transport, warns=False)
+            assert wait_for(
+                lambda: [each.consumers for each in watcher.statistics().queues if each.name == name] == [0]
+            )
+            assert not closed.is_set()  # that one waits still
+        finally:
+            os.kill(hanging.pid, signal.SIGCONT)
+        well.close()
+        stuck.close()
+
+
+def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotten(
+    make: Callable[[], Connection],
+) -> None:
+    name = f"browsed {time.monotonic()}"
+    with make() as connection, connection.create_session() as session:
+        fill(connection, name, 100)
+        browser = session.create_browser(session.create_queue(name))
+        ended_by: list[str] = []
+        end = QueueBrowser._end
+
+        def noted(*arguments: Any) -> None:
+            ended_by.append(threading.current_thread().name)
+            end(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(QueueBrowser, "_end", noted)
+            iterator = iter(browser)
+            next(iterator)
+            holder: list[Any] = [iterator]
+            holder.append(holder)
+            del holder, iterator
+            gc.collect()
+            assert wait_for(lambda: ended_by == ["holdfast-dropped-closer"])
+            assert wait_for(lambda: not browser._looks)
+        del browser
+        gc.collect()
+        assert wait_for(lambda: not session._browsers._references)
+
+
 def test_a_consumer_with_a_listener_goes_on_though_nobody_has_it(make: Callable[[], Connection]) -> None:
     name = f"listener {time.monotonic()}"
     with make() as connection:
@@ -199,14 +355,14 @@ def test_a_context_that_is_dropped_is_closed(server: ServerProcess) -> None:
 
 def test_a_finalizer_neither_waits_nor_closes_what_another_process_has() -> None:
     started, go_on, closed = threading.Event(), threading.Event(), threading.Event()
-    with ConnectionFactory("embedded:").create_connection():
+    with ConnectionFactory("embedded:").create_connection() as connection:
 
         def close() -> None:
             started.set()
             assert go_on.wait(WAIT)
             closed.set()
 
-        dropped(object(), close, warns=False)
+        dropped(object(), close, connection._transport, warns=False)
         assert started.wait(WAIT)
         assert not closed.is_set()
         go_on.set()
@@ -215,7 +371,7 @@ def test_a_finalizer_neither_waits_nor_closes_what_another_process_has() -> None
         if not child:  # it has no thread that closes, and must not warn of its parent's connections
             try:
                 warnings.simplefilter("error")
-                dropped(object(), lambda: None)
+                dropped(object(), lambda: None, connection._transport)
             except BaseException:
                 os._exit(1)
             os._exit(0)
