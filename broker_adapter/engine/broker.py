@@ -1173,7 +1173,7 @@ class Broker:
 
     def _trim_and_drop(self, queue: int) -> Iterator[c.Command]:
         for wanted, entries in self._chunks(queue):
-            yield c.Trim(wanted, entries)
+            yield c.Trim(wanted, entries, of_ended=True)
         yield c.Drop(queue)
 
     def _move_and_drop(self, queue: int) -> Iterator[c.Command]:

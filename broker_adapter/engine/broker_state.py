@@ -368,6 +368,8 @@ class BrokerState:
         """Whether a selector is true of a message; a fault of ours there is nobody else's."""
         try:
             return selects(selector, message)
+        except MemoryError:
+            raise
         except Exception as error:
             self.selector_fault = selector.text, error
             return False
@@ -2091,7 +2093,9 @@ class BrokerState:
     def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:
         source = self.queues.get(command.range.queue)
         moved = 0
-        if source is not None:
+        if source is None or source.record.kind == "ended":  # deleted meanwhile, with all that was left
+            self._reply(command, (0, 0, None), effects)
+        else:
             for raw, annotations in command.found:
                 target = self._home(annotations, command.to, effects)
                 if target is None or target is source or self.limits.refusal(target, *self._promised(target)):
@@ -2103,7 +2107,7 @@ class BrokerState:
                     self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
                     moved += 1
             self._awake[source.id] = source
-        self._reply(command, (moved, len(command.found), command.next), effects)
+            self._reply(command, (moved, len(command.found), command.next), effects)
 
     def _home(self, annotations: Mapping[str, Any] | None, to: str | None, effects: Effects) -> QueueState | None:
         """The queue that a message goes back to; None where nobody knows, or it does not exist any more."""
@@ -2130,7 +2134,7 @@ class BrokerState:
     def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
         queue = self.queues.get(command.range.queue)
         dropped = 0
-        if queue is not None:
+        if queue is not None and (queue.record.kind == "ended") == command.of_ended:
             for raw in command.found:
                 entry = queue.find(raw, effects)
                 if entry is not None:

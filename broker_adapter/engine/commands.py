@@ -358,6 +358,7 @@ class Trim(NamedTuple):
     range: Range
     found: Sequence[RawEntry] = ()  #: supplied by the driver
     next: int | None = None  #: supplied by the driver
+    of_ended: bool = False  #: the queue is deleted, and being cleared up; otherwise nothing of such a one is dropped
     reply: Reply | None = None
 
 

@@ -457,7 +457,15 @@ def _settle_through(arguments: _Arguments) -> Steps:
 
     number, first, last, group = yield through
     dropped = yield from _settle(number, last, first=first)
-    yield through  # a consumer that came meanwhile may hold some, which would come back below the mark
+
+    def still(reader: EngineReader) -> None:
+        try:
+            through(reader)
+        except IllegalStateException as error:
+            settled = counted(dropped, "message", ("was", "were"))
+            raise IllegalStateException(f"{error.reason}; {settled} settled before") from None
+
+    yield still  # a consumer that came meanwhile may hold some, which would come back below the mark
     if last > 0:
         yield c.Publish(group, last, ())
     return dropped

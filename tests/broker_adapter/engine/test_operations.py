@@ -162,12 +162,35 @@ def test_what_a_consumer_took_while_a_range_was_settled_is_not_below_the_settled
             attach(broker, client, "q", credit=2)[1].wait_for(2)
         return False
 
-    with pytest.raises(IllegalStateException, match="1 consumer is attached"):
+    with pytest.raises(IllegalStateException, match=r"1 consumer is attached.*; 3 messages were settled before"):
         broker.request("settle_through", {"destination": "q", "position": 5}, WAIT, before_each_step)
     broker.call(c.Disconnect(client), WAIT)
     bounds = ask(broker, "bounds", destination="q")
     assert (bounds["first"], bounds["settled"]) == (1, 0)
     assert ask(broker, "settle_through", destination="q", position=5) == 2
+
+
+@pytest.mark.parametrize(("operation", "step"), [("purge", 3), ("redrive", 2)])
+def test_what_is_deleted_meanwhile_is_neither_purged_nor_redriven_as_well(
+    broker: Broker, operation: str, step: int
+) -> None:
+    client = connect(broker)
+    for first in range(0, 12_000, 2_000):
+        send(broker, client, "q", *range(first, first + 2_000))
+    steps, deleted = itertools.count(), []
+
+    def before_each_step() -> bool:
+        if next(steps) == step:
+            deleted.append(ask(broker, "delete", destination="q"))
+        return False
+
+    options = {"to": "other"} if operation == "redrive" else {}
+    done = broker.request(operation, {"destination": "q", **options}, WAIT, before_each_step)
+    if operation == "redrive":
+        assert done["left"] == 0
+        done = done["moved"]
+    assert (done + deleted[0], depth(broker, "other")) == (12_000, done if operation == "redrive" else 0)
+    assert 0 < done < 12_000
 
 
 def test_a_subscription_is_read_and_settled_like_a_queue(broker: Broker) -> None:
