@@ -257,8 +257,9 @@ class MessageProducer:
             self._sent += 1
             # Ahead of the send: its answer may come before send() returns.
             state.completions.append(completion)
-            state.ensure_thread()
         try:
+            if completion is not None:
+                state.ensure_thread()
             if state.policy.transacted:
                 state.keep_send(self._link, envelope, completion)
             else:

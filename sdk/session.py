@@ -803,9 +803,14 @@ class Session:
         self._producers.clear()
 
     def _start_thread(self) -> None:
-        self._thread = SessionThread(self._state, self._redeliver)
-        self._state.thread = self._thread.thread
-        self._thread.thread.start()
+        thread = SessionThread(self._state, self._redeliver)
+        self._state.thread = thread.thread
+        try:
+            thread.thread.start()
+        except BaseException:  # the process has as many threads as it may
+            self._state.thread = None
+            raise
+        self._thread = thread
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()
