@@ -25,6 +25,7 @@ from sdk import (
     ResourceAllocationException,
     Session,
     TransactionRolledBackException,
+    session_thread,
 )
 from tests.contracts.transports import eventually
 from tests.sdk.small_broker import SmallBroker
@@ -466,6 +467,43 @@ def test_completions_come_in_the_order_of_the_sends_on_the_session_thread(
         answer(None)
 
     assert [told.get(timeout=_WAIT) for _ in range(4)] == [(str(n), None, "holdfast-session-1") for n in range(4)]
+
+
+def test_a_send_whose_session_gets_no_thread_is_not_sent_and_leaves_nothing_to_wait_for(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session = connection.create_session()
+    producer = session.create_producer(session.create_queue("q"))
+    told: queue.SimpleQueue[JMSException | None] = queue.SimpleQueue()
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            producer.send("a", on_completion=lambda _message, error: told.put(error))
+    assert producer._unanswered == 0
+    producer.send("b", on_completion=lambda _message, error: told.put(error))
+    assert told.get(timeout=_WAIT) is None
+    assert told.empty()
+
+
+def test_a_thread_that_ended_for_want_of_work_is_there_again_for_the_next(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_thread, "_LINGER", 0.01)
+    session = connection.create_session()
+    producer = session.create_producer(session.create_queue("q"))
+    told: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+    threads = []
+    for number in range(3):
+        producer.send(str(number), on_completion=lambda _message, _error: told.put(threading.current_thread()))
+        threads.append(told.get(timeout=_WAIT))
+        threads[-1].join(_WAIT)
+        assert not threads[-1].is_alive()
+    assert len(set(threads)) == 3
+    session.close()
 
 
 def test_completion_tells_what_went_wrong_and_another_still_comes(
