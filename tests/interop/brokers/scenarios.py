@@ -33,6 +33,7 @@ from sdk import (
     StreamMessage,
     TextMessage,
 )
+from tests.faults.proxy import Proxy
 from tests.interop.brokers.brokers import Broker
 
 WAIT = 10.0
@@ -297,6 +298,32 @@ def individual_acknowledge(broker: Broker) -> None:
     with session_of(broker) as session:
         consumer = session.create_consumer(queue)
         assert bodies(consumer, 2) == ["a", "c"]
+        assert nothing_comes(consumer)
+
+
+@scenario
+def synchronous_acknowledge(broker: Broker) -> None:
+    queue_name = name()
+    with session_of(broker) as session:
+        producer = session.create_producer(session.create_queue(queue_name))
+        for body in "abcd":
+            producer.send(body)
+    port = int(broker.url.partition("?")[0].rpartition(":")[2])
+    for mode in (AcknowledgeMode.AUTO, AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL):
+        with Proxy(port) as proxy:
+            url = broker.url.replace(f":{port}", f":{proxy.port}")
+            url = f"{url}{'&' if '?' in url else '?'}synchronous_acknowledge=true&failover=nofailover"
+            connection = ConnectionFactory(url, broker.username, broker.password).create_connection()
+            connection.start()
+            session = connection.create_session(mode)
+            consumer = session.create_consumer(session.create_queue(queue_name), prefetch=0)
+            (message,) = received(consumer, 1)
+            message.acknowledge()
+            proxy.cut()  # nothing that was on its way arrives
+            connection.close()
+    with session_of(broker) as session:
+        consumer = session.create_consumer(session.create_queue(queue_name))
+        assert bodies(consumer, 1) == ["d"]
         assert nothing_comes(consumer)
 
 
