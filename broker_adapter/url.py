@@ -25,8 +25,14 @@ MAX_URL_LENGTH = 8192
 #: Most addresses of a connection.
 MAX_ADDRESSES = 100
 
-#: What is ahead of an address.
-_ADDRESS = re.compile(r"(?:^|(?<=\()|,\s*)amqps?://")
+_DIVIDING = r"\s/?#,;()\[\]@&'\""
+#: A user with or without a password, in which nothing divides the URL.
+_USER = rf"amqps?://[^{_DIVIDING}]*"
+_HOST = rf"(?:\[[0-9A-Fa-f:.%]*\]|[^{_DIVIDING}:]*)(?::[0-9]*)?"
+#: What is ahead of the last ``@`` of a URL whose users and passwords are encoded as they must be.
+_ENCODED = re.compile(rf"{_USER}|failover:\((?:\s*{_USER}@{_HOST}/?(?:\?[^@,]*|\s*),)*\s*{_USER}")
+#: What is ahead of a user, as far as it is certain that it is no part of one.
+_AHEAD = re.compile(r"\s*(?:failover:\(?\s*)?(?:[a-z][a-z0-9+.-]*://|amqps?:)?", re.IGNORECASE)
 _FORMS = (
     "embedded:PATH, embedded:, amqp://HOST:PORT, amqps://HOST:PORT or failover:(URL,URL,...), each with"
     " ?option=value&..."
@@ -82,7 +88,8 @@ def parse_url(text: str) -> EmbeddedURL | FailoverURL:
             value that does not fit.
     """
     if not isinstance(text, str) or not text:
-        raise InvalidURLException(f"connection URL {text!r} is not a string of the form {_FORMS}")
+        shown = "''" if text == "" else f"of the type {type(text).__name__}"  # bytes may have a password, too
+        raise InvalidURLException(f"connection URL {shown} is not a string of the form {_FORMS}")
     if len(text) > MAX_URL_LENGTH:
         raise InvalidURLException(
             f"connection URL of {len(text)} characters is longer than the limit of {MAX_URL_LENGTH}"
@@ -98,20 +105,19 @@ def parse_url(text: str) -> EmbeddedURL | FailoverURL:
             engine=_settings(EngineSettings, options),
             engine_options=frozenset(engine_names & options.keys()),
         )
+    if not separator or scheme not in ("amqp", "amqps", "failover"):
+        raise InvalidURLException(f"connection URL {masked(text)!r} has none of the forms {_FORMS}")
     try:
-        if separator and scheme in ("amqp", "amqps"):
-            return _single(text, scheme)
-        if separator and scheme == "failover":
-            return _several(rest)
+        return _several(rest) if scheme == "failover" else _single(text, scheme)
     except InvalidURLException:
-        if not _cuts_a_password(text):
+        if not _may_cut_a_password(text):
             raise
-        # The error may name a part of it.
-        raise InvalidURLException(
-            f"connection URL {masked(text)!r} is not understood; in a user or password, write all but letters, digits"
-            " and -._~ percent-encoded (as urllib.parse.quote(password, safe='') does)"
-        ) from None
-    raise InvalidURLException(f"connection URL {masked(text)!r} has none of the forms {_FORMS}")
+    # The error may hold a part of the password, so it is not the context of this one either.
+    raise InvalidURLException(
+        f"connection URL {masked(text)!r} is not understood; write each address as amqp://USER:PASSWORD@HOST:PORT or"
+        " amqps://..., with all but letters, digits and -._~ of the user and the password percent-encoded (as"
+        " urllib.parse.quote(password, safe='') does)"
+    )
 
 
 def _single(text: str, scheme: str) -> FailoverURL:
@@ -162,13 +168,16 @@ def _checked(url: FailoverURL) -> FailoverURL:
 
 def _amqp(base: str, options: dict[str, str], whole: str | None = None) -> AmqpURL:
     shown = masked(whole or base)
+    reason = None
     try:
         parts = urlsplit(base)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        # Its text may have a part of a password.
-        reason = "its host or port is not one" if "@" in (whole or base) else str(error)
-        raise InvalidURLException(f"connection URL {shown!r}: {reason}") from None
+        reason = str(error)
+    if reason is not None:
+        # The reason may hold a part of a password, so the error is not the context of this one either.
+        reason = "its host or port is not one" if "@" in (whole or base) else reason
+        raise InvalidURLException(f"connection URL {shown!r}: {reason}")
     scheme = parts.scheme
     if not host:
         raise InvalidURLException(f"connection URL {shown!r} names no host; write {scheme}://HOST:PORT")
@@ -208,13 +217,14 @@ def _settings(cls: type, options: dict[str, str]):  # type: ignore[no-untyped-de
         raise InvalidURLException(str(error)) from error
 
 
-def _cuts_a_password(text: str) -> bool:
-    """Whether what stands ahead of an ``@`` has what divides a URL, so that a part of it may be taken for another."""
-    return any(set("/?#,;()[]@&' ") & set(each.rpartition("@")[0]) for each in _ADDRESS.split(text)[1:])
+def _may_cut_a_password(text: str) -> bool:
+    """Whether what stands ahead of the last ``@`` may be one password that has what divides a URL."""
+    head, separator, _ = text.rpartition("@")
+    return bool(separator) and _ENCODED.fullmatch(head) is None
 
 
 def masked(text: str) -> str:
     """The URL without what stands between its scheme and the last ``@``: it may hold passwords."""
     head, separator, tail = text.rpartition("@")
-    scheme, divided, _ = head.partition(":")
-    return f"{scheme + '://' if divided else ''}***@{tail}" if separator else text
+    ahead = _AHEAD.match(head)
+    return f"{ahead[0] if ahead else ''}***@{tail}" if separator else text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidURLException
@@ -166,25 +168,105 @@ def test_no_error_of_a_failover_url_has_a_password() -> None:
 _DIVIDING = st.text(st.sampled_from("/?#,;()[]@&=:%'\" |\uff1f\uff0f\uff20\u2100"), min_size=1, max_size=3)
 
 
-@given(
-    _DIVIDING, _DIVIDING, st.sampled_from(["amqp://{}", "amqps://{}?retries=3", "failover:({})", "failover:({},{})"])
+#: How an address may begin, as people write it.
+_BEGINNINGS = st.tuples(
+    st.sampled_from(["", " ", "\t", "\n ", "\u3000"]),
+    st.sampled_from(["amqp:", "amqps:", "AMQP:", "Amqps:", "tcp:", "nio+ssl:", "failover:", ""]),
+    st.sampled_from(["//", "/", "", "///", ":"]),
 )
-@example("?", "?", "amqp://{}")
-@example("?retries=", "x", "amqp://{}")
-@example(",", "x", "failover:({})")
-@example("/", "?", "amqp://{}")
-@example("://", "x", "amqp://{}")
-@example("\uff1f", "x", "amqp://{}")
-@example("\u2100", "\uff20", "failover:({})")
-def test_no_error_has_a_part_of_a_password_that_is_not_encoded(first: str, second: str, form: str) -> None:
-    for begin in ("alice:", ""):
-        one = f"{begin}alpha{first}gamma{second}omega@host:5672"
-        text = form.format(*(f"amqp://{one}",) * 2) if "failover" in form else form.format(one)
-        try:
-            parse_url(text)
-        except InvalidURLException as error:
-            shown = str(error)
-            assert not [part for part in ("alpha", "gamma", "omega") if part in shown], shown
+_FORMS = ["{}", "{}?retries=3", "failover:({})", "failover:({},{})", "FAILOVER:({})", "failover:{}", "failover:(h1,{})"]
+
+
+def test_no_part_of_a_password_is_in_an_error_whatever_is_around_it() -> None:
+    for text in (
+        "failover:(\tamqp://alice:alpha,gamma@host:5672)",
+        "failover:( amqp://alice:alpha?gamma@host:5672)",
+        "failover:(AMQP://alice:alpha,gamma@host)",
+        "failover:(amqp://h1,AMQPS://alice:alpha,gamma@host)",
+        "failover:(tcp://alice:alpha,gamma@host)",
+        "failover:(tcp://alice:alpha?gamma@host)",
+        "failover:(amqp:/alice:alpha,gamma@host)",
+        "failover:(//alice:alpha,gamma@host)",
+        "failover:(alice:alpha,gamma@host)",
+        "failover:(amqp://alice:alpha,amqp://gamma@host:1/x)",
+        "failover:(amqp://alice:alpha,gamma:delta@host)",
+        "failover:(amqp://alice:alpha@gamma:1x,omega@host)",
+        "amqp:alice:alpha?gamma@host",
+        "amqp:/alice:alpha?gamma=1@host",
+        "amqp://alice:al\uff20alpha@host",
+        b"amqp://alice:alpha@host",
+        ["amqp://alice:alpha@host"],
+    ):
+        shown = shown_of(text)
+        assert not [part for part in ("alpha", "gamma", "delta") if part in shown], shown
+
+
+def shown_of(text: object) -> str:
+    """Everything that the error of a URL holds, and the errors that led to it; nothing where there is none."""
+    shown: list[str] = []
+    try:
+        parse_url(text)  # type: ignore[arg-type]
+    except InvalidURLException as raised:
+        error: BaseException | None = raised
+        while error is not None:
+            shown += [repr(error), str(error), *traceback.format_exception(error)]
+            error = error.__cause__ or error.__context__
+        return "\n".join(shown)
+    return ""
+
+
+@given(_DIVIDING, _DIVIDING, _BEGINNINGS, st.sampled_from(_FORMS))
+@example("?", "?", ("", "amqp:", "//"), "{}")
+@example("?retries=", "x", ("", "amqp:", "//"), "{}")
+@example(",", "x", ("", "amqp:", "//"), "failover:({})")
+@example("/", "?", ("", "amqp:", "//"), "{}")
+@example("://", "x", ("", "amqp:", "//"), "{}")
+@example("\uff1f", "x", ("", "amqp:", "//"), "{}")
+@example("\u2100", "\uff20", ("", "amqp:", "//"), "failover:({})")
+@example(",", ",", ("\t", "AMQP:", "/"), "failover:({},{})")
+@settings(max_examples=500)
+def test_no_error_has_a_part_of_a_password_that_is_not_encoded(
+    first: str, second: str, beginning: tuple[str, str, str], form: str
+) -> None:
+    for user in ("alice:", ""):
+        if not user and "//" not in beginning:
+            continue  # what is ahead of the first colon is a scheme then
+        one = f"{''.join(beginning)}{user}alpha{first}gamma{second}omega@host:5672"
+        shown = shown_of(form.format(one, one))
+        assert not [part for part in ("alpha", "gamma", "omega") if part in shown], shown
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("amqp://alice:secret@host?retries=x", "retries='x' is not a number"),
+        ("amqp://alice:secret@host/path", "'amqp://***@host/path' has a path"),
+        ("amqp://alice:secret@:5672", "'amqp://***@:5672' names no host"),
+        ("amqp://alice@host?colour=red", "unknown option 'colour'"),
+        ("failover:(amqp://alice:secret@a?retries=x, amqps://alice:secret@[::1]:5)", "retries='x' is not a number"),
+        ("failover:(amqp://alice:secret@a,amqp://alice:secret@a)", "an address is given twice"),
+        ("failover:(tcp://a,tcp://b)", "'tcp://a' in a failover URL is neither amqp://"),
+        (
+            "failover:(tcp://alice:secret@a)",
+            "'failover:(tcp://***@a)' is not understood; write each address as amqp://",
+        ),
+        ("tcp://alice:secret@host", "'tcp://***@host' has none of the forms"),
+        ("alice:secret@host", "'***@host' has none of the forms"),
+    ],
+)
+def test_an_error_without_its_password_still_says_what_is_wrong(text: str, reason: str) -> None:
+    with pytest.raises(InvalidURLException) as raised:
+        parse_url(text)
+    assert reason in raised.value.reason
+    assert "secret" not in shown_of(text)
+
+
+def test_a_long_url_that_fails_is_refused_at_once() -> None:
+    for part in (" ", "amqp://a@b,", "?", "amqp://a:b@[", "a:", "//"):
+        count = (MAX_URL_LENGTH - 20) // len(part)
+        for text in (f"failover:({part * count}@h)", f"amqp://{part * count}@h/x"):
+            with pytest.raises(InvalidURLException):
+                parse_url(text)
 
 
 def test_a_password_that_is_not_encoded_is_told_how_to_be() -> None:
