@@ -12,6 +12,7 @@ from broker_adapter.amqp.client_protocol import MAX_SERVERS
 from broker_adapter.amqp.values import Symbol, UInt
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.transport import Server
+from broker_adapter.url import masked
 
 #: Operation by which the list is changed, with ``servers``: a list of texts such as :func:`server_of` reads.
 ANNOUNCE: Final = "announce_servers"
@@ -28,18 +29,24 @@ def server_of(text: object) -> Server:
     if isinstance(text, str):
         scheme, separator, place = text.strip().rpartition("://")
         host, colon, port = place.rpartition(":")
-        if colon and host and port.isdecimal() and 0 < int(port) < 65536 and scheme in ("", "amqp", "amqps"):
+        is_place = colon and host and "@" not in host and port.isdecimal() and 0 < int(port) < 65536
+        if is_place and scheme in ("", "amqp", "amqps"):
             return Server(host.strip("[]"), int(port), scheme == "amqps" if separator else None)
-    raise MessageFormatException(f"{text!r:.100} is not of the form HOST:PORT, amqp://HOST:PORT or amqps://HOST:PORT")
+    raise MessageFormatException(f"{_shown(text)} is not of the form HOST:PORT, amqp://HOST:PORT or amqps://HOST:PORT")
 
 
 def servers_from(texts: object) -> tuple[Server, ...]:
     """A list of such texts; raises MessageFormatException."""
     if not isinstance(texts, list | tuple):
-        raise MessageFormatException(f"{texts!r:.100} is not a list of servers")
+        raise MessageFormatException(f"{_shown(texts)} is not a list of servers")
     if len(texts) > MAX_SERVERS:
         raise MessageFormatException(f"{len(texts)} servers are more than the limit of {MAX_SERVERS}")
     return tuple([server_of(text) for text in texts])
+
+
+def _shown(thing: object) -> str:
+    """A wrong argument in an error; a text without what may be a password."""
+    return repr(masked(thing) if isinstance(thing, str) else thing)[:100]
 
 
 def as_property(servers: Iterable[Server]) -> list[dict[Symbol, Any]]:

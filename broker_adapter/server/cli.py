@@ -9,13 +9,14 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import ssl
 import sys
 import threading
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.tls_files import check_readable
@@ -35,6 +36,7 @@ from broker_adapter.server.tools import PASSWORD, asked_password, connected, say
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.transport import Transport
+from broker_adapter.url import masked
 from broker_adapter.version import own_version
 from broker_adapter.wording import counted
 
@@ -60,6 +62,18 @@ _MOST_SECONDS = 1_000_000_000
 #: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
 #: wait for each other longer than a message takes.
 _SWITCH_SECONDS = 0.0005
+
+
+#: What may have a password: from the scheme or the user of a URL to its last ``@``.
+_PASSWORDS = re.compile(r":(//)?(?=\S).*@", re.DOTALL)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors hold no password of a URL."""
+
+    def error(self, message: str) -> NoReturn:
+        """See :class:`argparse.ArgumentParser`."""
+        super().error(_PASSWORDS.sub(r":\1***@", message))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +148,7 @@ def _drop_output() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="holdfast", description="Durable queues: a server, and tools for people.")
+    parser = _Parser(prog="holdfast", description="Durable queues: a server, and tools for people.")
     parser.add_argument("--version", action="version", version=f"holdfast {own_version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -330,6 +344,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _serve(options: argparse.Namespace) -> int:
     host, port = _address(options.listen)
     engine_settings, server_settings = _settings(options.option)
+    servers = servers_from(_listed(options.failover_servers))
     users = UsersFile(options.users) if options.users else None
     tls = _tls(options)
     if not is_loopback(host) and not options.insecure and (users is None or tls is None):
@@ -356,7 +371,7 @@ def _serve(options: argparse.Namespace) -> int:
     plain = tls is not None or is_loopback(host)
     listener = Listener(
         *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls),
-        servers=servers_from(_listed(options.failover_servers)),
+        servers=servers,
     )
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -385,13 +400,16 @@ def _say(text: str) -> None:
 
 
 def _listed(text: str | None) -> list[str]:
+    """The servers of a list; raises ValueError where one has a user, whose password no client is to be told."""
+    if text is not None and "@" in text:
+        raise ValueError(f"{masked(text)!r} has a user; write HOST:PORT,HOST:PORT,...")
     return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 
 def _address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"--listen {text!r} is not of the form HOST:PORT")
+    if not separator or not host or "@" in host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"--listen {masked(text)!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 
@@ -473,8 +491,9 @@ def _stat(options: argparse.Namespace) -> int:
 
 
 def _announce(options: argparse.Namespace) -> int:
+    servers = _listed(options.servers)
     with connected(options) as (transport, _):
-        count = transport.request(ANNOUNCE, {"servers": _listed(options.servers)}, None)
+        count = transport.request(ANNOUNCE, {"servers": servers}, None)
     say(json.dumps({"servers": count}) if options.json else f"announced: {counted(count, 'server')}")
     return 0
 

@@ -31,6 +31,14 @@ def test_anything_else_is_refused(text: Any) -> None:
         server_of(text)
 
 
+@pytest.mark.parametrize("text", ["amqp://alice:secret@h:1", "alice:secret@h:1", "amqp://alice:secret@h"])
+def test_a_server_has_no_user_and_its_password_is_not_told(text: str) -> None:
+    for read, argument in ((server_of, text), (servers_from, [text]), (servers_from, text)):
+        with pytest.raises(MessageFormatException) as raised:
+            read(argument)
+        assert "secret" not in str(raised.value)
+
+
 def test_a_list_has_a_limit_and_is_a_list() -> None:
     assert len(servers_from([f"h:{port}" for port in range(1, MAX_SERVERS + 1)])) == MAX_SERVERS
     with pytest.raises(MessageFormatException, match="101 servers are more than the limit of 100"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -478,6 +479,40 @@ def test_wrong_usage_says_what_is_right(
         found = error.code
     assert found == status
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("stat", "--uri", "amqp://alice:secret@host"), "unrecognized arguments: --uri (is it --url?) amqp://***@host"),
+        (("stat", "--uri=amqp://alice:secret@host"), "unrecognized arguments: --uri=amqp://***@host (is it --url?)"),
+        (("stat", "--uri", "amqp://alice:se cret@host"), "amqp://***@host"),
+        (("amqp://alice:secret@host",), "invalid choice: 'amqp://***@host'"),
+        (("receive", "q", "--count", "amqp:alice:secret@host"), "'amqp:***@host' is invalid"),
+        (
+            ("stat", "--url", "failover:(tcp://alice:secret,secret@host)"),
+            "'failover:(tcp://***@host)' is not understood",
+        ),
+        (("serve", "--data", "x", "--listen", "amqp://alice:secret@127.0.0.1:0"), "'amqp://***@127.0.0.1:0' is not of"),
+        (("announce", "amqp://alice:secret@h:1"), "'amqp://***@h:1' has a user; write HOST:PORT,HOST:PORT"),
+        (("announce", "a:1,amqp://alice:secret,secret@h:1"), "has a user; write HOST:PORT,HOST:PORT"),
+        (("serve", "--data", "x", "--failover-servers", "alice:secret,secret@h:1"), "has a user; write HOST:PORT,HOST"),
+    ],
+)
+def test_no_error_has_a_password_of_a_url(
+    arguments: tuple[str, ...],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):
+        assert main(arguments) == 1
+    told = capsys.readouterr().err
+    assert "cret" not in told
+    assert reason in told
+    assert not list(tmp_path.iterdir()), "nothing was done"
 
 
 def test_an_error_is_a_line_and_a_status_of_the_process() -> None:
