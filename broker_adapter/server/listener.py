@@ -30,7 +30,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -214,9 +214,13 @@ class Listener:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self._listening, absent = _bound(found)
+        for address, error in absent:
+            _log.info("= not listening on %s: %s", address[0], error.strerror)
         try:
-            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-                self._listening.append(_listening(family, address))
+            for sock in self._listening:
+                sock.setblocking(False)
+                sock.listen(_BACKLOG)
         except OSError:
             self._close_listening()
             raise
@@ -775,16 +779,12 @@ def check_address(host: str, port: int) -> None:
         ConnectionLostException: it cannot, because another process has it, say.
     """
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                sock.bind(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sockets, _ = _bound(found)
     except OSError as error:
         raise _cannot_listen(host, port, error) from error
+    for sock in sockets:
+        sock.close()
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConnectionLostException:
@@ -803,20 +803,48 @@ def _admission(settings: ServerSettings, places: Places) -> Admission[ClientConn
     )
 
 
-def _listening(family: int, address: Any) -> socket.socket:
-    """A listening socket; raises OSError."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
+def _bound(found: Iterable[tuple[Any, ...]]) -> tuple[list[socket.socket], list[tuple[Any, OSError]]]:
+    """Sockets for the addresses of a name.
+
+    Args:
+        found: as ``getaddrinfo`` gives them.
+
+    Returns:
+        The sockets; and the addresses that this machine does not have, as asyncio passes over them too: the kernel has
+        no sockets of the family, or it is not enabled.
+
+    Raises:
+        OSError: no address is left, or another error than these.
+    """
+    sockets: list[socket.socket] = []
+    absent: list[tuple[Any, OSError]] = []
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
-        sock.setblocking(False)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    raise
+                absent.append((address, error))
+                continue
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+            try:
+                sock.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                absent.append((address, error))
+                sockets.pop().close()
+        if absent and not sockets:
+            raise absent[0][1]
     except OSError:
-        sock.close()
+        for sock in sockets:
+            sock.close()
         raise
-    return sock
+    return sockets, absent
 
 
 def _computed(work: Work) -> Any:
