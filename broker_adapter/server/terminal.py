@@ -51,12 +51,26 @@ class PrintableFormatter(logging.Formatter):
         return printable_lines(super().formatException(ei))
 
 
+class _Dropping(io.FileIO):
+    """A file that drops what cannot be written to it."""
+
+    def write(self, data: Any, /) -> int:
+        """See :class:`io.RawIOBase`."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        # None: it would have to wait.
+        return memoryview(data).nbytes if written is None else written
+
+
 def ready_streams() -> bool:
     """Make the standard streams fit for printing and reading.
 
     A character that the encoding of a stream does not have is printed with an escape.  A stream that is closed is
     replaced by one that fails (the standard error: by one that drops what it gets), so that neither ``None`` nor the
-    number of the stream, which the next file or connection would have, is left in its place.
+    number of the stream, which the next file or connection would have, is left in its place.  The standard error drops
+    what cannot be written: whether notes are read says nothing about the work.
 
     Returns:
         Whether the standard output is open.
@@ -69,6 +83,9 @@ def ready_streams() -> bool:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+    elif (own := sys.__stderr__) is sys.stderr and own is not None:
+        raw = _Dropping(own.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), own.encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -657,6 +657,28 @@ def test_a_line_that_cannot_be_decoded_is_told_with_its_number(server: ServerPro
     assert done("browse", "undecoded", *url) == "ok\nok\ngrün\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2>/dev/null", "2>&1 >/dev/null | :"])
+def test_the_status_says_whether_the_work_was_done_though_nobody_reads_the_notes(
+    server: ServerProcess, stream: str, tmp_path: Path
+) -> None:
+    url = ("--url", server.url)
+    status = f'{{ "$@"; echo $? >{tmp_path}/status; }} {stream}'
+    for number, unbuffered in enumerate(("", "1")):
+        letters, made = f"letters {number} {stream}", f"made {number} {stream}"
+        done("send", letters, "a", *url)
+        for arguments, expected in (
+            (("browse", letters), 0),
+            (("redrive", letters, "--to", made), 0),
+            (("receive", made, "--timeout", "0.1"), 0),
+            (("receive", made, "--timeout", "0.1", "--count", "1"), 1),
+            (("purge", "no such queue", "--yes"), 1),
+            (("receive", made, "--count", "0"), 2),
+        ):
+            shell(status, *arguments, *url, PYTHONUNBUFFERED=unbuffered)
+            assert int((tmp_path / "status").read_text()) == expected, arguments
+
+
 def test_one_is_singular(server: ServerProcess) -> None:
     url = ("--url", server.url)
     done("send", "single", "x", *url)
