@@ -145,7 +145,8 @@ class _Answers:
             with suppress(JMSException):
                 self.wait(seconds if isinstance(error, Exception) else 0)
             with self._changed:
-                warn(self._text())
+                if self._sent:
+                    warn(self._text())
             raise
 
     def _text(self) -> str:

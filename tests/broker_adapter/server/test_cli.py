@@ -657,6 +657,18 @@ def test_a_line_that_cannot_be_decoded_is_told_with_its_number(server: ServerPro
     assert done("browse", "undecoded", *url) == "ok\nok\ngrün\n"
 
 
+def test_nothing_is_told_of_messages_where_none_was_sent(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    for script, reason in (
+        ("printf 'gr\\374n\\n' | \"$@\"", "line 1 of the standard input is not UTF-8"),
+        ('"$@" <&-', "the standard input cannot be read"),
+    ):
+        finished = shell(script, "send", "unsent", *url)
+        assert finished.returncode == 1
+        assert finished.stderr.startswith(f"holdfast: {reason}")
+        assert finished.stderr.count("\n") == 1, finished.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2>/dev/null", "2>&1 >/dev/null | :"])
 def test_the_status_says_whether_the_work_was_done_though_nobody_reads_the_notes(
