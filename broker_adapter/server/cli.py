@@ -32,7 +32,18 @@ from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.store_commands import add_commands, progress
 from broker_adapter.server.terminal import PrintableFormatter, output_errors, printable, ready_streams
-from broker_adapter.server.tools import PASSWORD, asked_password, connected, say, warn
+from broker_adapter.server.tools import (
+    PASSWORD,
+    asked_password,
+    connected,
+    decoded,
+    given_password,
+    say,
+    text_argument,
+    undecoded,
+    url_argument,
+    warn,
+)
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.transport import Transport
@@ -64,6 +75,7 @@ _MOST_SECONDS = 1_000_000_000
 _SWITCH_SECONDS = 0.0005
 
 
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 #: What may have a password: from the scheme or the user of a URL to its last ``@``.
 _PASSWORDS = re.compile(r":(//)?(?=\S).*@", re.DOTALL)
 
@@ -112,10 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and (any(text.startswith("-") for text in rest) or not hasattr(options, "body")):
-        options.parser.error(_unrecognized(rest, options.parser))
     if rest:
-        options.body = [*options.body, *rest]  # texts that stand behind an option
+        _take_late(options, rest)
     if not is_open and options.run is not _serve:  # a server does not depend on who reads its output
         raise ValueError("the standard output is closed, so nothing was done; open it (>/dev/null discards the output)")
     handler = logging.StreamHandler()
@@ -123,6 +133,31 @@ def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     status: int = options.run(options)
     return status
+
+
+def _take_late(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Take what stands behind an option and belongs to an argument that may be left out.
+
+    ``argparse`` gives such an argument only what stands ahead of the option.
+    """
+    count = rest.index("--") if "--" in rest else len(rest)
+    texts = [*rest[:count], *rest[count + 1 :]]  # what follows "--" is no option, whatever it looks like
+    name: str = getattr(options, "late", "")
+    given = getattr(options, name) if name else ""
+    is_free = isinstance(given, list) or (given is None and len(texts) == 1)
+    if not is_free or any(_is_like_an_option(text) for text in rest[:count]):
+        options.parser.error(_unrecognized(rest, options.parser))
+    try:
+        texts = [text_argument(text) for text in texts]
+    except argparse.ArgumentTypeError as error:
+        (action,) = [each for each in options.parser._actions if each.dest == name]
+        options.parser.error(str(argparse.ArgumentError(action, str(error))))
+    setattr(options, name, [*given, *texts] if isinstance(given, list) else texts[0])
+
+
+def _is_like_an_option(text: str) -> bool:
+    """As ``argparse`` has it: neither a lone dash, nor a negative number, nor a text with a space."""
+    return len(text) > 1 and text.startswith("-") and " " not in text and not _NEGATIVE.fullmatch(text)
 
 
 def _unrecognized(rest: Sequence[str], parser: argparse.ArgumentParser) -> str:
@@ -154,7 +189,9 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve a store to AMQP 1.0 clients")
     serve.add_argument("--data", required=True, metavar="DIR", help="directory of the store; made where there is none")
-    serve.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}")
+    serve.add_argument(
+        "--listen", type=text_argument, default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}"
+    )
     serve.add_argument("--users", metavar="FILE", help="who may log in; see: holdfast user add --help")
     serve.add_argument("--tls-certificate", metavar="PEM", help="certificate chain of the server, for amqps://")
     serve.add_argument("--tls-key", metavar="PEM", help="its private key")
@@ -165,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument(
         "--failover-servers",
+        type=text_argument,
         metavar="LIST",
         help="where clients are told to connect when this server is gone: HOST:PORT,HOST:PORT,...; see: announce",
     )
@@ -178,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument(
         "--option",
+        type=text_argument,
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -186,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     sending = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
-    sending.add_argument("body", nargs="*", default=[], metavar="TEXT")
+    sending.add_argument("body", nargs="*", type=text_argument, default=[], metavar="TEXT")
     sending.add_argument("--count", type=_positive, default=1, help="send each text so often")
     sending.add_argument(
         "--property",
@@ -202,19 +241,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     sending.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
     sending.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
-    sending.set_defaults(run=send)
+    sending.set_defaults(run=send, late="body")
 
     receiving = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
     receiving.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
     receiving.add_argument(
         "--timeout", type=_seconds, default=1.0, metavar="SECONDS", help="longest wait for the next one; default 1"
     )
-    receiving.add_argument("--subscription", metavar="NAME", help="of a topic: a durable shared subscription")
-    receiving.add_argument("--selector", metavar="TEXT", help="only these, such as \"colour = 'red'\"")
+    receiving.add_argument(
+        "--subscription", type=text_argument, metavar="NAME", help="of a topic: a durable shared subscription"
+    )
+    receiving.add_argument(
+        "--selector", type=text_argument, metavar="TEXT", help="only these, such as \"colour = 'red'\""
+    )
     receiving.set_defaults(run=receive)
 
     browsing = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)
-    browsing.add_argument("--selector", metavar="TEXT", help='only these, such as "JMSPriority > 5"')
+    browsing.add_argument(
+        "--selector", type=text_argument, metavar="TEXT", help='only these, such as "JMSPriority > 5"'
+    )
     browsing.add_argument("--count", type=_positive, help="stop after so many")
     browsing.set_defaults(run=browse)
 
@@ -238,7 +283,9 @@ def _parser() -> argparse.ArgumentParser:
         "tell a running server's clients where else to connect (failover=failover_exchange)",
         destination=False,
     )
-    announce.add_argument("servers", metavar="LIST", help="HOST:PORT,HOST:PORT,...; an empty text: nowhere else")
+    announce.add_argument(
+        "servers", type=text_argument, metavar="LIST", help="HOST:PORT,HOST:PORT,...; an empty text: nowhere else"
+    )
     announce.set_defaults(run=_announce)
 
     redrive = _client(
@@ -247,9 +294,16 @@ def _parser() -> argparse.ArgumentParser:
         "put dead letters, or what has expired, back into the queues they came from",
         destination=False,
     )
-    redrive.add_argument("destination", metavar="QUEUE", nargs="?", help="default: the server's dead-letter queue")
+    redrive.add_argument(
+        "destination",
+        type=text_argument,
+        metavar="QUEUE",
+        nargs="?",
+        help="default: the server's dead-letter queue",
+    )
     redrive.add_argument(
         "--to",
+        type=text_argument,
         metavar="QUEUE",
         help="put all of them into this queue instead; it is made, and that is told, where it does not exist",
     )
@@ -267,9 +321,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     user.add_argument("action", choices=["add", "remove", "list"])
     user.add_argument("file", metavar="FILE", help="the users file, made where there is none; see: serve --users")
-    user.add_argument("name", nargs="?", metavar="NAME", help="add, remove: the name of the user")
+    user.add_argument("name", nargs="?", type=text_argument, metavar="NAME", help="add, remove: the name of the user")
     user.add_argument("--json", action="store_true", help="one JSON object a line")
-    user.set_defaults(run=_user)
+    user.set_defaults(run=_user, late="name")
     for each in commands.choices.values():
         each.set_defaults(parser=each)  # for errors about arguments, with the usage of this command
     return parser
@@ -281,24 +335,28 @@ def _client(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.  {_LOST}")
     if destination:
         more = "; of the topic with --topic" if topics else ""
-        parser.add_argument("destination", metavar="QUEUE", help=f"name of the queue{more}")
+        parser.add_argument("destination", type=text_argument, metavar="QUEUE", help=f"name of the queue{more}")
     if destination and topics:
         parser.add_argument("--topic", action="store_true", help="the name is that of a topic, not of a queue")
     parser.add_argument(
         "--url",
+        type=url_argument,
         default=os.environ.get("HOLDFAST_URL", DEFAULT_URL),
         help=f"default: $HOLDFAST_URL, or else {DEFAULT_URL}",
     )
     parser.add_argument(
-        "--username", metavar="NAME", help="the password comes from $HOLDFAST_PASSWORD, or is asked for"
+        "--username",
+        type=text_argument,
+        metavar="NAME",
+        help="the password comes from $HOLDFAST_PASSWORD, or is asked for",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
 
 
 def _add_subscription(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--subscription", metavar="NAME", help=text)
-    parser.add_argument("--client-id", metavar="ID", help="of the subscription, where it has one")
+    parser.add_argument("--subscription", type=text_argument, metavar="NAME", help=text)
+    parser.add_argument("--client-id", type=text_argument, metavar="ID", help="of the subscription, where it has one")
 
 
 def _positive(text: str) -> int:
@@ -327,6 +385,7 @@ def _time_to_live(text: str) -> float:
 
 
 def _pair(text: str) -> tuple[str, str]:
+    text_argument(text)
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
@@ -604,17 +663,19 @@ def _user(options: argparse.Namespace) -> int:
 
 def _new_password(name: str) -> str:
     """From the environment, a person at the terminal, or the standard input."""
-    given = os.environ.get(PASSWORD)
-    if given:
+    given = given_password()
+    if given is not None:
         return given
     if not sys.stdin.isatty():
         try:
             line = sys.stdin.readline().rstrip("\n")
         except OSError:
             line = ""
+        except UnicodeDecodeError:
+            raise undecoded(f"the password of {name!r}") from None
         if not line:
             raise ValueError(f"the password of {name!r} is missing; give it in ${PASSWORD}, or as a line of input")
-        return line
+        return decoded(line, f"the password of {name!r}")
     password = asked_password(name)
     if asked_password(name, "once more: ") != password:
         raise ValueError("the passwords differ; nothing was changed")

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import queue
-import re
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from broker_adapter.destination import Destination, checked_name
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
 from broker_adapter.server.terminal import output_errors, printable, printable_lines
-from broker_adapter.server.tools import connected, destination_of, say, warn
+from broker_adapter.server.tools import UNDECODED, connected, destination_of, say, warn
 from broker_adapter.transport import (
     Delivery,
     Failed,
@@ -36,8 +35,6 @@ from broker_adapter.transport import (
 )
 from broker_adapter.wording import counted
 
-#: Bytes that were not decoded, as ``surrogateescape`` shows them.
-_UNDECODED: Final = re.compile("[\udc80-\udcff]")
 #: Messages that a tool asks for ahead.
 _PREFETCH: Final = 100
 
@@ -83,7 +80,7 @@ def _lines() -> Iterator[str]:
         stream.reconfigure(errors="surrogateescape")  # so that the line can be told
     try:
         for number, line in enumerate(stream, 1):
-            if _UNDECODED.search(line):
+            if UNDECODED.search(line):
                 raise ValueError(
                     f"line {number} of the standard input is not {stream.encoding.upper()}, the encoding of the locale;"
                     " convert the input (iconv), or say which encoding it has ($PYTHONIOENCODING)"

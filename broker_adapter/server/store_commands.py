@@ -34,7 +34,7 @@ from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.server.terminal import output_errors
-from broker_adapter.server.tools import say
+from broker_adapter.server.tools import say, text_argument, url_argument
 from broker_adapter.settings import EngineSettings
 
 #: Findings that are printed; all of them are counted.
@@ -61,8 +61,15 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
     )
     where = check.add_mutually_exclusive_group(required=True)
     where.add_argument("data", nargs="?", metavar="DIR", help="directory of a store that no server has open")
-    where.add_argument("--url", metavar="URL", help="a running server: its records are checked, without its pages")
-    check.add_argument("--username", metavar="NAME", help="with --url: the password comes from $HOLDFAST_PASSWORD")
+    where.add_argument(
+        "--url", metavar="URL", type=url_argument, help="a running server: its records are checked, without its pages"
+    )
+    check.add_argument(
+        "--username",
+        type=text_argument,
+        metavar="NAME",
+        help="with --url: the password comes from $HOLDFAST_PASSWORD",
+    )
     check.add_argument(
         "--repair",
         action="store_true",
@@ -90,16 +97,22 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
     aside.add_argument("action", choices=actions, metavar="|".join(actions))
     aside.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
     aside.add_argument(
-        "names", nargs="*", default=[], metavar="RECORD", help="as listed; show, put-back, drop: or --all"
+        "names",
+        nargs="*",
+        type=text_argument,
+        default=[],
+        metavar="RECORD",
+        help="as listed; show, put-back, drop: or --all",
     )
     aside.add_argument("--all", action="store_true", help="show, put-back: all messages; drop: all records")
     aside.add_argument(
         "--queue",
+        type=text_argument,
         metavar="NAME",
         help="put-back: the queue that the messages are put into; default: those to which they were sent",
     )
     aside.add_argument("--json", action="store_true", help="one JSON object a line")
-    aside.set_defaults(run=_quarantine)
+    aside.set_defaults(run=_quarantine, late="names")
 
 
 def _check(options: argparse.Namespace, ask: Callable[[argparse.Namespace, str, dict[str, Any]], Any]) -> int:

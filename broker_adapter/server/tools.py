@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,10 +19,12 @@ from broker_adapter.errors import ConnectionLostException
 from broker_adapter.server.terminal import output_errors, printable
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Transport, TransportEvent
-from broker_adapter.url import EmbeddedURL, parse_url
+from broker_adapter.url import EmbeddedURL, masked, parse_url
 
 #: Variable of the environment that has the password.
 PASSWORD: Final = "HOLDFAST_PASSWORD"
+#: Bytes that were not decoded, as ``surrogateescape`` shows them.
+UNDECODED: Final = re.compile("[\udc80-\udcff]")
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def connected(
         existing_store(url.path)
     password = None
     if options.username is not None:
-        password = os.environ.get(PASSWORD) or asked_password(options.username)
+        password = given_password() or asked_password(options.username)
     transport, settings = _opened(options.url, Credentials(options.username, password), listener)
     try:
         yield transport, settings
@@ -66,12 +69,54 @@ def _opened(
     return transport, settings
 
 
+def decoded(text: str, shown: str) -> str:
+    """A text that is to be part of a request or of a message.
+
+    Args:
+        text: as the system has given it.
+        shown: what the error calls it.
+
+    Raises:
+        ValueError: it has bytes that are nothing in the encoding of the locale.
+    """
+    if UNDECODED.search(text):
+        raise undecoded(shown)
+    return text
+
+
+def undecoded(shown: str) -> ValueError:
+    """The error of what has bytes that are nothing in the encoding of the locale."""
+    return ValueError(
+        f"{shown} is not {sys.getfilesystemencoding().upper()}, the encoding of the locale; convert it (iconv), or set"
+        " $LC_ALL to a locale with its encoding"
+    )
+
+
+def text_argument(text: str) -> str:
+    """A type of arguments: texts, as opposed to names of files, which may have any bytes."""
+    if UNDECODED.search(text):
+        raise argparse.ArgumentTypeError(str(undecoded(repr(os.fsencode(masked(text)))[1:])))
+    return text
+
+
+def url_argument(text: str) -> str:
+    """A type of arguments: connection URLs; the path in one may have any bytes."""
+    return text if text.startswith("embedded:") else text_argument(text)
+
+
+def given_password() -> str | None:
+    """The password in the environment; None where there is none.  Raises ValueError where it cannot be decoded."""
+    return decoded(os.environ.get(PASSWORD, ""), f"${PASSWORD}") or None
+
+
 def asked_password(username: str, question: str | None = None) -> str:
     """The password that somebody at the terminal gives; raises ValueError where there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", getpass.GetPassWarning)  # it would be shown as it is typed
         try:
-            return getpass.getpass(question or f"password of {username}: ")
+            return decoded(getpass.getpass(question or f"password of {username}: "), f"the password of {username!r}")
+        except UnicodeDecodeError:
+            raise undecoded(f"the password of {username!r}") from None
         except (getpass.GetPassWarning, EOFError):
             raise ValueError(
                 f"the password of {username!r} cannot be asked for without a terminal; give it in ${PASSWORD}"

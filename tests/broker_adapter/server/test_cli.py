@@ -669,6 +669,79 @@ def test_nothing_is_told_of_messages_where_none_was_sent(server: ServerProcess) 
         assert finished.stderr.count("\n") == 1, finished.stderr
 
 
+def test_arguments_that_cannot_be_decoded_are_named(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    text = '"$@" "$(printf \'gr\\374n\')"'
+    for arguments, name in (
+        (("send", "q"), "TEXT"),
+        (("send", "q", "x", "--json"), "TEXT"),
+        (("send",), "QUEUE"),
+        (("receive",), "QUEUE"),
+        (("delete", "--yes"), "QUEUE"),
+        (("redrive",), "QUEUE"),
+        (("redrive", "--to"), "--to"),
+        (("receive", "q", "--selector"), "--selector"),
+        (("receive", "t", "--topic", "--subscription"), "--subscription"),
+        (("purge", "t", "--topic", "--subscription", "s", "--client-id"), "--client-id"),
+        (("stat", "--username"), "--username"),
+        (("announce",), "LIST"),
+    ):
+        finished = shell(text, *arguments[:1], *url, *arguments[1:])
+        assert finished.returncode == 2, arguments
+        assert f"error: argument {name}: 'gr\\xfcn' is not UTF-8, the encoding of the locale; " in finished.stderr
+    for value, shown in (("a=\\374", "a=\\xfc"), ("\\374=a", "\\xfc=a")):
+        finished = shell(f'"$@" "$(printf \'{value}\')"', "send", "q", "x", *url, "--property")
+        assert finished.returncode == 2
+        assert f"argument --property: '{shown}' is not UTF-8" in finished.stderr
+
+
+def test_an_argument_that_cannot_be_decoded_is_told_without_its_password() -> None:
+    script = '"$@" "$(printf \'amqp://alice:secr\\374t@host\')"'
+    finished = shell(script, "stat", "--url")
+    assert finished.returncode == 2
+    assert "argument --url: 'amqp://***@host' is not UTF-8, the encoding of the locale; " in finished.stderr
+    script = 'HOLDFAST_PASSWORD="$(printf \'secr\\374t\')" "$@"'
+    for arguments in (("stat", "--url", "embedded:", "--username", "alice"), ("user", "add", "users", "alice")):
+        finished = shell(script, *arguments)
+        assert finished.returncode == 1
+        assert finished.stderr.startswith("holdfast: $HOLDFAST_PASSWORD is not UTF-8, the encoding of the locale; ")
+        assert "secr" not in finished.stderr
+    for encoding in ("utf-8", "utf-8:surrogateescape"):
+        script = "printf 'secr\\374t\\n' | \"$@\""
+        finished = shell(script, "user", "add", "users", "alice", HOLDFAST_PASSWORD="", PYTHONIOENCODING=encoding)
+        assert finished.returncode == 1
+        assert finished.stderr.startswith(
+            "holdfast: the password of 'alice' is not UTF-8, the encoding of the locale; "
+        )
+
+
+def test_a_file_may_have_a_name_that_cannot_be_decoded(tmp_path: Path) -> None:
+    users = f'cd {tmp_path} && "$@" "$(printf \'gr\\374n\')"'
+    finished = shell(f"{users} alice", "user", "add", HOLDFAST_PASSWORD="secret")
+    assert finished.returncode == 0, finished.stderr
+    assert [os.fsencode(each.name) for each in tmp_path.iterdir()] == [b"gr\xfcn"]
+    assert shell(users, "user", "list").stdout == "alice\n"
+
+
+def test_arguments_may_stand_behind_options(server: ServerProcess, tmp_path: Path) -> None:
+    url = ("--url", server.url)
+    done("send", "behind", "a", *url, "b", "--json", "-5", "-", "--priority", "7", "--", "-c", "--json")
+    assert done("browse", "behind", *url).splitlines() == ["a", "b", "-5", "-", "-c", "--json"]
+    users = str(tmp_path / "users")
+    assert json.loads(done("user", "add", users, "--json", "alice", HOLDFAST_PASSWORD="secret"))["user"] == "alice"
+    assert json.loads(done("user", "--json", "remove", users, "alice"))["user"] == "alice"
+    done("redrive", *url, "--to", "behind")
+    assert "there is no queue 'nowhere'" in holdfast("redrive", "--to", "behind", "nowhere", *url).stderr
+    for arguments, reason in (
+        (("user", "add", users, "--json", "alice", "bob"), "unrecognized arguments: alice bob\n"),
+        (("user", "add", users, "alice", "--json", "bob"), "unrecognized arguments: bob\n"),
+        (("send", "q", *url, "--jsn", "--", "x"), "unrecognized arguments: --jsn (is it --json?)"),
+    ):
+        finished = holdfast(*arguments)
+        assert (finished.returncode, reason in finished.stderr) == (2, True), finished.stderr
+    assert not done("user", "list", users)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2>/dev/null", "2>&1 >/dev/null | :"])
 def test_the_status_says_whether_the_work_was_done_though_nobody_reads_the_notes(

@@ -245,6 +245,14 @@ def test_several_messages_in_quarantine_are_shown_one_by_one(tmp_path: Path) -> 
     shown = [json.loads(line) for line in done("quarantine", "show", str(tmp_path), *records, "--json").splitlines()]
     assert [each["record"] for each in shown] == records
     assert all(base64.b64decode(each["content"]["base64"]) for each in shown)
+    shown = [
+        json.loads(line)
+        for line in done("quarantine", "show", str(tmp_path), records[0], "--json", *records[1:]).splitlines()
+    ]
+    assert [each["record"] for each in shown] == records
+    assert json.loads(done("quarantine", "show", str(tmp_path), "--json", records[0]))["record"] == records[0]
+    wrong = holdfast("quarantine", "show", str(tmp_path), "--json", records[0], "--nothing")
+    assert f"unrecognized arguments: {records[0]} --nothing\n" in wrong.stderr
     command = [sys.executable, "-m", "broker_adapter.server.cli", "quarantine", "show", str(tmp_path), *records]
     several = subprocess.run(command, capture_output=True, check=True).stdout
     for each in records:
