@@ -15,6 +15,7 @@ the classic one.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from broker_adapter import Destination, IllegalStateException, MessageFormatExce
 from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData, EventListener, ExceptionListener
 from sdk.consumer import Listener, MessageConsumer
+from sdk.dropped import dropped
 from sdk.message import (
     BytesMessage,
     DeliveryMode,
@@ -35,13 +37,20 @@ from sdk.message import (
     wrapped,
 )
 from sdk.producer import MessageProducer
+from sdk.session import Session
 from sdk.session_state import OnCompletion
 
 _T = TypeVar("_T")
 
 
 class _SharedConnection:
-    """A connection that closes with the last of its contexts."""
+    """A connection that closes with the last of its contexts.
+
+    Theory of operation
+        A context that is dropped without being closed leaves when its session is gone, so that the connection goes on
+        for what works without the context: its consumers and messages keep the session.  What waits for that does not
+        keep this object, so that a connection whose contexts are all dropped is dropped as well, and says so.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -59,6 +68,19 @@ class _SharedConnection:
         if is_last:
             self.connection.close()
 
+    def leave_behind(self, session: Session) -> weakref.finalize[[weakref.ref[_SharedConnection]], Session]:
+        """Leave when a session is gone; returns what calls that off."""
+        leaving = weakref.finalize(session, _session_is_gone, weakref.ref(self))
+        leaving.atexit = False  # the interpreter ends, and with it the connection
+        return leaving
+
+
+def _session_is_gone(reference: weakref.ref[_SharedConnection]) -> None:
+    """The finalizer of a session whose context was not closed."""
+    shared = reference()
+    if shared is not None:
+        dropped(shared, shared.leave, warns=False)  # the session has warned
+
 
 class JMSContext:
     """A session and the connection it belongs to.  Made by ``ConnectionFactory.create_context``.
@@ -70,6 +92,7 @@ class JMSContext:
     __slots__ = (
         "__weakref__",
         "_closed",
+        "_leaving",
         "_producer",
         "_session",
         "_shared",
@@ -81,6 +104,7 @@ class JMSContext:
         self._shared = shared
         self._session = shared.connection.create_session(mode)
         shared.enter()
+        self._leaving = shared.leave_behind(self._session)
         self._producer: MessageProducer | None = None
         self._closed = False
         #: whether the connection is started when the first consumer is made
@@ -159,6 +183,7 @@ class JMSContext:
             return
         self._session.close()
         self._closed = True
+        self._leaving.detach()
         self._shared.leave()
 
     def _require_open(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from sdk import (
     MessageFormatException,
     TextMessage,
 )
+from tests.faults.scenarios import wait_for
 from tests.server_process import ServerProcess
 
 WAIT = 120.0
@@ -147,6 +150,70 @@ def test_contexts_share_a_connection_that_closes_with_the_last(factory: Connecti
     second.close()
     with factory.create_context(client_id=name) as third:  # the client id is free again
         assert third.create_consumer(queue).receive_body(str, WAIT) == "x"
+
+
+def is_gone(reference: weakref.ref[Any]) -> bool:
+    gc.collect()  # while something is being closed, it keeps what it belongs to
+    return reference() is None
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_context_that_is_dropped_does_not_keep_the_connection_of_the_others(factory: ConnectionFactory) -> None:
+    first = factory.create_context()
+    second = first.create_context(AcknowledgeMode.AUTO)
+    connection = second._shared.connection
+    del first
+    gc.collect()
+    second.close()
+    assert wait_for(lambda: "CLOSED" in repr(connection))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_connection_whose_last_context_is_dropped_is_closed(factory: ConnectionFactory) -> None:
+    first = factory.create_context()
+    second = first.create_context(AcknowledgeMode.AUTO)
+    connection = weakref.ref(first._shared.connection)
+    first.close()
+    assert "CLOSED" not in repr(connection())
+    del first, second
+    gc.collect()
+    assert wait_for(lambda: is_gone(connection))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_consumer_goes_on_though_its_context_is_dropped_and_the_others_are_closed(
+    factory: ConnectionFactory, name: str
+) -> None:
+    other = factory.create_context()
+    consumer = other.create_context(AcknowledgeMode.AUTO).create_consumer(other.create_queue(name))
+    connection = other._shared.connection
+    gc.collect()
+    other.create_producer().send(other.create_queue(name), "x")
+    other.close()
+    assert consumer.receive_body(str, WAIT) == "x"
+    assert "CLOSED" not in repr(connection)
+    gone = weakref.ref(connection)
+    del connection, consumer, other
+    gc.collect()
+    assert wait_for(lambda: is_gone(gone))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_dropped_context_that_is_part_of_a_cycle_leaves_once(factory: ConnectionFactory) -> None:
+    first = factory.create_context()
+    second, third = first.create_context(AcknowledgeMode.AUTO), first.create_context(AcknowledgeMode.AUTO)
+    connection = first._shared.connection
+    cycle: list[object] = [second]
+    cycle.append(cycle)
+    second_session = weakref.ref(second._session)
+    del second, cycle
+    gc.collect()
+    assert wait_for(lambda: is_gone(second_session))
+    first.close()
+    third.create_producer()
+    assert "CLOSED" not in repr(connection)
+    third.close()
+    assert wait_for(lambda: "CLOSED" in repr(connection))
 
 
 def test_a_client_context_acknowledges_and_recovers(factory: ConnectionFactory, name: str) -> None:
