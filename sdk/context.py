@@ -79,7 +79,7 @@ def _session_is_gone(reference: weakref.ref[_SharedConnection]) -> None:
     """The finalizer of a session whose context was not closed."""
     shared = reference()
     if shared is not None:
-        dropped(shared, shared.leave, warns=False)  # the session has warned
+        dropped(shared, shared.leave, shared.connection._transport, warns=False)  # the session has warned
 
 
 class JMSContext:
