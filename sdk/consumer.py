@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from ack_modes import Outcome, Settlement
+from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     Delivery,
@@ -67,6 +67,7 @@ class MessageConsumer:
         "_epoch",
         "_granted",
         "_half",
+        "_in_doubt",
         "_lifecycle",
         "_link",
         "_listener",
@@ -127,6 +128,7 @@ class MessageConsumer:
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
         self._rejected = 0  #: messages that were redelivered too often
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
+        self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
         # After a loss.
         self._epoch = state.epoch  #: of the connection that its credit was granted on
         self._stale_link: int | None = None  #: the link in the tags of deliveries that the broker took back
@@ -314,7 +316,7 @@ class MessageConsumer:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
         delivery = self._buffer.popleft()
         state, tag = self._state, delivery.tag
-        if tag.epoch != state.epoch or tag.link == self._stale_link:
+        if self._is_stale(tag):
             return None  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
@@ -327,7 +329,7 @@ class MessageConsumer:
                 raise
         policy = state.policy
         with state.settling:
-            if tag.epoch != state.epoch or tag.link == self._stale_link:
+            if self._is_stale(tag):
                 return None
             if not state.running:  # it was stopped between the look at the buffer and here
                 self._buffer.appendleft(delivery)
@@ -494,14 +496,14 @@ class MessageConsumer:
             return
         delivery = self._buffer.popleft()
         state, tag = self._state, delivery.tag
-        if tag.epoch != state.epoch or tag.link == self._stale_link:
+        if self._is_stale(tag):
             return  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
             return
         policy = state.policy
         with state.settling:
-            if tag.epoch != state.epoch or tag.link == self._stale_link:
+            if self._is_stale(tag):
                 return
             if self._closing:
                 with contextlib.suppress(ConnectionLostException):
@@ -519,7 +521,7 @@ class MessageConsumer:
         try:
             with state.settling:
                 now = time.monotonic()
-                is_stale = tag.epoch != state.epoch or tag.link == self._stale_link
+                is_stale = self._is_stale(tag)
                 failed = policy.listener_raised(tag, now) if raised else ()
                 settlements = () if raised else policy.consumed(tag, now)
                 state.settle(settlements)
@@ -570,23 +572,29 @@ class MessageConsumer:
         self._used = 0
         missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
         if missing > 0 and not self._closing:
-            self._granted += missing
-            self._state.transport.credit(self._link, missing)
+            self._grant(missing)
+
+    def _grant(self, messages: int) -> None:
+        """Let the broker send so many more."""
+        self._granted += messages
+        self._state.transport.credit(self._link, messages)
+        if self._epoch != self._state.epoch or self._relinked:
+            # The link was lost, and may have been there again when the credit was granted.
+            self._in_doubt = True
 
     def _count_used(self) -> None:
         self._used = used = self._used + 1
         if used >= self._half and self._prefetch and not self._closing and not self._is_away:
             self._used = 0
-            self._granted += used
-            self._state.transport.credit(self._link, used)
+            self._grant(used)
 
     def _pull(self) -> None:
         """Ask for one message, without prefetch and where none is asked for yet."""
         if self._is_away or self._needs_reset:
             return
         if not self._prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
-            self._granted = self._arrived + 1
-            self._state.transport.credit(self._link, 1)
+            self._granted = self._arrived
+            self._grant(1)
 
     @property
     def _is_away(self) -> bool:
@@ -610,12 +618,17 @@ class MessageConsumer:
         if self._epoch != epoch:
             self._stale_link = None  # numbers of links begin anew with a connection
         self._relinked, self._epoch = False, epoch
-        # There was no credit since, so all that is there came before.
-        self._buffer.clear()
+        # What came before the loss comes again.  There was no credit since, but for what was granted as it was lost.
+        while self._buffer and self._is_stale(self._buffer[0].tag):
+            self._buffer.popleft()
         self._granted = self._arrived
-        self._undrained = False
+        self._undrained, self._in_doubt = self._in_doubt or bool(self._buffer), False
         if grants and self._prefetch:
             self._open_credit()
+
+    def _is_stale(self, tag: DeliveryTag) -> bool:
+        """Whether a delivery was lost with its connection or its link."""
+        return tag.epoch != self._state.epoch or tag.link == self._stale_link
 
     def _drain_if_there(self, seconds: float) -> bool:
         """Drain, unless there is nothing to drain because the network is away; returns whether that was done."""
@@ -665,10 +678,9 @@ class MessageConsumer:
     def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
         taken = []
-        epoch = self._state.epoch
         while self._buffer:
             delivery = self._buffer.popleft()
-            if delivery.tag.epoch == epoch and delivery.tag.link != self._stale_link:
+            if not self._is_stale(delivery.tag):
                 taken.append(delivery)
         return taken
 

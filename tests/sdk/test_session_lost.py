@@ -106,6 +106,24 @@ def test_dirty_client_session_recovers_what_came_since(broker: SmallBroker, conn
     assert [str(_received(consumer)) for _ in range(3)] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED, AcknowledgeMode.INDIVIDUAL])
+def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_message_out_of_order(
+    broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
+) -> None:
+    """The thread that grants has looked whether the link is there, and stands still while it is lost and comes back."""
+    _, consumer = _with_messages(connection, mode, 30)
+    credit = broker.credit
+
+    def late(link: int, messages: int) -> None:
+        broker.credit = credit  # type: ignore[method-assign]
+        _lose(broker)
+        credit(link, messages)
+
+    broker.credit = late  # type: ignore[method-assign]
+    assert [str(_received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    assert [str(_received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
+
+
 def test_clean_client_session_notices_nothing(broker: SmallBroker, connection: Connection) -> None:
     _, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 3)
     _received(consumer).acknowledge()
