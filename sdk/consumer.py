@@ -316,7 +316,7 @@ class MessageConsumer:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
         delivery = self._buffer.popleft()
         state, tag = self._state, delivery.tag
-        if self._is_stale(tag):
+        if tag.epoch != state.epoch or tag.link == self._stale_link:
             return None  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
@@ -329,7 +329,7 @@ class MessageConsumer:
                 raise
         policy = state.policy
         with state.settling:
-            if self._is_stale(tag):
+            if tag.epoch != state.epoch or tag.link == self._stale_link:
                 return None
             if not state.running:  # it was stopped between the look at the buffer and here
                 self._buffer.appendleft(delivery)
