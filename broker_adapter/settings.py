@@ -291,7 +291,7 @@ class EngineSettings:
     staged_timeout_seconds: float = _option(
         3600.0,
         "age at which a staged transaction that nobody published is dropped, counted from the last message that was"
-        " added to its batch",
+        " added to its batch, or from when a task of the batch last said that it is still at work",
         least=1,
     )
 

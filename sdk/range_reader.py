@@ -310,6 +310,24 @@ class StagedTransaction:
         return list(self._waiting)
 
 
+def renew(connection: Connection, group: str, number: int) -> float | None:
+    """Say that somebody is still at work on a number of a group: what is staged for it is not dropped for its age.
+
+    Args:
+        connection: to a Holdfast broker.
+        group: whose numbers count up, such as a query.
+        number: for which transactions ``GROUP/NUMBER/TASK`` are, or will be, staged.
+
+    Returns:
+        The seconds for which they are kept from now on; None where the broker is of a version that cannot renew.
+    """
+    try:
+        seconds: float = connection.request("renew", {"group": group, "number": number})
+    except MessageFormatException:
+        return None
+    return seconds
+
+
 def publish(
     connection: Connection,
     group: str,

@@ -530,10 +530,10 @@ class Broker:
             commands.append(c.Due(items))
         if self._state.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
-            old = self._state.staging.overdue(now_ms)
+            old = self._state.overdue_staged(now_ms)
             if old:
                 _log.warning(
-                    "dropping %d staged transactions that were not published, and not added to for %g s: %s",
+                    "dropping %d staged transactions that were not published, and not added to or renewed for %g s: %s",
                     len(old),
                     self.settings.staged_timeout_seconds,
                     old[:10],

@@ -1958,12 +1958,30 @@ class BrokerState:
             for name in self.staging.begin(command.transaction, now_ms):
                 self._end_staged(name, effects)
         elif self.staging.used(command.transaction, now_ms):
-            queue.record = queue.record._replace(created_ms=now_ms)
-            self._put_record(queue, effects)
+            self._note_use_of_staged(queue, now_ms, effects)
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
         self._awake[queue.id] = queue
         self._reply(command, True, effects)
+
+    def _renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
+        name = self.staging.renew(command.group, command.number, now_ms)
+        if name is not None:
+            self._note_use_of_staged(self.staged[name], now_ms, effects)
+        self._reply(command, self.settings.staged_timeout_seconds, effects)
+
+    def _note_use_of_staged(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
+        queue.record = queue.record._replace(created_ms=now_ms)
+        self._put_record(queue, effects)
+
+    def overdue_staged(self, now_ms: int) -> list[str]:
+        """The staged transactions to drop because nobody used their batch for the time-out."""
+        overdue = self.staging.overdue(now_ms)
+        if not overdue:
+            return overdue
+        waiting = [held.command for held in self._holding]
+        wanted = {name for command in waiting if isinstance(command, c.Publish) for name in command.transactions}
+        return [name for name in overdue if name not in wanted]
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
         self._do_publish(self._arrived(command), now_ms, effects)
@@ -2014,6 +2032,9 @@ class BrokerState:
         if full is not None:
             waits = self._hold(held, full, reason, effects)
             self._unmake(made, effects)
+            for queue in found:  # whoever is refused may come again
+                if self.staging.used(queue.record.name, now_ms):
+                    self._note_use_of_staged(queue, now_ms, effects)
             return not waits
         for queue in found:
             self.staging.end(queue.record.name)
@@ -2314,6 +2335,7 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.Quarantined: BrokerState._quarantined,
     c.TakeInHand: BrokerState._take_in_hand,
     c.Stage: BrokerState._stage,
+    c.Renew: BrokerState._renew,
     c.Publish: BrokerState._publish,
     c.Discard: BrokerState._discard,
     c.ForgetNames: BrokerState._forget_names,

@@ -429,6 +429,17 @@ class Stage(NamedTuple):
     reply: Reply | None = None
 
 
+class Renew(NamedTuple):
+    """Somebody is still at work on number ``number`` of ``group``: what is staged for it is not dropped for its age.
+
+    Replies with the time-out in seconds, counted from now.
+    """
+
+    group: str
+    number: int
+    reply: Reply | None = None
+
+
 class Publish(NamedTuple):
     """Decide that these staged transactions are published, as number ``number`` of ``group``.
 
@@ -541,6 +552,7 @@ Command = (
     | Due
     | Quarantined
     | Stage
+    | Renew
     | Publish
     | Discard
     | ForgetNames

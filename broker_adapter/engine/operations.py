@@ -39,6 +39,9 @@ and ``skip_damaged`` (default: false)
 transaction) and ``messages`` (packed envelopes)
     True, or False where the number of its group (as its name says) was published before: nothing of it is staged then.
     What was staged before is not staged again.
+``renew`` with ``group`` and ``number``
+    The seconds for which what is staged for this number is kept from now on, unless it is added to or renewed again.
+    Whoever works for longer than that before the next message says so by this.
 ``publish`` with ``group``, ``number``, ``transactions`` and ``counts`` (of their messages, or None)
     True, or False where this number of the group was published before.
 ``published`` with ``group``
@@ -590,6 +593,10 @@ def _stage(arguments: _Arguments) -> Steps:
     )
 
 
+def _renew(arguments: _Arguments) -> Steps:
+    return (yield c.Renew(arguments["group"], arguments["number"]))
+
+
 def _publish(arguments: _Arguments) -> Steps:
     """Returns when the messages are in their queue."""
     transactions, counts = arguments["transactions"], arguments["counts"]
@@ -635,6 +642,7 @@ _HANDLERS: dict[str, Callable[[_Arguments], Steps]] = {
     "confirm": _confirm,
     "forgive": _forgive,
     "stage": _stage,
+    "renew": _renew,
     "publish": _publish,
     "published": _published,
     "discard": _discard,
@@ -682,6 +690,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "first": Argument(int),
         "messages": Argument(list, of=bytes),
     },
+    "renew": {"group": Argument(str), "number": _NUMBER},
     "publish": {
         "group": Argument(str),
         "number": _NUMBER,

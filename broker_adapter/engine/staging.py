@@ -5,8 +5,10 @@ Theory of operation
     going to be published, and what tells it from the other transactions of that number.  Transactions with the same
     group and number are one *batch*.  Any other name is a batch by itself.
 
-    A batch is in use as long as messages are added to any of its transactions: in a job of many tasks the first ones
-    are finished long before the last one, and wait for it.  A batch that was not used for the time-out is dropped.
+    A batch is in use as long as messages are added to any of its transactions, or somebody says that he is still at
+    work on it (*renews* it): in a job of many tasks the first ones are finished long before the last one, and wait for
+    it, and that one may compute for long before it adds anything.  A batch that was not used for the time-out is
+    dropped.
 
     The numbers of a group count up.  So a batch is superseded when a transaction of a later number begins, and
     everything up to a number is superseded when that number is published.  Nothing is staged for it afterwards: it
@@ -87,9 +89,22 @@ class Staging:
         return [] if number is None else self.through(group, number - 1)
 
     def used(self, transaction: str, now_ms: int) -> bool:
-        """Messages were added to a transaction; returns whether its catalog record is to be written again."""
+        """A transaction was used; returns whether its catalog record is to be written again."""
         group, number = batch_of(transaction)
-        batch = self._groups[group][number]
+        return self._is_to_be_noted(self._groups[group][number], now_ms)
+
+    def renew(self, group: str, number: int, now_ms: int) -> str | None:
+        """A batch, which may have no transaction yet, is still in use.
+
+        Returns:
+            One of its transactions whose catalog record is to be written again; None where none is.
+        """
+        batch = self._groups.get(group, {}).get(number)
+        if batch is None or not self._is_to_be_noted(batch, now_ms):
+            return None
+        return next(iter(batch.transactions))
+
+    def _is_to_be_noted(self, batch: _Batch, now_ms: int) -> bool:
         batch.used_ms = max(batch.used_ms, now_ms)
         if now_ms - batch.noted_ms < max(1, self._timeout_ms // _NOTES):
             return False

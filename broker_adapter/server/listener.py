@@ -88,7 +88,7 @@ _GROUPS = (
     ("restoring", ("resolve_commit", "settle_positions", "forgive"), 2),
     ("confirming", ("confirm",), _WAITING_THREADS),
     ("publishing", ("publish",), _WAITING_THREADS),
-    ("short", ("statistics", "bounds", "read_range", "stage", "discard", "published"), _SHORT_THREADS),
+    ("short", ("statistics", "bounds", "read_range", "stage", "renew", "discard", "published"), _SHORT_THREADS),
     ("streaming", ("settle_through",), _STREAMING_THREADS),
 )
 #: Threads for all other operations.

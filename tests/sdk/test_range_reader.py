@@ -14,7 +14,7 @@ from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, IllegalStateException, InvalidDestinationException
-from sdk.range_reader import RangeMessage, RangeReader, StagedTransaction, discard, publish, published
+from sdk.range_reader import RangeMessage, RangeReader, StagedTransaction, discard, publish, published, renew
 
 
 @pytest.fixture(params=["embedded", "amqp"])
@@ -167,6 +167,11 @@ def test_attempts_are_discarded_and_incomplete_ones_are_not_published(connection
         publish(connection, "g", 0, ["g/0/0.1"], [2])
     assert publish(connection, "g", 0, ["g/0/0.1"], [1]) is True
     assert published(connection, "g") == 0
+    assert [each.kind for each in connection.statistics().queues if each.kind == "staged"] == []
+
+
+def test_who_renews_is_told_for_how_long_what_is_staged_is_kept(connection: Connection) -> None:
+    assert renew(connection, "g", 0) == 3600
     assert [each.kind for each in connection.statistics().queues if each.kind == "staged"] == []
 
 

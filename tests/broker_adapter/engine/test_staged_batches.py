@@ -75,6 +75,44 @@ def test_the_first_task_of_a_long_job_waits_for_the_last_one() -> None:
     assert rules.do(c.Publish("g", 1, ["g/1/first", "g/1/last"], [1, 5]), START + 4 * HOUR) is True
 
 
+def test_the_first_task_waits_for_one_that_computes_for_hours_before_its_first_row() -> None:
+    rules = Rules(staged_timeout_seconds=3600)
+    rules.stage("g/1/first", 0)
+    for minute in range(300):
+        now_ms = START + minute * 60_000
+        assert rules.do(c.Renew("g", 1), now_ms) == 3600
+        assert rules.state.overdue_staged(now_ms) == []
+        if minute == 150:
+            assert rules.catalog_writes < 40
+            rules.restart()
+    assert rules.state.overdue_staged(START + 298 * 60_000 + HOUR) == []
+    assert rules.state.overdue_staged(START + 299 * 60_000 + HOUR) == ["g/1/first"]
+
+
+def test_a_renewal_makes_nothing_and_brings_nothing_back() -> None:
+    rules = Rules()
+    assert rules.do(c.Renew("g", 1)) == 3600
+    rules.stage("g/1/t", 0)
+    rules.do(c.Discard(["g/1/t"]))
+    assert rules.do(c.Renew("g", 1), START + HOUR) == 3600
+    rules.stage("g/2/t", 0)
+    rules.do(c.Publish("g", 2, ["g/2/t"]))
+    assert rules.do(c.Renew("g", 2), START + HOUR) == 3600
+    assert (rules.state.staging.overdue(START + 5 * HOUR), len(rules.state.staging)) == ([], 0)
+
+
+def test_what_a_publication_that_waits_for_room_names_is_not_dropped_for_its_age() -> None:
+    rules = Rules(staged_timeout_seconds=1, hold_timeout_seconds=10, max_queue_messages=2)
+    rules.stage("g/1/t", 0, 2)
+    rules.do(c.Publish("g", 1, ["g/1/t"]))
+    for name in ("g/2/failed", "g/2/counts"):
+        rules.stage(name, 0, 2)
+    publication = c.Publish("g", 2, ["g/2/counts"], [2], reply=lambda _: None)
+    assert not rules.state.decide([publication], START + 900).replies  # it waits
+    assert rules.state.overdue_staged(START + 1500) == []
+    assert rules.state.overdue_staged(START + 9000) == ["g/2/failed"]
+
+
 def test_the_last_use_survives_a_restart_and_is_written_seldom() -> None:
     rules = Rules()
     for second in range(2 * 3600):

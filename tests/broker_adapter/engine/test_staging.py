@@ -45,6 +45,27 @@ def test_a_batch_is_kept_while_any_of_its_tasks_adds_to_it() -> None:
     assert staging.overdue(2 * HOUR) == ["other/1/first"]
 
 
+def test_a_batch_is_kept_while_somebody_renews_it() -> None:
+    staging = Staging(HOUR)
+    assert staging.renew("g", 1, 0) is None  # nothing is staged yet
+    staging.begin("g/1/first", 0)
+    staging.begin("g/2/first", 0)
+    staging.begin("1/g", 0)
+    assert staging.renew("g", 1, 2 * HOUR) == "g/1/first"
+    assert staging.renew("g", 1, 2 * HOUR) is None
+    assert staging.overdue(3 * HOUR - 1) == ["g/2/first", "1/g"]
+    assert "g/1/first" in staging.overdue(3 * HOUR)
+    staging.end("g/1/first")
+    assert staging.renew("g", 1, 4 * HOUR) is None
+
+
+def test_a_renewal_of_a_clock_that_went_back_shortens_nothing() -> None:
+    staging = Staging(HOUR)
+    staging.begin("g/1/a", 5 * HOUR)
+    assert staging.renew("g", 1, HOUR) is None
+    assert staging.overdue(6 * HOUR - 1) == []
+
+
 def test_the_catalog_is_told_at_most_ten_times_in_a_timeout() -> None:
     staging = Staging(HOUR)
     staging.begin("t", 0)

@@ -232,6 +232,7 @@ def test_commands_with_any_name_and_number_leave_the_engine_as_it_was(
         c.Detach(number),
         c.Publish(name, number, [name]),
         c.Stage(name, place, number, [message("x")]),
+        c.Renew(name, number),
         c.Discard([name]),
     ):
         try:
