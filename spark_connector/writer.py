@@ -10,6 +10,9 @@ Theory of operation
     fails; by the next attempt of the task, or the next run of the query, where it was killed; with the batch, when that
     is published or aborted; and by the broker when a newer batch of the query begins.  With speculation two attempts of
     a task run at once, and either may count: then no attempt drops another's.
+
+    What is staged waits for the last task of the batch, and the broker drops what is left of a query that was killed
+    after a time-out.  So each attempt renews the batch as long as it runs: see :mod:`renewal`.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from spark_connector.batches import (
 from spark_connector.connections import connection_for, drop_connection, with_retries
 from spark_connector.engine_host import DriverLog
 from spark_connector.options import EXACTLY_ONCE, SinkOptions
+from spark_connector.renewal import Renewal
 from spark_connector.rows import RowError, envelopes_of, largest_cell
 
 _log = logging.getLogger(__name__)
@@ -132,17 +136,19 @@ class TaskWriter:
         staged = StagedTransaction(with_retries(options, begin), name, destination)
         dropped = 0
         try:
-            for rows in batches:
-                if staged.was_published:
-                    dropped += rows.num_rows
-                    continue
-                first = staged.written
-                staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
-                try:
-                    with_retries(options, flush)
-                except (MessageFormatException, ResourceAllocationException) as error:
-                    _name_row(error, rows, staged.answered - first, first)
-                    raise
+            with Renewal(options, group, self.batch) as renewal:
+                for rows in batches:
+                    if staged.was_published:
+                        dropped += rows.num_rows
+                        continue
+                    first = staged.written
+                    staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
+                    try:
+                        with renewal.paused():
+                            with_retries(options, flush)
+                    except (MessageFormatException, ResourceAllocationException) as error:
+                        _name_row(error, rows, staged.answered - first, first)
+                        raise
         except BaseException:
             # Spark tries the task again; what is staged would lie there until the batch ends.
             _discard_quietly(options, names=[name])

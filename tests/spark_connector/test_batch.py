@@ -173,6 +173,21 @@ def test_a_job_that_fails_for_good_writes_nothing_and_leaves_nothing(
         time.sleep(0.05)
 
 
+def test_a_job_with_one_slow_task_outlasts_the_time_out_of_what_the_others_staged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A row in 1.5 s; Spark passes them on when 64 KiB have gathered."""
+    sleep = "java_method('java.lang.Thread', 'sleep', cast(if(id < 10, 0, 1500) as bigint))"
+    frame = spark.range(0, 20, 1, 2).selectExpr(f"concat(cast(id as string), coalesce({sleep}, '')) as value")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    try:
+        with ServerProcess(tmp_path / "data", "--option", "staged_timeout_seconds=8") as server:
+            frame.write.format("jms").option("url", server.url).option("queue", "out").mode("append").save()
+            assert len(texts(server.url, "out")) == 20
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
 def test_at_least_once_writes_without_staging_also_to_a_topic(spark: SparkSession, url: str) -> None:
     with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
         session.create_shared_durable_consumer(session.create_topic("t"), "s").close()

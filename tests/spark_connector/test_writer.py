@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,10 +16,11 @@ import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import ConnectionLostException, IllegalStateException, InvalidDestinationException
-from sdk.range_reader import discard, published
+from sdk import Connection, ConnectionLostException, IllegalStateException, InvalidDestinationException
+from sdk.range_reader import discard, published, renew
 from sdk.range_reader import publish as publish_staged
 from spark_connector.batches import Attempt
 from spark_connector.connections import connection_for, drop_connection
@@ -232,6 +235,102 @@ def test_of_two_attempts_that_run_at_once_either_may_count(options: SinkOptions,
     publish(options, 0, written[winner])
     assert texts(options.url, "out") == ["a", "b"]
     assert staged(broker) == []
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[Broker]:
+    """A broker that keeps what is staged for two seconds."""
+    broker = Broker(EngineSettings(staged_timeout_seconds=2), str(tmp_path / "hasty"))
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def hasty_options(hasty: Broker) -> Iterator[SinkOptions]:
+    listener = Listener(hasty, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    _, port = listener.start()
+    options = SinkOptions(url=f"amqp://127.0.0.1:{port}", queue="out")
+    yield options
+    drop_connection(options)
+    listener.stop()
+
+
+def slow(*batches: pa.RecordBatch, silent: int = 0, seconds: float = 5.0) -> Iterator[pa.RecordBatch]:
+    """Rows of a task that computes for long before one of its batches."""
+    for number, batch in enumerate(batches):
+        if number == silent:
+            time.sleep(seconds)
+        yield batch
+
+
+def wait_until_nothing_is_staged(broker: Broker) -> None:
+    deadline = time.monotonic() + WAIT
+    while staged(broker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_batch_is_kept_for_as_long_as_one_of_its_tasks_computes(hasty_options: SinkOptions, silent: int) -> None:
+    written = writer(hasty_options).write(iter([rows("a")]))
+    last = writer(hasty_options, partition=1).write(slow(rows("b"), rows("c"), silent=silent))
+    publish(hasty_options, 0, written, last)
+    assert texts(hasty_options.url, "out") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_what_is_staged_is_dropped_when_no_task_of_its_batch_runs_any_more(
+    hasty_options: SinkOptions, hasty: Broker, error: type[Exception] | None
+) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from slow(rows("b"), seconds=4)
+        if error is not None:
+            raise error("failed")
+
+    writer(hasty_options).write(iter([rows("a")]))
+    with suppress(RuntimeError):
+        writer(hasty_options, partition=1).write(failing())
+    assert "0/run.0.0" in staged(hasty)
+    wait_until_nothing_is_staged(hasty)
+
+
+def test_a_lost_connection_does_not_end_the_renewals(
+    hasty_options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+
+    def failing(connection: Connection, group: str, number: int) -> float | None:
+        if len(lost) in (1, 2):
+            lost.append(number)
+            connection.close()
+            raise ConnectionLostException("lost")
+        lost.append(number)
+        return renew(connection, group, number)
+
+    monkeypatch.setattr("spark_connector.renewal.renew", failing)
+    written = writer(hasty_options).write(iter([rows("a")]))
+    lost.clear()
+    last = writer(hasty_options, partition=1).write(slow(rows("b"), rows("c"), silent=1))
+    publish(hasty_options, 0, written, last)
+    assert texts(hasty_options.url, "out") == ["a", "b", "c"]
+
+
+def test_a_broker_of_an_earlier_version_is_asked_once_to_renew_and_takes_the_rows(
+    options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    def counting(connection: Connection, group: str, number: int) -> float | None:
+        asked.append(renew(connection, group, number))
+        return asked[-1]
+
+    monkeypatch.delitem(ARGUMENTS, "renew")
+    monkeypatch.setattr("spark_connector.renewal.renew", counting)
+    before = connection_for(options)
+    publish(options, 0, writer(options).write(slow(rows("a"), seconds=1)))
+    assert texts(options.url, "out") == ["a"]
+    assert asked == [None]
+    assert connection_for(options) is before
 
 
 def test_a_newer_batch_drops_what_an_older_one_left(options: SinkOptions, broker: Broker) -> None:

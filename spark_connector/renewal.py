@@ -1,0 +1,85 @@
+"""What tells the broker, while an attempt of a task runs, that its batch is still being written.
+
+Theory of operation
+    The broker drops what is staged for a batch that nobody used for a time-out.  Staging rows is a use, but a task may
+    compute for longer than that before its first row, or between two of them, and rows that Spark still gathers are not
+    staged.  Spark calls the writer before it has the first row.  So a thread of its own says at once, and then every
+    tenth of the time-out, which the broker answers with, that somebody is at work.  It ends with the attempt: what a
+    task has staged that failed, or whose process was killed, is dropped after the time-out as before.
+
+    The connections of a process are for one thing at a time, and who fails closes the one that he had.  So the
+    thread and the task take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sdk import JMSException
+from sdk.range_reader import renew
+from spark_connector.connections import with_retries
+from spark_connector.options import SinkOptions
+
+_log = logging.getLogger(__name__)
+#: Renewals in one time-out.
+_RENEWALS: Final = 10
+#: Longest pause between two of them, in seconds: the time-out may be a shorter one after a restart of the broker.
+_LONGEST_PAUSE: Final = 60.0
+#: Shortest and longest pause after one that failed, in seconds.
+_SHORTEST_RETRY_PAUSE: Final = 0.1
+_LONGEST_RETRY_PAUSE: Final = 2.0
+
+
+class Renewal:
+    """Renews a batch as long as its ``with`` block is being carried out.
+
+    Args:
+        options: where the broker is.
+        group: whose batches are published once each.
+        number: of the batch.
+    """
+
+    def __init__(self, options: SinkOptions, group: str, number: int) -> None:
+        self._options = options
+        self._group = group
+        self._number = number
+        self._turn = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-renewal", daemon=True)
+
+    def __enter__(self) -> Renewal:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for a renewal that is under way: the connection is free for others then."""
+        self._ended.set()
+        self._thread.join()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the task uses the connection by itself."""
+        with self._turn:
+            yield
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._ended.wait(pause):
+            with self._turn:
+                if self._ended.is_set():
+                    return
+                try:
+                    seconds = with_retries(
+                        self._options, lambda connection: renew(connection, self._group, self._number), seconds=0
+                    )
+                except JMSException as error:
+                    _log.warning("could not tell the broker that a batch is still being written: %s", error)
+                    pause = min(max(pause, _SHORTEST_RETRY_PAUSE), _LONGEST_RETRY_PAUSE)
+                    continue
+            if seconds is None:
+                return  # a broker of an earlier version
+            pause = min(seconds / _RENEWALS, _LONGEST_PAUSE)
