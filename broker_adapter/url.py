@@ -96,15 +96,11 @@ def parse_url(text: str) -> EmbeddedURL | FailoverURL:
         )
     scheme, separator, rest = text.partition(":")
     if separator and scheme == "embedded":
-        path, _, query = rest.partition("?")
-        options = _options(query, (ClientSettings, EngineSettings))
-        engine_names = {info.name for info in options_of(EngineSettings)}
-        return EmbeddedURL(
-            path=unquote(path) or None,
-            client=_settings(ClientSettings, options),
-            engine=_settings(EngineSettings, options),
-            engine_options=frozenset(engine_names & options.keys()),
-        )
+        if any(sign in rest.rpartition("@")[0] for sign in (":", "//")):
+            raise InvalidURLException(
+                f"connection URL {masked(text)!r} has another URL where embedded: takes a directory"
+            )
+        return _embedded(rest)
     if not separator or scheme not in ("amqp", "amqps", "failover"):
         raise InvalidURLException(f"connection URL {masked(text)!r} has none of the forms {_FORMS}")
     try:
@@ -117,6 +113,18 @@ def parse_url(text: str) -> EmbeddedURL | FailoverURL:
         f"connection URL {masked(text)!r} is not understood; write each address as amqp://USER:PASSWORD@HOST:PORT or"
         " amqps://..., with all but letters, digits and -._~ of the user and the password percent-encoded (as"
         " urllib.parse.quote(password, safe='') does)"
+    )
+
+
+def _embedded(rest: str) -> EmbeddedURL:
+    path, _, query = rest.partition("?")
+    options = _options(query, (ClientSettings, EngineSettings))
+    engine_names = {info.name for info in options_of(EngineSettings)}
+    return EmbeddedURL(
+        path=unquote(path) or None,
+        client=_settings(ClientSettings, options),
+        engine=_settings(EngineSettings, options),
+        engine_options=frozenset(engine_names & options.keys()),
     )
 
 

@@ -175,6 +175,7 @@ _BEGINNINGS = st.tuples(
     st.sampled_from(["//", "/", "", "///", ":"]),
 )
 _FORMS = ["{}", "{}?retries=3", "failover:({})", "failover:({},{})", "FAILOVER:({})", "failover:{}", "failover:(h1,{})"]
+_FORMS += ["embedded:{}"]
 
 
 def test_no_part_of_a_password_is_in_an_error_whatever_is_around_it() -> None:
@@ -192,6 +193,7 @@ def test_no_part_of_a_password_is_in_an_error_whatever_is_around_it() -> None:
         "failover:(amqp://alice:alpha,gamma:delta@host)",
         "failover:(amqp://alice:alpha@gamma:1x,omega@host)",
         "amqp:alice:alpha?gamma@host",
+        "embedded:amqp://alice:alpha?gamma@host",
         "amqp:/alice:alpha?gamma=1@host",
         "amqp://alice:al\uff20alpha@host",
         b"amqp://alice:alpha@host",
