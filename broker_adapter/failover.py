@@ -60,7 +60,7 @@ from broker_adapter.errors import (
     copied,
 )
 from broker_adapter.mechanisms import Trust
-from broker_adapter.reconnect import Announced, AttemptFailed, Close, Connected, GiveUp, Lost, Reconnect, Try
+from broker_adapter.reconnect import Action, Announced, AttemptFailed, Close, Connected, GiveUp, Lost, Reconnect, Try
 from broker_adapter.transport import (
     Credentials,
     Failed,
@@ -229,6 +229,7 @@ class FailoverTransport:
         self._epoch = 0
         self._lost_at = 0.0
         self._last_error: JMSException | None = None  #: while it is away: why it was lost, or not restored lately
+        self._told_redirect: str | None = None  #: what the log says of the last redirect that came to nothing
         self._numbers = itertools.count(1)
         self._serials = itertools.count(1)
         self._links: dict[int, _Link] = {}
@@ -271,11 +272,12 @@ class FailoverTransport:
                     raise
                 following = self._rules.process(AttemptFailed(error), time.monotonic())
                 if isinstance(following, Try) and (deadline is None or following.at < deadline):
+                    self._tell_redirect()
                     action = following
                     continue
                 with self._lock:
                     self._phase = Phase.FAILED
-                    self._error = following.error if isinstance(following, GiveUp) else error
+                    self._error = following.error if isinstance(following, GiveUp) else _told(following, error)
                 raise copied(self._error) from self._error.__cause__
 
     def _is_closed(self) -> bool:
@@ -369,8 +371,9 @@ class FailoverTransport:
                     self._changed.notify_all()
                     return
                 self._lost_at = time.monotonic()
-                self._last_error = error
+                address = self._rules.address
                 action = self._rules.process(Lost(error), self._lost_at)
+                self._last_error = error = _told(action, error)
                 self._changed.notify_all()
                 unsent: list[_Send] = []
                 if isinstance(action, GiveUp):
@@ -383,7 +386,8 @@ class FailoverTransport:
                 return
             self._listener(Interrupted(_as_lost(error)))
         assert isinstance(action, Try)
-        _log.warning("! the connection to %s is lost: %s", action.address, error)
+        _log.warning("! the connection to %s is lost: %s", address, error)
+        self._told_redirect = self._rules.redirect_failure  # the error tells it
         threading.Thread(target=self._restore, args=(action,), name="holdfast-failover", daemon=True).start()
 
     def _fail(self, error: JMSException) -> list[_Send]:
@@ -409,6 +413,13 @@ class FailoverTransport:
             if tls or not here.tls or self._url.failover.allow_insecure_redirects:
                 addresses.append(attrs.evolve(here, host=each.host, port=each.port, tls=tls, amqp=amqp))
         self._rules.process(Announced(addresses), time.monotonic())
+
+    def _tell_redirect(self) -> None:
+        """Log why a redirect came to nothing, once for each reason."""
+        failure = self._rules.redirect_failure
+        if failure != self._told_redirect and failure is not None:
+            _log.warning("! %s", failure)
+        self._told_redirect = failure
 
     # Restoring the connection, in a thread of its own.
 
@@ -443,7 +454,7 @@ class FailoverTransport:
                     if self._phase is Phase.CLOSED:
                         return
                     following = self._rules.process(AttemptFailed(error), time.monotonic())
-                    self._last_error = error
+                    self._last_error = error = _told(following, error)
                     # Deliveries of this attempt, if there were any, are as stale as those before it.
                     self._epoch += 1
                     unsent = self._fail(following.error) if isinstance(following, GiveUp) else []
@@ -451,6 +462,7 @@ class FailoverTransport:
                     self._tell_failed(following.error, unsent)
                     return
             assert isinstance(following, Try)
+            self._tell_redirect()
             if self._rules.attempts % _WARN_EACH == 0:
                 _log.warning("! the connection is still away after %d attempts: %s", self._rules.attempts, error)
             action = following
@@ -1051,6 +1063,11 @@ class FailoverTransport:
             return inner.request(operation, {"request_id": request_id, "request_run": first_run, **given}, left)
 
         return self._repeated(f"request {operation!r}", timeout, ask)
+
+
+def _told(action: Action, error: JMSException) -> JMSException:
+    """An error with what the rules know of its redirect."""
+    return action.error or error if isinstance(action, Try) else error
 
 
 def _out_of_time(text: str, last_error: JMSException | None) -> OperationTimedOutException:

@@ -21,16 +21,19 @@ Theory of operation
     CLOSED       -            -             -              -             -
     ===========  ===========  ============  =============  ============  =======
 
-    A refused login asks for fresh credentials once, and ends everything the second time.  A redirect is followed at
-    once, a limited number of times in a row.  A connection that is lost again within ``stable_seconds`` counts as a
-    failed attempt: rounds and pauses go on from where they were.
+    A refused login asks for fresh credentials once, and ends everything the second time.  A connection that is lost
+    again within ``stable_seconds`` counts as a failed attempt: rounds and pauses go on from where they were.
+
+    A redirect is followed at once, a limited number of times in a row.  Where it leads nowhere, the attempt at the
+    address that redirected has failed, and the next attempt follows as after any other failure.  An address that held,
+    and was not tried since, is tried again first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -97,11 +100,15 @@ Event = Connected | AttemptFailed | Lost | Announced | Close
 
 @attrs.frozen
 class Try:
-    """Try this address at this instant, with credentials asked for anew where that is said."""
+    """Try this address at this instant, with credentials asked for anew where that is said.
+
+    ``error`` is what happened before, with what is known of its redirect; None for the first attempt of all.
+    """
 
     address: AmqpURL
     at: float
     fresh_credentials: bool = False
+    error: JMSException | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen
@@ -112,6 +119,14 @@ class GiveUp:
 
 
 Action = Try | GiveUp | None
+
+
+class _RedirectFailure(NamedTuple):
+    """What became of a redirect that came to nothing."""
+
+    target: AmqpURL
+    told: str  #: in a sentence
+    reason: str  #: the part of it that says why
 
 
 class Reconnect:
@@ -142,7 +157,10 @@ class Reconnect:
         self._addresses = self._shuffled(self._own)
         self._index = 0  #: of the address that is tried, or connected
         self._redirected: AmqpURL | None = None  #: tried, or connected, in place of that
-        self._redirects = 0
+        self._redirects = 0  #: that were followed in a row
+        self._followed = 0  #: in all, since the connection was last known to be stable
+        self._is_tried = False  #: whether the address at the index was tried since then
+        self._failure: _RedirectFailure | None = None
         self._refreshed = False
         self._tried_here = 0  #: attempts at this address in this round
         self._tried_in_round = 0  #: addresses of this round
@@ -168,6 +186,11 @@ class Reconnect:
         """Attempts since the connection was last known to be stable."""
         return self._attempts
 
+    @property
+    def redirect_failure(self) -> str | None:
+        """Why the last redirect was not followed, or failed; None where there was none, or it held."""
+        return None if self._failure is None else self._failure.told
+
     def start(self, now: float) -> Try:
         """The first attempt."""
         return self._try(now)
@@ -180,7 +203,6 @@ class Reconnect:
     def _connected(self, event: Connected, now: float) -> Action:
         self.state = State.CONNECTED
         self._connected_at = now
-        self._redirects = 0
         return None
 
     def _failed(self, event: AttemptFailed, now: float) -> Action:
@@ -193,14 +215,18 @@ class Reconnect:
         self.state = State.RECONNECTING
         if now - self._connected_at < self._settings.stable_seconds:
             return self._after(event.error, now)
-        self._attempts = self._rounds = self._tried_here = self._tried_in_round = self._redirects = 0
-        self._refreshed = False
+        self._attempts = self._rounds = self._tried_here = self._tried_in_round = self._redirects = self._followed = 0
+        self._refreshed = self._is_tried = False
+        if self._redirected is not None:
+            self._failure = None
+        if _redirect(event.error) is not None:
+            return self._after(event.error, now)
         self._redirected = None
-        if isinstance(event.error, JMSSecurityException) or _redirect(event.error) is not None:
+        if isinstance(event.error, JMSSecurityException):
             return self._after(event.error, now)
         if self._settings.max_reconnect_attempts == 0:
-            return self._give_up(event.error)
-        return self._try(now + self._settings.initial_reconnect_delay_seconds)
+            return self._give_up(event.error, self.address)
+        return self._try(now + self._settings.initial_reconnect_delay_seconds, event.error)
 
     def _announced(self, event: Announced, now: float) -> Action:
         """The list follows the broker; the address in use stays the one that is tried first."""
@@ -214,6 +240,7 @@ class Reconnect:
         self._addresses = [current, *self._shuffled(unique)[: MAX_ADDRESSES - 1]]
         self._index = 0
         self._redirected = None
+        self._is_tried = True
         return None
 
     def _close(self, event: Close, now: float) -> Action:
@@ -226,28 +253,33 @@ class Reconnect:
         redirect = _redirect(error)
         if redirect is not None:
             target = self._target(redirect)
-            if target is not None and self._redirects < MAX_REDIRECTS:
+            reason = self._why_not_followed(target)
+            if reason is None:
+                told = self._with_failure_before(error, target)
                 self._redirects += 1
+                self._followed += 1
                 self._redirected = target
-                return self._try(now)
+                return self._try(now, told)
+            self._failure = _RedirectFailure(target, f"the redirect to {target} is not followed: {reason}", reason)
+            error = _with_more(error, self._failure.told)
         if isinstance(error, JMSSecurityException):
             # Who is refused is not asked again and again, with the same password, until the account is locked.
             if self._refreshed or not self._may_refresh:
-                return self._give_up(error)
+                return self._give_up(error, self.address)
             self._refreshed = True
-            return self._try(now, fresh_credentials=True)
+            return self._try(now, error, fresh_credentials=True)
         if isinstance(error, InvalidURLException) or (
             isinstance(error, InvalidClientIDException) and self.state is State.CONNECTING
         ):
-            return self._give_up(error)
+            return self._give_up(error, self.address)
         return self._next(error, now)
 
-    def _target(self, redirect: Redirect) -> AmqpURL | None:
-        """Where a redirect leads; None where it may not be followed."""
+    def _target(self, redirect: Redirect) -> AmqpURL:
+        """Where a redirect leads."""
         here = self.address
         tls = here.tls if redirect.scheme is None else redirect.scheme in ("amqps", "ssl", "tls")
         vhost = redirect.hostname or here.amqp.vhost
-        target = self._as_named(
+        return self._as_named(
             attrs.evolve(
                 here,
                 host=redirect.network_host,
@@ -256,9 +288,21 @@ class Reconnect:
                 amqp=attrs.evolve(here.amqp, vhost=vhost),
             )
         )
-        if here.tls and not target.tls and not self._settings.allow_insecure_redirects:
-            return None
-        return target
+
+    def _why_not_followed(self, target: AmqpURL) -> str | None:
+        """Why a redirect may not be followed; None where it may."""
+        if self.address.tls and not target.tls and not self._settings.allow_insecure_redirects:
+            return "it leads from TLS to an address without TLS; set allow_insecure_redirects=true to allow that"
+        if self._redirects >= MAX_REDIRECTS:
+            return f"{MAX_REDIRECTS} redirects in a row are the limit"
+        return None
+
+    def _with_failure_before(self, error: JMSException, target: AmqpURL) -> JMSException:
+        """The error of a redirect, with what became of the last one where that led to the same address."""
+        failure = self._failure
+        if failure is None or failure.target != target:
+            return error
+        return _with_more(error, f"the last redirect to {target} failed: {failure.reason}")
 
     def _as_named(self, address: AmqpURL) -> AmqpURL:
         """An address that a broker has told; where the URL names it, as it does: with its own user and options."""
@@ -266,28 +310,38 @@ class Reconnect:
 
     def _next(self, error: JMSException, now: float) -> Action:
         """Another attempt, here or at the next address, at once or after a pause; or the end."""
+        failed, was_redirected = self.address, self._redirected is not None
         limit = self._limit()
         if limit is not None and self._attempts >= limit:
-            return self._give_up(error)
+            return self._give_up(error, failed)
+        told = error
+        if was_redirected and _redirect(error) is None:
+            text = f"the redirect to {failed} failed: {error.reason}"
+            self._failure = _RedirectFailure(failed, text, error.reason)
+            told = ConnectionLostException(text, error_code=error.error_code)
+            told.__cause__ = error
+        self._redirected = None
+        self._redirects = 0
+        if was_redirected and not self._is_tried:
+            return self._try(now + self._settings.initial_reconnect_delay_seconds, told)
         single = len(self._addresses) == 1 and self.method in ("singlebroker", "nofailover")
-        was_redirected, self._redirected = self._redirected is not None, None
         here = self._addresses[self._index]
         self._tried_here += 1
         retries = 0 if single else here.amqp.retries or 0
-        if was_redirected or self._tried_here <= retries:
-            return self._try(now + here.amqp.connect_delay_seconds)
+        if self._tried_here <= retries:
+            return self._try(now + here.amqp.connect_delay_seconds, told)
         self._tried_here = 0
         self._tried_in_round += 1
         self._index = (self._index + 1) % len(self._addresses)
         if self._tried_in_round < len(self._addresses):
-            return self._try(now)
+            return self._try(now, told)
         self._tried_in_round = 0
         self._rounds += 1
         rounds = here.amqp.retries if single else self._settings.cycle_count
         if rounds is not None and self._rounds >= rounds + single and self.state is State.RECONNECTING:
-            return self._give_up(error)
+            return self._give_up(error, failed)
         pause = self._pause(self._rounds)
-        return self._try(now + (max(pause, here.amqp.connect_delay_seconds) if single else pause))
+        return self._try(now + (max(pause, here.amqp.connect_delay_seconds) if single else pause), told)
 
     def _limit(self) -> int | None:
         """Most attempts in all."""
@@ -297,7 +351,7 @@ class Reconnect:
         if settings.startup_max_reconnect_attempts is None:
             return None
         once = sum(1 + (each.amqp.retries or 0) for each in self._addresses)
-        return once + settings.startup_max_reconnect_attempts
+        return once + settings.startup_max_reconnect_attempts + self._followed
 
     def _pause(self, rounds: int) -> float:
         settings = self._settings
@@ -308,18 +362,20 @@ class Reconnect:
         pause = min(grown, settings.max_reconnect_delay_seconds)
         return pause * (1 - settings.reconnect_jitter * self._random())
 
-    def _try(self, at: float, *, fresh_credentials: bool = False) -> Try:
+    def _try(self, at: float, error: JMSException | None = None, *, fresh_credentials: bool = False) -> Try:
         self._attempts += 1
-        return Try(self.address, at, fresh_credentials)
+        self._is_tried = self._is_tried or self._redirected is None
+        return Try(self.address, at, fresh_credentials, error)
 
-    def _give_up(self, error: JMSException) -> GiveUp:
+    def _give_up(self, error: JMSException, address: AmqpURL) -> GiveUp:
+        """The end, after this error at this address."""
         first_of_one = self.state is State.CONNECTING and self._attempts == 1
         self.state = State.FAILED
         says_enough = isinstance(error, JMSSecurityException | InvalidURLException | InvalidClientIDException)
         if says_enough or first_of_one or not self._attempts:
             return GiveUp(error)
         final = ConnectionLostException(
-            f"no connection after {self._attempts} attempts; the last one, at {self.address}: {error.reason}",
+            f"no connection after {self._attempts} attempts; the last one, at {address}: {error.reason}",
             error_code=error.error_code,
         )
         final.__cause__ = error
@@ -345,3 +401,10 @@ class Reconnect:
 
 def _redirect(error: JMSException) -> Redirect | None:
     return error.redirect if isinstance(error, ConnectionLostException) else None
+
+
+def _with_more(error: JMSException, more: str) -> ConnectionLostException:
+    """The same redirect, with more in its reason."""
+    longer = ConnectionLostException(f"{error.reason}; {more}", error_code=error.error_code, redirect=_redirect(error))
+    longer.__cause__ = error
+    return longer

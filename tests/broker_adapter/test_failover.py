@@ -224,6 +224,38 @@ def test_redirects_in_a_circle_end_with_an_error(servers: Callable[..., BrokerSe
     assert len(made.credentials) == 9
 
 
+def test_why_a_redirect_leads_nowhere_is_in_the_log_and_in_the_error_of_the_next_loss(
+    servers: Callable[..., BrokerServer], client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, nobody = servers(), servers()
+    nobody.close()
+    made = client(f"amqp://127.0.0.1:{server.port}?reconnect_delay_seconds=0.01&stable_seconds=1000")
+    made.open()
+    moved = AmqpError("amqp:connection:redirect", "moved", {"network-host": "127.0.0.1", "port": nobody.port})
+    server.run(lambda: server.brokers[0].peer.close(moved))
+    made.wait_for(Interrupted, Restored)
+    server.run(lambda: server.brokers[1].peer.close(moved))
+    made.wait_for(Interrupted, Restored, Interrupted, Restored)
+    here, there = f"amqp://127.0.0.1:{server.port}", f"amqp://127.0.0.1:{nobody.port}"
+    first, second = [each.error for each in made.events if isinstance(each, Interrupted)]
+    assert first.reason == f"moved; it is at 127.0.0.1:{nobody.port}"
+    assert second.reason.startswith(f"{first.reason}; the last redirect to {there} failed: ")
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings[0] == f"! the connection to {here} is lost: {first}"
+    assert warnings[1].startswith(f"! the redirect to {there} failed: ")
+    assert warnings[2:] == [f"! the connection to {here} is lost: {second}"], "each reason is told once"
+
+
+def test_why_a_redirect_led_nowhere_is_in_the_log_where_another_address_is_connected(
+    servers: Callable[..., BrokerServer], client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = servers()
+    nobody.close()
+    made = client(url_of(servers(redirecting(nobody)), servers()))
+    made.open()
+    assert f"! the redirect to amqp://127.0.0.1:{nobody.port} failed: " in caplog.text
+
+
 # Refusals.
 
 

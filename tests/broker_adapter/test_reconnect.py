@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import attrs
@@ -359,11 +360,11 @@ def test_an_announced_address_of_the_url_has_its_own_user_and_options() -> None:
     ]
 
 
-def test_after_a_redirect_that_fails_the_own_addresses_have_their_turn() -> None:
+def test_after_a_redirect_that_fails_the_other_addresses_have_their_turn() -> None:
     rules = connected(f"failover:(amqp://h:1,amqp://h:2){PLAIN}")
     rules.process(Lost(LOST), LATE)
     rules.process(AttemptFailed(redirect()), LATE)
-    assert [port for port, _ in ports_and_instants(rules, rules.process(AttemptFailed(LOST), LATE), 3)] == [1, 2, 1]
+    assert [port for port, _ in ports_and_instants(rules, rules.process(AttemptFailed(LOST), LATE), 3)] == [2, 1, 2]
 
 
 def test_redirects_in_a_circle_come_to_an_end() -> None:
@@ -375,6 +376,140 @@ def test_redirects_in_a_circle_come_to_an_end() -> None:
         followed += isinstance(action, Try)
     assert followed == MAX_REDIRECTS
     assert isinstance(action, GiveUp)
+
+
+def rounds_of(rules: Reconnect, losses: int, led_to: list[Event]) -> list[float]:
+    """The pauses before the URL's only address where each connection is redirected after 0.4 s, and that fails so."""
+    pauses = []
+    now = LATE
+    rules.process(Connected(), now)
+    for _ in range(losses):
+        now += 0.4
+        action = rules.process(Lost(redirect()), now)
+        assert isinstance(action, Try)
+        assert (action.address.host, action.at) == ("other", now)
+        for event in led_to:
+            action = rules.process(event, now)
+        assert isinstance(action, Try)
+        assert action.address.host == "h"
+        pauses.append(round(action.at - now, 3))
+        now = action.at
+        rules.process(Connected(), now)
+    return pauses
+
+
+@pytest.mark.parametrize(
+    "led_to",
+    [[AttemptFailed(LOST)], [Connected(), Lost(LOST)], [AttemptFailed(redirect("third", 8)), AttemptFailed(LOST)]],
+    ids=["nobody", "a broker that ends it at once", "a second redirect to nobody"],
+)
+def test_a_redirect_that_leads_nowhere_counts_as_a_failed_attempt(led_to: list[Event]) -> None:
+    rules = machine(f"amqp://h:1{PLAIN}&reconnect_delay_seconds=1&stable_seconds=2")
+    rules.start(LATE)
+    assert rounds_of(rules, 4, led_to) == [1, 2, 4, 8]
+
+
+def test_redirects_to_nowhere_while_a_connection_is_made_have_pauses_that_grow() -> None:
+    rules = connected(f"amqp://h:1{PLAIN}&reconnect_delay_seconds=1&max_reconnect_delay_seconds=1000000")
+    action = rules.process(Lost(LOST), LATE)
+    now = LATE
+    for number in range(MAX_REDIRECTS + 2):
+        assert isinstance(action, Try)
+        assert (action.address.host, action.at) == ("h", now)
+        followed = rules.process(AttemptFailed(redirect()), now)
+        assert isinstance(followed, Try)
+        assert followed.address.host == "other", "it may be there by now, however often it was not"
+        action = rules.process(AttemptFailed(LOST), now)
+        now += 2**number
+
+
+def test_redirects_from_one_connection_to_the_next_have_a_pause_when_they_are_too_many() -> None:
+    rules = connected(f"amqp://h:1{PLAIN}&reconnect_delay_seconds=1")
+    pauses = []
+    for _ in range(2 * (MAX_REDIRECTS + 1)):
+        action = rules.process(Lost(redirect()), 0.1)
+        assert isinstance(action, Try)
+        pauses.append(round(action.at - 0.1, 3))
+        rules.process(Connected(), 0.1)
+    assert pauses == [0.0] * MAX_REDIRECTS + [1.0] + [0.0] * MAX_REDIRECTS + [2.0]
+
+
+@pytest.mark.parametrize("options", ["", "&retries=0"])
+def test_an_address_that_held_is_tried_again_at_once_where_its_redirect_leads_nowhere(options: str) -> None:
+    rules = connected(f"amqp://h:1{PLAIN}{options}")
+    rules.process(Lost(redirect()), LATE)
+    assert rules.process(AttemptFailed(LOST), LATE) == Try(rules.address, LATE)
+    assert rules.address.host == "h"
+
+
+def test_a_new_connection_tries_its_other_addresses_where_a_redirect_leads_nowhere() -> None:
+    rules = machine(f"failover:(amqp://h:1,amqp://h:2){PLAIN}")
+    rules.start(0.0)
+    rules.process(AttemptFailed(redirect()), 0.0)
+    assert ports_and_instants(rules, rules.process(AttemptFailed(LOST), 0.0), 1, 0.0) == [(2, 0.0)]
+    assert rules.state is State.FAILED
+
+
+def test_what_became_of_a_redirect_is_told() -> None:
+    rules = connected(f"amqp://h:1{PLAIN}&max_reconnect_attempts=4")
+    first = rules.process(Lost(redirect()), 0.1)
+    assert isinstance(first, Try)
+    assert str(first.error) == "go there"
+    assert rules.redirect_failure is None
+    failed = rules.process(AttemptFailed(LOST), 0.1)
+    assert isinstance(failed, Try)
+    assert str(failed.error) == rules.redirect_failure == "the redirect to amqp://other:7 failed: the cable was cut"
+    rules.process(Connected(), 0.1)
+    again = rules.process(Lost(redirect()), 0.5)
+    assert isinstance(again, Try)
+    assert isinstance(again.error, ConnectionLostException)
+    assert str(again.error) == "go there; the last redirect to amqp://other:7 failed: the cable was cut"
+    assert again.error.redirect is not None
+    over = rules.process(AttemptFailed(LOST), 0.5)
+    assert isinstance(over, GiveUp)
+    assert str(over.error) == "no connection after 4 attempts; the last one, at amqp://other:7: the cable was cut"
+
+
+def test_a_redirect_that_held_is_no_failure_any_more() -> None:
+    rules = connected(f"amqp://h:1{PLAIN}")
+    rules.process(Lost(redirect()), LATE)
+    rules.process(AttemptFailed(LOST), LATE)
+    rules.process(AttemptFailed(redirect()), LATE)
+    rules.process(Connected(), LATE)
+    assert rules.redirect_failure is not None
+    rules.process(Lost(LOST), 2 * LATE)
+    assert rules.redirect_failure is None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["while it connects", "later"])
+def test_why_a_redirect_from_tls_to_plain_is_not_followed_is_told(first: bool) -> None:
+    rules = machine("amqps://h:1") if first else connected("amqps://h:1")
+    rules.start(0.0)
+    event: Event = AttemptFailed(redirect(scheme="amqp")) if first else Lost(redirect(scheme="amqp"))
+    action = rules.process(event, LATE)
+    assert isinstance(action, GiveUp if first else Try)
+    assert re.fullmatch(
+        "go there; the redirect to amqp://other:7 is not followed: .* without TLS; .*allow_insecure_redirects=true.*",
+        str(action.error),
+    )
+
+
+def test_why_the_last_of_too_many_redirects_is_not_followed_is_told() -> None:
+    rules = machine("amqp://h:1")
+    action: object = rules.start(0.0)
+    while isinstance(action, Try):
+        action = rules.process(AttemptFailed(redirect()), 0.0)
+    assert isinstance(action, GiveUp)
+    assert action.error.reason.endswith(f"is not followed: {MAX_REDIRECTS} redirects in a row are the limit")
+
+
+def test_the_last_error_names_the_address_where_it_happened() -> None:
+    rules = connected(f"failover:(amqp://h:1,amqp://h:2){PLAIN}&cycle_count=1")
+    rules.process(Lost(LOST), LATE)
+    rules.process(AttemptFailed(LOST), LATE)
+    action = rules.process(AttemptFailed(LOST), LATE)
+    assert isinstance(action, GiveUp)
+    assert "the last one, at amqp://h:2: the cable was cut" in action.error.reason
 
 
 @pytest.mark.parametrize(
@@ -397,6 +532,18 @@ def test_a_redirect_from_tls_to_plain_is_not_followed_unless_allowed(
     assert isinstance(action, Try if followed else GiveUp)
     if isinstance(action, Try):
         assert action.address.tls is (scheme == "amqps" or (scheme is None and url.startswith("amqps")))
+
+
+def test_a_redirect_is_seen_from_the_address_that_redirects() -> None:
+    rules = connected("amqp://h:1")
+    rules.process(Lost(redirect(scheme="amqps")), LATE)
+    rules.process(Connected(), LATE)
+    further = rules.process(Lost(redirect("third", 8)), 2 * LATE)
+    assert isinstance(further, Try)
+    assert str(further.address) == "amqps://third:8"
+    rules.process(Connected(), 2 * LATE)
+    plain = rules.process(Lost(redirect("third", 8, "amqp")), 3 * LATE)
+    assert plain == Try(machine("amqp://h:1").address, 3 * LATE), "not from TLS to plain, but back to its own address"
 
 
 def addresses(*ports: int) -> tuple[AmqpURL, ...]:
