@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random as chance
 import threading
 import time
@@ -60,7 +61,18 @@ from broker_adapter.errors import (
     copied,
 )
 from broker_adapter.mechanisms import Trust
-from broker_adapter.reconnect import Action, Announced, AttemptFailed, Close, Connected, GiveUp, Lost, Reconnect, Try
+from broker_adapter.reconnect import (
+    Action,
+    Announced,
+    AttemptFailed,
+    Close,
+    Connected,
+    GiveUp,
+    Lost,
+    Reconnect,
+    State,
+    Try,
+)
 from broker_adapter.transport import (
     Credentials,
     Failed,
@@ -161,6 +173,7 @@ class _Link:
     sink: Sink | None
     inner: int
     interrupted: JMSException | None = None  #: the broker closed it, and it is being attached again
+    rules: Reconnect | None = None  #: of attaching it again on this connection, once the broker has closed it
 
 
 class _Send:
@@ -479,7 +492,7 @@ class FailoverTransport:
         for destinations in _batches(temporaries):
             inner.restore_temporaries(destinations, None)
         for link in links:
-            link.interrupted = None
+            link.interrupted = link.rules = None
             link.inner = _NO_LINK
         for batch in _batches([each for each in links if not _browses(each)]):
             self._attach_all_again(inner, batch)
@@ -594,10 +607,16 @@ class FailoverTransport:
         ).start()
 
     def _attach_patiently(self, inner: Inner, link: _Link) -> None:
-        rules = Reconnect(self._url.addresses[:1], self._url.failover, chance.random)
-        rules.start(0.0)
-        rules.process(Connected(), 0.0)
-        action = rules.process(Lost(ConnectionLostException()), time.monotonic())
+        with self._lock:
+            if not self._is_interrupted(inner, link) or link.interrupted is None:
+                return
+            if link.rules is None:
+                link.rules = Reconnect(self._url.addresses[:1], self._url.failover, chance.random)
+                link.rules.start(0.0)
+                link.rules.process(Connected(), -math.inf)  # until now it held
+            rules, closed, now = link.rules, link.interrupted, time.monotonic()
+        # Where it was closed as soon as it was attached, it does not count as attached.
+        action = rules.process(Lost(closed) if rules.state is State.CONNECTED else AttemptFailed(closed), now)
         while isinstance(action, Try):
             with self._lock:
                 while self._is_interrupted(inner, link) and (wait := action.at - time.monotonic()) > 0:
@@ -644,6 +663,8 @@ class FailoverTransport:
                 closed_again = self._closed_early.pop(link.inner, None)
                 if closed_again is None:
                     link.interrupted = None
+                    if link.rules is not None:
+                        link.rules.process(Connected(), time.monotonic())
                 self._changed.notify_all()
             if closed_again is None:
                 self._listener(LinkRestored(link.number))

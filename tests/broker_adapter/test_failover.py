@@ -631,6 +631,28 @@ def test_a_link_that_the_broker_closes_is_attached_again_and_announced(
     made.transport.drain(receiver, WAIT)
 
 
+def test_a_link_that_never_holds_counts_its_failed_attempts(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server, options="reconnect_delay_seconds=0.01&stable_seconds=1000&max_reconnect_attempts=3"))
+    made.open()
+    made.sender()
+    broker = server.brokers[0]
+    expected: list[type] = []
+    for number in range(3):
+        server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
+        expected += [LinkInterrupted, LinkRestored]
+        made.wait_for(*expected)
+        assert len(broker.of(LinkRemoteOpen)) == number + 2
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
+    made.wait_for(*expected, LinkInterrupted, LinkLost)
+    lost = made.events[-1]
+    assert isinstance(lost, LinkLost)
+    assert "3 attempts" in lost.error.reason
+    assert "idle for too long" in lost.error.reason
+
+
 def test_what_had_no_answer_on_a_closed_link_is_sent_again_on_the_new_one(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
