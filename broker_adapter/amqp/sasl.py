@@ -20,6 +20,7 @@ Theory of operation
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -40,10 +41,9 @@ MAX_FRAME_BYTES: Final = 8192
 MAX_FRAMES: Final = 8
 #: Most values in one frame, nested ones counted.
 MAX_FRAME_VALUES: Final = 1000
-#: Iterations of the hash that slows down guessing, for new users.
-ITERATIONS: Final = 4096
-#: Most iterations that are done for anybody: from half a second to a few, of one core.  ``scramp`` refuses fewer than
-#: 4,096, the least that RFC 7677 allows.
+#: Fewest iterations of the hash that slows down guessing, as RFC 7677 says.
+MIN_ITERATIONS: Final = 4096
+#: Most iterations that are done for anybody: from half a second to a few, of one core.
 MAX_ITERATIONS: Final = 1_000_000
 #: Most bytes that the other side may send while the exchange is suspended: its first frames of AMQP, ahead of time.
 MAX_AHEAD_BYTES: Final = 64 * 1024
@@ -328,15 +328,22 @@ class ClientLogin(_Exchange):
     def _answer(self, challenge: bytes) -> None:
         self._scram_stage += 1
         if self._scram_stage == 1:
+            text = challenge.decode()
+            asked = _ITERATIONS.search(text)
+            if asked is not None and not _is_allowed(asked[1]):
+                self._fail_unproven(
+                    f"the broker asks for {asked[1]:.20} iterations of the hash of user {self._username!r}, and this"
+                    f" client does {MIN_ITERATIONS} to {MAX_ITERATIONS}; set the password at the broker anew, with a"
+                    " number in between"
+                )
+                return
             try:
-                self._scram.set_server_first(challenge.decode())
+                self._scram.set_server_first(text)
             except ScramException as error:
                 self.error = JMSSecurityException(
                     f"the login of user {self._username!r} cannot go on: {error}", error_code="amqp:unauthorized-access"
                 )
                 return
-            if int(self._scram.iterations) > MAX_ITERATIONS:
-                raise ValueError(f"{self._scram.iterations} iterations are more than the limit of {MAX_ITERATIONS}")
             assert self._username is not None
             self._suspend(self._username, self._scram.get_client_final, self._prove, is_costly=True)
         elif self._scram_stage == 2:
@@ -520,7 +527,9 @@ class ServerLogin(_Exchange):
 _decoy_key: Final = secrets.token_bytes(32)
 
 
-def decoy(username: str, key: bytes = _decoy_key, *, salt_bytes: int = 32, iterations: int = ITERATIONS) -> Verifier:
+def decoy(
+    username: str, key: bytes = _decoy_key, *, salt_bytes: int = 32, iterations: int = MIN_ITERATIONS
+) -> Verifier:
     """What an unknown user seems to have: the same each time, so that asking twice tells nothing; no password fits it.
 
     Args:
@@ -533,6 +542,15 @@ def decoy(username: str, key: bytes = _decoy_key, *, salt_bytes: int = 32, itera
         hmac.digest(key, f"{what}{username}".encode(errors="replace"), "sha256") for what in ("a", "b", "c")
     )
     return salt[:salt_bytes], stored, server, iterations
+
+
+#: The iterations in the first message of a SCRAM server.
+_ITERATIONS: Final = re.compile("(?:^|,)i=([0-9]+)(?:,|$)")
+
+
+def _is_allowed(iterations: str) -> bool:
+    """Whether so many iterations, in digits, are done."""
+    return len(iterations) <= len(str(MAX_ITERATIONS)) and MIN_ITERATIONS <= int(iterations) <= MAX_ITERATIONS
 
 
 _WITH_PASSWORD: Final = (PLAIN, SCRAM_SHA_256)

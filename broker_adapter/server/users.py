@@ -29,7 +29,7 @@ from typing import NamedTuple
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
-from broker_adapter.amqp.sasl import ITERATIONS, MAX_ITERATIONS, Verifier, decoy
+from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS, Verifier, decoy
 from broker_adapter.engine.lmdb_store import sync_directory
 from broker_adapter.errors import JMSSecurityException
 from broker_adapter.mechanisms import SCRAM_SHA_256
@@ -85,7 +85,7 @@ class UsersFile:
     def _use(self, users: dict[str, Verifier]) -> None:
         """Unknown users get a decoy that is like most real ones, and the same until the file changes."""
         shapes = Counter((len(salt), iterations) for salt, _, _, iterations in users.values())
-        shape = shapes.most_common(1)[0][0] if shapes else (32, ITERATIONS)
+        shape = shapes.most_common(1)[0][0] if shapes else (32, MIN_ITERATIONS)
         keys = b"".join(users[name][1] for name in sorted(users))
         decoy_key = hashlib.sha256(keys).digest() if keys else secrets.token_bytes(32)
         self._known = _Known(users, *shape, decoy_key)  # at once, for the threads that look at it
@@ -154,7 +154,7 @@ class UsersFile:
         if not 0 < len(password) <= MAX_PASSWORD_LENGTH:
             raise JMSSecurityException(f"a password has 1 to {MAX_PASSWORD_LENGTH} characters")
         try:
-            verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, ITERATIONS)
+            verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, MIN_ITERATIONS)
         except ScramException as error:
             raise JMSSecurityException(f"the password cannot be used: {error}") from error
         users = {**self._known.users, name: verifier}
@@ -252,8 +252,8 @@ def _read(path: Path) -> dict[str, Verifier]:
             )
             if len(stored) != 32 or len(server) != 32 or not 12 <= len(salt) <= 32:
                 raise ValueError("a salt has 12 to 32 bytes, a key 32")
-            if not ITERATIONS <= int(match["iterations"]) <= MAX_ITERATIONS:
-                raise ValueError(f"iterations are from {ITERATIONS} to {MAX_ITERATIONS}")
+            if not MIN_ITERATIONS <= int(match["iterations"]) <= MAX_ITERATIONS:
+                raise ValueError(f"iterations are from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
             if _prepared(match["name"]) != match["name"]:
                 raise ValueError(f"{match['name']!r:.300} is no user name; add the user anew")
         except ValueError as error:
