@@ -332,9 +332,9 @@ class ClientLogin(_Exchange):
             asked = _ITERATIONS.search(text)
             if asked is not None and not _is_allowed(asked[1]):
                 self._fail_unproven(
-                    f"the broker asks for {asked[1]:.20} iterations of the hash of user {self._username!r}, and this"
-                    f" client does {MIN_ITERATIONS} to {MAX_ITERATIONS}; set the password at the broker anew, with a"
-                    " number in between"
+                    f"the broker asks for {_shortened(asked[1])} iterations of the hash of user {self._username!r}, and"
+                    f" this client does {MIN_ITERATIONS} to {MAX_ITERATIONS}; set the password at the broker anew, with"
+                    " a number in between"
                 )
                 return
             try:
@@ -546,6 +546,10 @@ def decoy(
 
 #: The iterations in the first message of a SCRAM server.
 _ITERATIONS: Final = re.compile("(?:^|,)i=([0-9]+)(?:,|$)")
+
+
+def _shortened(digits: str) -> str:
+    return digits if len(digits) <= 20 else f"{digits[:20]}..."
 
 
 def _is_allowed(iterations: str) -> bool:

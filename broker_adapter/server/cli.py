@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS, ServerLogin
 from broker_adapter.amqp.tls_files import check_readable
 from broker_adapter.destination import checked_name
 from broker_adapter.engine.broker import Broker
@@ -44,7 +44,7 @@ from broker_adapter.server.tools import (
     url_argument,
     warn,
 )
-from broker_adapter.server.users import UsersFile
+from broker_adapter.server.users import ITERATIONS, UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
 from broker_adapter.transport import Transport
 from broker_adapter.url import masked
@@ -322,6 +322,13 @@ def _parser() -> argparse.ArgumentParser:
     user.add_argument("action", choices=["add", "remove", "list"])
     user.add_argument("file", metavar="FILE", help="the users file, made where there is none; see: serve --users")
     user.add_argument("name", nargs="?", type=text_argument, metavar="NAME", help="add, remove: the name of the user")
+    user.add_argument(
+        "--iterations",
+        type=_iterations,
+        metavar="N",
+        help=f"add: iterations of the password's hash, {MIN_ITERATIONS} to {MAX_ITERATIONS}; more of them make both"
+        f" guessing the password from the file and each login slower; default {ITERATIONS}",
+    )
     user.add_argument("--json", action="store_true", help="one JSON object a line")
     user.set_defaults(run=_user, late="name")
     for each in commands.choices.values():
@@ -362,6 +369,14 @@ def _add_subscription(parser: argparse.ArgumentParser, text: str) -> None:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is invalid: a whole number from 1 on")
+    return int(text)
+
+
+def _iterations(text: str) -> int:
+    if not (text.isdecimal() and len(text) < 10 and MIN_ITERATIONS <= int(text) <= MAX_ITERATIONS):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is invalid: a whole number from {MIN_ITERATIONS} to {MAX_ITERATIONS}"
+        )
     return int(text)
 
 
@@ -641,9 +656,12 @@ def _why_left(to: str | None) -> str:
 
 
 def _user(options: argparse.Namespace) -> int:
+    if options.action != "add" and options.iterations is not None:
+        raise ValueError("--iterations is for add: the number belongs to a password, and changes with it")
     if options.action == "list":
-        for name in UsersFile(options.file).names:
-            say(json.dumps({"user": name}) if options.json else name)
+        for name, iterations in UsersFile(options.file).iterations.items():
+            user = {"user": name, "iterations": iterations}
+            say(json.dumps(user) if options.json else f"{name}  {iterations} iterations")
         return 0
     if options.name is None:
         raise ValueError(f"holdfast user {options.action} needs a NAME")
@@ -653,7 +671,8 @@ def _user(options: argparse.Namespace) -> int:
         say(json.dumps(removed) if options.json else f"removed {options.name} from {options.file}")
         return 0
     password = _new_password(options.name)
-    is_new = UsersFile.open_or_make(options.file).add(options.name, password)
+    iterations = ITERATIONS if options.iterations is None else options.iterations
+    is_new = UsersFile.open_or_make(options.file).add(options.name, password, iterations)
     if options.json:
         say(json.dumps({"user": options.name, "is_new": is_new}))
     else:

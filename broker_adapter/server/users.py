@@ -24,7 +24,7 @@ import tempfile
 from collections import Counter
 from hmac import compare_digest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
@@ -36,6 +36,9 @@ from broker_adapter.mechanisms import SCRAM_SHA_256
 
 _log = logging.getLogger(__name__)
 
+#: Iterations of the hash where the administrator gives no number: about 20 ms of one core for each login, the client's
+#: by SCRAM-SHA-256 and the server's by PLAIN.
+ITERATIONS: Final = 100_000
 #: Largest users file.
 MAX_FILE_BYTES = 16 * 1024 * 1024
 #: Longest user name and password, in characters.
@@ -85,7 +88,7 @@ class UsersFile:
     def _use(self, users: dict[str, Verifier]) -> None:
         """Unknown users get a decoy that is like most real ones, and the same until the file changes."""
         shapes = Counter((len(salt), iterations) for salt, _, _, iterations in users.values())
-        shape = shapes.most_common(1)[0][0] if shapes else (32, MIN_ITERATIONS)
+        shape = shapes.most_common(1)[0][0] if shapes else (32, ITERATIONS)
         keys = b"".join(users[name][1] for name in sorted(users))
         decoy_key = hashlib.sha256(keys).digest() if keys else secrets.token_bytes(32)
         self._known = _Known(users, *shape, decoy_key)  # at once, for the threads that look at it
@@ -107,6 +110,11 @@ class UsersFile:
     def names(self) -> list[str]:
         """The users' names, sorted."""
         return sorted(self._known.users)
+
+    @property
+    def iterations(self) -> dict[str, int]:
+        """The iterations of the hash of each user's password, by name, sorted."""
+        return {name: iterations for name, (_, _, _, iterations) in sorted(self._known.users.items())}
 
     def verifier(self, username: str) -> Verifier:
         """What proves this user's password; for an unknown one a decoy.  Looks whether the file has changed."""
@@ -139,11 +147,16 @@ class UsersFile:
         prepared = _prepared(username)
         return (username if prepared is None else prepared) in self._known.users
 
-    def add(self, username: str, password: str) -> bool:
+    def add(self, username: str, password: str, iterations: int = ITERATIONS) -> bool:
         """Add a user, or change the password; returns whether the user is new.
 
+        Args:
+            username: who it is.
+            password: what they log in with.
+            iterations: of the hash of the password: each guess, and each login, costs as many.
+
         Raises:
-            JMSSecurityException: the name or the password cannot be used.
+            JMSSecurityException: the name, the password or the number of iterations cannot be used.
         """
         name = _prepared(username)
         if name is None or len(name) > MAX_NAME_LENGTH:
@@ -153,8 +166,10 @@ class UsersFile:
             )
         if not 0 < len(password) <= MAX_PASSWORD_LENGTH:
             raise JMSSecurityException(f"a password has 1 to {MAX_PASSWORD_LENGTH} characters")
+        if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+            raise JMSSecurityException(f"iterations are from {MIN_ITERATIONS} to {MAX_ITERATIONS}, not {iterations}")
         try:
-            verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, MIN_ITERATIONS)
+            verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, iterations)
         except ScramException as error:
             raise JMSSecurityException(f"the password cannot be used: {error}") from error
         users = {**self._known.users, name: verifier}

@@ -338,8 +338,8 @@ def test_users_are_asked_for_their_password(tmp_path: Path) -> None:
     assert done("user", "add", users, "alice", text="secret\n") == f"added alice in {users}\n"
     assert done("user", "add", users, "bob", text="other\n") == f"added bob in {users}\n"
     assert done("user", "remove", users, "bob") == f"removed bob from {users}\n"
-    assert done("user", "list", users) == "alice\n"
-    assert json.loads(done("user", "list", users, "--json")) == {"user": "alice"}
+    assert done("user", "list", users) == "alice  100000 iterations\n"
+    assert json.loads(done("user", "list", users, "--json")) == {"user": "alice", "iterations": 100000}
     carol = done("user", "add", users, "carol", "--json", text="not this\n", HOLDFAST_PASSWORD="carols")
     assert json.loads(carol) == {"user": "carol", "is_new": True}
     assert json.loads(done("user", "remove", users, "carol", "--json")) == {"user": "carol", "removed": True}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.amqp.sasl import MIN_ITERATIONS, PLAIN, SCRAM_SHA_256, ClientLogin, ServerLogin
+from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS, PLAIN, SCRAM_SHA_256, ClientLogin, ServerLogin
 from broker_adapter.errors import JMSSecurityException
 from broker_adapter.server import users
 from broker_adapter.server.cli import main
-from broker_adapter.server.users import MAX_NAME_LENGTH, MAX_PASSWORD_LENGTH, UsersFile
+from broker_adapter.server.users import ITERATIONS, MAX_NAME_LENGTH, MAX_PASSWORD_LENGTH, UsersFile
 
 GOOD = (
     "alice SCRAM-SHA-256$4096:MDEyMzQ1Njc4OTAxMjM0NQ==$vm+s1q2V5pmcSU8VhFtEX5EVRuJ2SUZpRpqkgI9yPZE=:"
@@ -68,8 +68,37 @@ def test_the_password_is_not_in_the_file_and_only_its_owner_may_read_it(path: Pa
     UsersFile.open_or_make(path).add("alice", "secret")
 
     assert b"secret" not in path.read_bytes()
-    assert path.read_text().startswith(f"alice SCRAM-SHA-256${MIN_ITERATIONS}:")
+    assert path.read_text().startswith(f"alice SCRAM-SHA-256${ITERATIONS}:")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("iterations", [MIN_ITERATIONS, MIN_ITERATIONS + 1, MAX_ITERATIONS])
+def test_a_user_has_as_many_iterations_as_the_administrator_says(path: Path, iterations: int) -> None:
+    file = UsersFile.open_or_make(path)
+    file.add("alice", "secret", iterations)
+    file.add("bob", "secret")
+
+    for each in (file, UsersFile(path)):
+        assert each.iterations == {"alice": iterations, "bob": ITERATIONS}
+        assert each.verifier("alice")[3] == iterations
+        assert logs_in(each, "alice", "secret") == {SCRAM_SHA_256, PLAIN}
+
+
+@pytest.mark.parametrize("iterations", [-1, 0, MIN_ITERATIONS - 1, MAX_ITERATIONS + 1])
+def test_iterations_that_a_client_does_not_do_are_refused(path: Path, iterations: int) -> None:
+    file = UsersFile.open_or_make(path)
+    with pytest.raises(JMSSecurityException, match="iterations are from 4096 to 1000000"):
+        file.add("alice", "secret", iterations)
+
+    assert file.names == []
+
+
+def test_a_new_password_has_the_default_iterations_where_nothing_else_is_said(path: Path) -> None:
+    file = UsersFile.open_or_make(path)
+    file.add("alice", "old", MIN_ITERATIONS)
+    file.add("alice", "new")
+
+    assert file.iterations == {"alice": ITERATIONS}
 
 
 def test_the_same_password_looks_different_each_time(path: Path) -> None:
@@ -275,10 +304,35 @@ def test_users_are_added_listed_and_removed(
     assert holdfast("add", str(path), "bob", said="one\n") == f"added bob in {path}\n"
     assert holdfast("add", str(path), "alice", said="two\n") == f"added alice in {path}\n"
     assert holdfast("add", str(path), "bob", said="three") == f"changed the password of bob in {path}\n"
-    assert holdfast("list", str(path)) == "alice\nbob\n"
+    assert holdfast("list", str(path)) == f"alice  {ITERATIONS} iterations\nbob  {ITERATIONS} iterations\n"
     assert logs_in(UsersFile(path), "bob", "three") == {SCRAM_SHA_256, PLAIN}
     assert holdfast("remove", str(path), "bob") == f"removed bob from {path}\n"
-    assert holdfast("list", str(path)) == "alice\n"
+    assert holdfast("list", str(path)) == f"alice  {ITERATIONS} iterations\n"
+
+
+def test_a_user_is_added_with_a_number_of_iterations(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def holdfast(*arguments: str, said: str = "") -> str:
+        return run(monkeypatch, capsys, *arguments, said=said)
+
+    added = holdfast("add", str(path), "alice", "--iterations", "5000", said="one\n")
+    assert added == f"added alice in {path}\n"
+    assert holdfast("list", str(path)) == "alice  5000 iterations\n"
+    assert holdfast("list", str(path), "--json") == '{"user": "alice", "iterations": 5000}\n'
+    assert logs_in(UsersFile(path), "alice", "one") == {SCRAM_SHA_256, PLAIN}
+
+
+@pytest.mark.parametrize("iterations", ["4095", "1000001", "0", "-1", "x", "1e5", ""])
+def test_iterations_beyond_the_bounds_are_wrong_usage(
+    path: Path, capsys: pytest.CaptureFixture[str], iterations: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["user", "add", str(path), "alice", f"--iterations={iterations}"])
+
+    assert ended.value.code == 2
+    assert f"{iterations!r} is invalid: a whole number from 4096 to 1000000" in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -289,6 +343,8 @@ def test_users_are_added_listed_and_removed(
         (("add", "FILE"), "x\n", "holdfast user add needs a NAME"),
         (("remove", "FILE", "alice"), "", "cannot be read"),
         (("list", "FILE"), "", "cannot be read"),
+        (("list", "FILE", "--iterations", "5000"), "", "--iterations is for add"),
+        (("remove", "FILE", "alice", "--iterations", "5000"), "", "--iterations is for add"),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(
