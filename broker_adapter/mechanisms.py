@@ -35,6 +35,8 @@ EXTERNAL: Final = "EXTERNAL"
 SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 PLAIN: Final = "PLAIN"
 ANONYMOUS: Final = "ANONYMOUS"
+#: The advice for who needs a login and has none.
+GIVE_LOGIN: Final = "give a user name and a password"
 #: The SASL mechanisms that a client can do, strongest first.
 MECHANISMS: Final[tuple[str, ...]] = (EXTERNAL, SCRAM_SHA_256, PLAIN, ANONYMOUS)
 
@@ -165,7 +167,7 @@ def usable_mechanisms(
         return found
     reasons = "; ".join(found.withheld.values())
     if not reasons:
-        reasons = "give a user name and a password" if not named else "they need something that the URL does not give"
+        reasons = GIVE_LOGIN if not named else "they need something that the URL does not give"
     text = f"none of the SASL mechanisms {', '.join(wanted)} can be used with {url}: {reasons}"
     raise ConnectionLostException(text) if found.is_unverified and found.withheld else JMSSecurityException(text)
 

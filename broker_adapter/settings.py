@@ -402,7 +402,9 @@ def parse_option(info: OptionInfo, text: str) -> Any:
                 raise ValueError(text)
             return value
     except ValueError as error:
-        raise ValueError(f"{info.name}={text!r} is not a number of type {info.type}") from error
+        whole = ": a whole one" if info.type.startswith("int") else ""
+        none = ", or none" if "None" in info.type else ""
+        raise ValueError(f"{info.name}={text!r} is not a number{whole}{none}") from error
     return text
 
 

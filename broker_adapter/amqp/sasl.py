@@ -30,7 +30,7 @@ from scramp import ScramClient, ScramException, ScramMechanism
 
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
-from broker_adapter.mechanisms import ANONYMOUS, EXTERNAL, PLAIN, SCRAM_SHA_256
+from broker_adapter.mechanisms import ANONYMOUS, EXTERNAL, GIVE_LOGIN, PLAIN, SCRAM_SHA_256
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -300,7 +300,7 @@ class ClientLogin(_Exchange):
 
     def _advice(self, offered: Sequence[str]) -> str:
         if self._username is None:
-            return "give a user name and a password"
+            return GIVE_LOGIN
         reasons = [reason for mechanism, reason in self._withheld.items() if mechanism in offered]
         if reasons:
             return "; ".join(reasons)

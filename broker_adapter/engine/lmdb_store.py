@@ -199,7 +199,11 @@ class LmdbStore:
                 for each in new:
                     sync_directory(each.parent)
             except OSError as error:
-                raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {error}") from error
+                file = next((each for each in (self.path, *self.path.parents) if each.exists()), self.path)
+                reason = str(error)
+                if not file.is_dir():
+                    reason = f"{str(file)!r} is a file; give a directory, which is made where there is none"
+                raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {reason}") from error
             self._owner = own(self.path)
         try:
             self._open()

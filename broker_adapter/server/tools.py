@@ -15,7 +15,8 @@ from typing import Final, TextIO
 from broker_adapter.connect import open_transport
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.maintenance import existing_store
-from broker_adapter.errors import ConnectionLostException
+from broker_adapter.errors import ConnectionLostException, JMSSecurityException
+from broker_adapter.mechanisms import GIVE_LOGIN
 from broker_adapter.server.terminal import output_errors, printable
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Transport, TransportEvent
@@ -66,6 +67,11 @@ def _opened(
                 " where it is (--url, $HOLDFAST_URL)"
             ) from error
         raise
+    except JMSSecurityException as error:
+        if not error.reason.endswith(GIVE_LOGIN):
+            raise
+        advice = f"give --username NAME, and its password in ${PASSWORD}"
+        raise JMSSecurityException(error.reason.removesuffix(GIVE_LOGIN) + advice) from error
     return transport, settings
 
 

@@ -210,8 +210,15 @@ class UsersFile:
     @classmethod
     def open_or_make(cls, path: str | os.PathLike[str]) -> UsersFile:
         """The file, made empty where it does not exist, so that only its owner may read it."""
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError as error:
+            parent = Path(path).parent
+            reason = error.strerror or str(error)
+            if not parent.is_dir():
+                reason = f"there is no directory {str(parent)!r}; make it first"
+            raise JMSSecurityException(f"users file {str(path)!r} cannot be made: {reason}") from error
         return cls(path)
 
 

@@ -351,7 +351,8 @@ def test_users_are_asked_for_their_password(tmp_path: Path) -> None:
         wrong = holdfast(*arguments, "--username", "alice", HOLDFAST_PASSWORD="guess")
         assert (wrong.returncode, "refused the login" in wrong.stderr) == (1, True)
         nobody = holdfast(*arguments)
-        assert (nobody.returncode, "user name and a password" in nobody.stderr) == (1, True)
+        advice = "give --username NAME, and its password in $HOLDFAST_PASSWORD"
+        assert (nobody.returncode, advice in nobody.stderr) == (1, True)
 
 
 def test_it_serves_over_tls_with_users(tmp_path: Path) -> None:
@@ -397,7 +398,9 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
             1,
             "one of the names max_destinations (the most similar), max_me",
         ),
-        (("serve", "--data", "x", "--option", "max_message_bytes=many"), 1, "not a number"),
+        (("serve", "--data", "x", "--option", "max_message_bytes=many"), 1, "'many' is not a number: a whole one\n"),
+        (("serve", "--data", "x", "--option", "max_queue_messages=x"), 1, "'x' is not a number: a whole one, or none"),
+        (("serve", "--data", __file__, "--listen", "127.0.0.1:0"), 1, f"{__file__!r} is a file; give a directory"),
         (("serve", "--data", "x", "--listen", "nowhere"), 1, "HOST:PORT"),
         (("stat", "--url", "amqp://127.0.0.1:1"), 1, "no connection to 127.0.0.1:1"),
         (("stat", "--url", "amqp://127.0.0.1:1"), 1, "refused, so nothing listens there; start a server"),
@@ -458,7 +461,7 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
         (("stat", "--url", "embedded:/no/store"), 1, "there is no store in '/no/store'"),
         (("browse", "q", "--url", "embedded:/no/store"), 1, "there is no store in '/no/store'"),
         (("purge", "q", "--yes", "--url", "embedded:/no/store"), 1, "there is no store in '/no/store'"),
-        (("serve", "--data", "/dev/null/x", "--listen", "127.0.0.1:0"), 1, "cannot be opened"),
+        (("serve", "--data", "/dev/null/x", "--listen", "127.0.0.1:0"), 1, "'/dev/null' is a file; give a directory"),
         (("user", "add", "file"), 1, "needs a NAME"),
         ((), 2, "COMMAND"),
     ],

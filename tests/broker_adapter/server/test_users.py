@@ -341,6 +341,7 @@ def test_iterations_beyond_the_bounds_are_wrong_usage(
         (("add", "FILE", "a b"), "x\n", "cannot be used: 1 to 255"),
         (("add", "FILE", "alice"), "", "the password of 'alice' is missing; give it in $HOLDFAST_PASSWORD"),
         (("add", "FILE"), "x\n", "holdfast user add needs a NAME"),
+        (("add", "/no/directory/x", "alice"), "x\n", "there is no directory '/no/directory'; make it first"),
         (("remove", "FILE", "alice"), "", "cannot be read"),
         (("list", "FILE"), "", "cannot be read"),
         (("list", "FILE", "--iterations", "5000"), "", "--iterations is for add"),
