@@ -33,7 +33,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
-from sdk.dropped import dropped
+from sdk.dropped import dropped, taken_out
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -131,7 +131,7 @@ class MessageConsumer:
         self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
         # After a loss.
         self._epoch = state.epoch  #: of the connection that its credit was granted on
-        self._stale_link: int | None = None  #: the link in the tags of deliveries that the broker took back
+        self._stale_link = -1  #: the last link, in the tags of deliveries, that the broker closed; numbers count up
         self._away = False  #: its link is being attached again, while the connection lives
         self._relinked = False  #: its link was attached again
         self._resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
@@ -316,7 +316,7 @@ class MessageConsumer:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
         delivery = self._buffer.popleft()
         state, tag = self._state, delivery.tag
-        if tag.epoch != state.epoch or tag.link == self._stale_link:
+        if tag.epoch != state.epoch or tag.link <= self._stale_link:
             return None  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
@@ -329,7 +329,7 @@ class MessageConsumer:
                 raise
         policy = state.policy
         with state.settling:
-            if tag.epoch != state.epoch or tag.link == self._stale_link:
+            if tag.epoch != state.epoch or tag.link <= self._stale_link:
                 return None
             if not state.running:  # it was stopped between the look at the buffer and here
                 self._buffer.appendleft(delivery)
@@ -425,7 +425,7 @@ class MessageConsumer:
         tag = delivery.tag
         with state.settling:
             try:
-                if tag.epoch == state.epoch and tag.link != self._stale_link:
+                if not self._is_stale(tag):
                     acknowledgements.delivered(tag, given)  # this one may be lost as well
                     state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
                 else:
@@ -467,7 +467,13 @@ class MessageConsumer:
             if owned:
                 state.disown()
         if listener is not None:
-            state.ensure_thread()
+            try:
+                state.ensure_thread()
+            except BaseException:  # nobody would call it
+                with state.lock:
+                    self._listener = None
+                    state.listening.pop(self._link, None)
+                raise
 
     @property
     def _has_work(self) -> bool:
@@ -615,12 +621,11 @@ class MessageConsumer:
         # Looked at in this order, a loss that comes meanwhile is seen here or the next time.
         if state.interrupted or self._away or not (self._relinked or self._epoch != epoch):
             return
-        if self._epoch != epoch:
-            self._stale_link = None  # numbers of links begin anew with a connection
         self._relinked, self._epoch = False, epoch
         # What came before the loss comes again.  There was no credit since, but for what was granted as it was lost.
-        while self._buffer and self._is_stale(self._buffer[0].tag):
-            self._buffer.popleft()
+        with contextlib.suppress(IndexError):  # another thread may close it, and take what is there
+            while self._is_stale(self._buffer[0].tag):
+                self._buffer.popleft()
         self._granted = self._arrived
         self._undrained, self._in_doubt = self._in_doubt or bool(self._buffer), False
         if grants and self._prefetch:
@@ -628,7 +633,7 @@ class MessageConsumer:
 
     def _is_stale(self, tag: DeliveryTag) -> bool:
         """Whether a delivery was lost with its connection or its link."""
-        return tag.epoch != self._state.epoch or tag.link == self._stale_link
+        return tag.epoch != self._state.epoch or tag.link <= self._stale_link
 
     def _drain_if_there(self, seconds: float) -> bool:
         """Drain, unless there is nothing to drain because the network is away; returns whether that was done."""
@@ -677,12 +682,7 @@ class MessageConsumer:
 
     def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
-        taken = []
-        while self._buffer:
-            delivery = self._buffer.popleft()
-            if not self._is_stale(delivery.tag):
-                taken.append(delivery)
-        return taken
+        return [delivery for delivery in taken_out(self._buffer) if not self._is_stale(delivery.tag)]
 
     def _unseen(self) -> list[tuple[Given, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
@@ -706,6 +706,7 @@ class MessageConsumer:
 
     def _restored(self) -> None:
         """The connection works again, and with it the link; for the session, before its state says so."""
+        self._stale_link = -1  # numbers of links begin anew with a connection
         self._away = False
 
     def _link_restored(self) -> None:

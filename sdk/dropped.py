@@ -19,6 +19,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
@@ -27,7 +28,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
@@ -83,7 +84,10 @@ def _close_all(inbox: queue.SimpleQueue[_Job]) -> None:
         if closer is None or not closer.take(close):
             for ended in [each for each, other in closers.items() if other.is_over]:
                 del closers[ended]
-            closers[of] = _Closer(close)
+            try:
+                closers[of] = _Closer(close)
+            except RuntimeError:  # the process has as many threads as it may
+                _close(lambda close=close: close)  # type: ignore[misc]
         del close
 
 
@@ -171,21 +175,26 @@ class Sink:
     Attributes:
         link: the consumer's.
         buffer: what has come and was not looked at, which the consumer takes from.
+        presettled: whether what comes is not to be settled.
     """
 
-    __slots__ = ("_accept", "_consumer", "buffer", "link")
+    __slots__ = ("_accept", "_consumer", "buffer", "link", "presettled")
 
-    def __init__(self, accept: Callable[[Sequence[Delivery]], None], buffer: deque[Delivery]) -> None:
+    def __init__(
+        self, accept: Callable[[Sequence[Delivery]], None], buffer: deque[Delivery], *, presettled: bool
+    ) -> None:
         """A sink without a link yet.
 
         Args:
             accept: the consumer's method that puts deliveries into the buffer.
             buffer: the consumer's.
+            presettled: whether what comes is not to be settled.
         """
         assert isinstance(accept, MethodType)
         self._consumer: weakref.ref[Any] = weakref.ref(accept.__self__)
         self._accept = accept.__func__
         self.buffer = buffer
+        self.presettled = presettled
         self.link = -1
 
     def __call__(self, deliveries: Sequence[Delivery]) -> None:
@@ -195,6 +204,13 @@ class Sink:
             self._accept(consumer, deliveries)
         else:
             self.buffer.extend(deliveries)
+
+
+def taken_out(buffer: deque[Delivery]) -> Iterator[Delivery]:
+    """All that is in a buffer, taken out; another thread may do the same."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield buffer.popleft()
 
 
 def give_back_unseen(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline: float) -> None:
@@ -209,7 +225,7 @@ def give_back_unseen(transport: Transport, sinks: Iterable[Sink], epoch: int, de
     for sink in sinks:
         try:
             transport.detach(sink.link, max(0.001, deadline - time.monotonic()))
-            tags = [sink.buffer.popleft().tag for _ in range(len(sink.buffer))]
+            tags = [delivery.tag for delivery in taken_out(sink.buffer) if not sink.presettled]
             transport.settle([Settlement(tag, Outcome.RELEASED) for tag in tags if tag.epoch == epoch])
         except JMSException as error:
             log.debug("! a dropped consumer ends without the broker: %s", error)

@@ -423,7 +423,7 @@ class Session:
                 presettled=state.policy.presettled,
                 exclusive=exclusive,
             )
-            sink = Sink(consumer._accept, consumer._buffer)
+            sink = Sink(consumer._accept, consumer._buffer, presettled=state.policy.presettled)
             consumer._link = self._transport.attach(spec, sink, self._settings.request_timeout_seconds)
             sink.link = consumer._link
             self._sinks[sink.link] = sink
@@ -733,6 +733,7 @@ class Session:
         consumer, producer = self._consumers.get(link), self._producers.get(link)
         if consumer is not None:
             consumer._lost(error)
+            self._sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:
             producer._lost(error)
         else:
@@ -803,14 +804,14 @@ class Session:
         self._producers.clear()
 
     def _start_thread(self) -> None:
-        thread = SessionThread(self._state, self._redeliver)
-        self._state.thread = thread.thread
+        self._thread = SessionThread(self._state, self._redeliver)
+        thread = self._state.thread = self._thread.thread
         try:
-            thread.thread.start()
+            thread.start()
         except BaseException:  # the process has as many threads as it may
-            self._state.thread = None
+            if not thread.is_alive():
+                self._state.thread = self._thread = None
             raise
-        self._thread = thread
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()

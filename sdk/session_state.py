@@ -308,8 +308,12 @@ class SessionState:
     def keep_time(self, due_at: float) -> None:
         """See to it that the session's thread asks the policy at this instant."""
         if due_at != self._timer_at:
+            try:
+                self.ensure_thread()
+            except RuntimeError as error:  # the next message asks again; what is due ends with a full batch as well
+                log.warning("! %s has no thread that acknowledges in time: %s", self.name, error)
+                return
             self._timer_at = due_at
-            self.ensure_thread()
             self.wake()
 
     # Sends of a transaction.
@@ -349,7 +353,25 @@ class SessionState:
         for completion in completions:
             completion(error)
         if completions:
-            self.ensure_thread()
+            try:
+                self.ensure_thread()
+            except RuntimeError as error:  # the transaction has ended all the same
+                log.warning("! %s has no thread for its completions, this one tells them: %s", self.name, error)
+                self.complete()
+
+    def complete(self) -> bool:
+        """Tell of the asynchronous sends that have ended, in the order in which they were made.
+
+        For the session's thread; returns whether there was one.
+        """
+        completions = self.completions
+        told = False
+        while completions and completions[0].done:
+            # Taken away only afterwards, so that an empty queue means that all have been told.
+            completions[0].run()
+            completions.popleft()
+            told = True
+        return told
 
     # Start, stop, failure.
 

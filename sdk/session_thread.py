@@ -18,6 +18,8 @@ from sdk.session_state import SessionState
 _TURN_MESSAGES = 32
 #: How long it waits to be needed again, in seconds.
 _LINGER = 1.0
+#: How long a listener rests whose next message could not be taken, in seconds.
+_AFTER_AN_ERROR = 1.0
 
 
 class SessionThread:
@@ -61,18 +63,12 @@ class SessionThread:
                 break
         if owned:
             state.owner.release()
-        self._complete()
+        if self._stopping:  # otherwise another thread may tell by now
+            self._complete()
 
     def _complete(self) -> None:
         """Tell of the asynchronous sends that have ended, in the order in which they were made."""
-        completions = self._state.completions
-        told = False
-        while completions and completions[0].done:
-            # Taken away only afterwards, so that an empty queue means that all have been told.
-            completions[0].run()
-            completions.popleft()
-            told = True
-        if told:
+        if self._state.complete():
             self._state.wake()
 
     def _listen(self) -> None:
@@ -89,6 +85,7 @@ class SessionThread:
                     consumer._dispatch(self._redeliver)
                 except JMSException as error:  # of the broker, which could not take note of the delivery
                     state.report(error)
+                    consumer._resumes_at = time.monotonic() + _AFTER_AN_ERROR
                     return
                 finally:
                     state.dispatching = None

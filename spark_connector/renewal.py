@@ -67,7 +67,7 @@ class Renewal:
             yield
 
     def _run(self) -> None:
-        pause = 0.0
+        pause, failures = 0.0, 0
         while not self._ended.wait(pause):
             with self._turn:
                 if self._ended.is_set():
@@ -77,9 +77,12 @@ class Renewal:
                         self._options, lambda connection: renew(connection, self._group, self._number), seconds=0
                     )
                 except JMSException as error:
-                    _log.warning("could not tell the broker that a batch is still being written: %s", error)
-                    pause = min(max(pause, _SHORTEST_RETRY_PAUSE), _LONGEST_RETRY_PAUSE)
+                    if not failures:
+                        _log.warning("could not tell the broker that a batch is still being written: %s", error)
+                    pause = min(_SHORTEST_RETRY_PAUSE * 2.0**failures, _LONGEST_RETRY_PAUSE)
+                    failures = min(failures + 1, 10)
                     continue
+            failures = 0
             if seconds is None:
                 return  # a broker of an earlier version
             pause = min(seconds / _RENEWALS, _LONGEST_PAUSE)

@@ -2083,7 +2083,9 @@ class BrokerState:
         queue = self.staged.get(name)
         if queue is None or queue.record.publishing:
             return False
-        self.staging.end(name)
+        left = self.staging.end(name)
+        if left is not None:
+            self._note_use_of_staged(self.staged[left[0]], left[1], effects)
         target = self.by_destination.get(Destination(queue.record.target or ""))
         if target is not None and target.held:
             self._awake[target.id] = target  # whoever waits to publish it is told

@@ -415,7 +415,8 @@ class QueueState:
         self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
         self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
         self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
-        self.suspects: dict[int, bool] = {}  #: position → whether the delivery under way is counted already
+        #: position → whether the delivery under way is counted already; None: none was counted ever
+        self.suspects: dict[int, bool | None] = {}
         self.resting: Resting[Entry, Consumer] = Resting()
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
@@ -948,8 +949,8 @@ class QueueState:
         count = raw.delivery_count
         may_have_been_delivered = raw.position <= lane.restart_cursor or raw.flags & FLAG_HANDED
         if may_have_been_delivered and raw.flags & FLAG_PERSISTENT:
+            self.suspects[raw.position] = False if count else None
             count = max(1, count)  # before the restart
-            self.suspects[raw.position] = False
         lane.behind -= 1
         self._behind_bytes -= raw.size
         self.ready[raw.position] = _entry_of(raw, lane, count)
@@ -1082,9 +1083,11 @@ class QueueState:
         Returns:
             False where as many have failed as may: it is to be set aside instead.
         """
-        if self.suspects.get(entry.position) is not False:
+        counted = self.suspects.get(entry.position, True)
+        if counted:
             return True
-        if self.max_deliveries is not None and entry.delivery_count >= self.max_deliveries:
+        # Where none was counted ever, it was handed out before the crash, and nobody knows whether it was seen.
+        if counted is False and self.max_deliveries is not None and entry.delivery_count >= self.max_deliveries:
             return False
         self.suspects[entry.position] = True
         self.count(entry, 1, effects)

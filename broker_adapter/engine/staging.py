@@ -111,18 +111,25 @@ class Staging:
         batch.noted_ms = now_ms
         return True
 
-    def end(self, transaction: str) -> None:
-        """A transaction was dropped or published; legal twice."""
+    def end(self, transaction: str) -> tuple[str, int] | None:
+        """A transaction was dropped or published; legal twice.
+
+        Returns:
+            Another one of its batch, whose catalog record is to be written again with this time of use: it may have
+            been noted with the one that has ended.  None: there is none.
+        """
         group, number = batch_of(transaction)
         batches = self._groups.get(group, {})
         batch = batches.get(number)
         if batch is None or transaction not in batch.transactions:
-            return
+            return None
         del batch.transactions[transaction]
-        if not batch.transactions:
-            del batches[number]
+        if batch.transactions:
+            return next(iter(batch.transactions)), batch.used_ms
+        del batches[number]
         if not batches:
             del self._groups[group]
+        return None
 
     def through(self, group: str, number: int) -> list[str]:
         """The transactions of a group whose number is at most this one."""

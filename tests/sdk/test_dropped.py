@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext, QueueBrowser
-from sdk.dropped import WeakTable, dropped
+from sdk.dropped import WeakTable, dropped, taken_out
 from tests.faults.scenarios import wait_for
 from tests.server_process import ServerProcess
 
@@ -268,6 +269,39 @@ def test_a_broker_that_hangs_does_not_hold_up_what_is_dropped_at_another_one(
             os.kill(hanging.pid, signal.SIGCONT)
         well.close()
         stuck.close()
+
+
+def test_what_is_dropped_is_closed_though_the_process_gets_no_thread() -> None:
+    with ConnectionFactory("embedded:").create_connection() as connection:
+        closed = threading.Event()
+        with pytest.MonkeyPatch.context() as patch:
+
+            def refuse(_thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(threading.Thread, "start", refuse)
+            dropped(object(), closed.set, connection._transport, warns=False)
+            assert closed.wait(WAIT)
+        again = threading.Event()
+        dropped(object(), again.set, connection._transport, warns=False)
+        assert again.wait(WAIT)
+
+
+def test_two_may_take_from_a_buffer() -> None:
+    buffer = deque([object()] * 100_000)
+    counts: list[int] = []
+    together = threading.Barrier(2)
+
+    def take() -> None:
+        together.wait(WAIT)
+        counts.append(sum(1 for _ in taken_out(buffer)))  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert sum(counts) == 100_000
 
 
 def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotten(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter import ClientSettings, OperationTimedOutException
+from broker_adapter import ClientSettings, LinkInterrupted, OperationTimedOutException
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -122,6 +122,43 @@ def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_messa
     broker.credit = late  # type: ignore[method-assign]
     assert [str(_received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
     assert [str(_received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_nothing_of_a_link_that_was_closed_twice_is_given_out(
+    broker: SmallBroker, connection: Connection, listens: bool
+) -> None:
+    _, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 20)
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    first, go_on = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        heard.put(str(message))
+        first.set()
+        assert go_on.wait(120)
+
+    if listens:
+        consumer.listener = listener
+        assert first.wait(120)
+    broker.interrupt_link(consumer._link)
+    broker.restore_link(consumer._link, 77)
+    broker._listener(LinkInterrupted(consumer._link, ConnectionLostException("closed again"), 77))
+    broker.restore_link(consumer._link, 78)
+    go_on.set()
+    expected = [str(number) for number in range(20)]
+    if listens:
+        assert [heard.get(timeout=120) for _ in range(21)] == ["0", *expected]
+    else:
+        assert [str(_received(consumer)) for _ in range(20)] == expected
+
+
+def test_a_consumer_whose_link_is_lost_keeps_nothing_in_its_session(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 5)
+    assert len(session._sinks) == 1
+    broker.lose_link(consumer._link)
+    assert not session._sinks
 
 
 def test_clean_client_session_notices_nothing(broker: SmallBroker, connection: Connection) -> None:

@@ -489,6 +489,50 @@ def test_a_send_whose_session_gets_no_thread_is_not_sent_and_leaves_nothing_to_w
     assert told.empty()
 
 
+def _refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_commit_that_gets_no_thread_for_its_completions_is_done_and_tells_them_itself(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_thread, "_LINGER", 0.01)
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    producer = session.create_producer(session.create_queue("q"))
+    told: list[JMSException | None] = []
+    producer.send("a", on_completion=lambda _message, error: told.append(error))
+    eventually(lambda: session._state.thread is None)
+    with pytest.MonkeyPatch.context() as patch:
+        _refuse_threads(patch)
+        session.commit()
+    assert (told, len(broker.commits)) == ([None], 1)
+
+
+def test_a_message_is_received_though_no_thread_can_acknowledge_it_in_time(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.DUPS_OK)
+    consumer = session.create_consumer(session.create_queue("q"))
+    _send(connection, "a", "b")
+    with pytest.MonkeyPatch.context() as patch:
+        _refuse_threads(patch)
+        assert str(consumer.receive(_WAIT)) == "a"
+    assert str(consumer.receive(_WAIT)) == "b"
+
+
+def test_a_listener_that_gets_no_thread_is_not_set(connection: Connection) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    _send(connection, "a")
+    with pytest.MonkeyPatch.context() as patch:
+        _refuse_threads(patch)
+        with pytest.raises(RuntimeError, match="new thread"):
+            consumer.listener = lambda _message: None
+    assert consumer.listener is None
+    assert str(consumer.receive(_WAIT)) == "a"
+
+
 def test_a_thread_that_ended_for_want_of_work_is_there_again_for_the_next(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,15 @@ from broker_adapter.engine.staging import BatchName, Staging, batch_of
 HOUR = 3_600_000
 
 
+def test_the_time_of_a_batch_is_noted_with_another_transaction_when_one_ends() -> None:
+    staging = Staging(10_000)
+    staging.begin("g/1/a", 0)
+    staging.begin("g/1/b", 0)
+    assert staging.renew("g", 1, 9_000) == "g/1/a"
+    assert staging.end("g/1/a") == ("g/1/b", 9_000)
+    assert staging.end("g/1/b") is None
+
+
 @pytest.mark.parametrize(
     ("name", "batch"),
     [

@@ -76,6 +76,21 @@ def test_a_message_that_ends_the_process_each_time_becomes_a_dead_letter_and_no_
     assert not drained(broker, connect(broker), Q)
 
 
+def test_what_was_prefetched_at_one_crash_is_no_dead_letter_where_one_delivery_is_all(tmp_path: Path) -> None:
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    broker = Broker(EngineSettings(max_deliveries=1), before)
+    send(broker, connect(broker), Q, *range(5))
+    prefetched(broker, 5)
+    shutil.copytree(before, after, ignore=shutil.ignore_patterns("lock.mdb"))
+    broker.close()
+    broker = Broker(EngineSettings(max_deliveries=1), after)
+    consumer, inbox = prefetched(broker, 5)
+    assert all(take(broker, consumer, each) for each in inbox.handouts)
+    settle(broker, consumer, inbox.handouts)
+    assert not drained(broker, connect(broker), "DLQ")
+    broker.close()
+
+
 def test_what_was_never_in_hand_is_not_counted_however_often_the_process_ends(crash: Crash) -> None:
     broker = crash()
     send(broker, connect(broker), Q, *range(5))
