@@ -86,6 +86,8 @@ class Requests:
             done(None, error)
 
     def _flush(self) -> None:
+        if self._queue:
+            self._peer.write_out()  # the broker is to carry it out after what was settled before
         while self._queue and self._credit > 0 and self._peer.has_link(self._sender):  # else we are about to hear of it
             self._credit -= 1
             self._peer.send(self._sender, self._queue.popleft(), settled=True)

@@ -661,8 +661,20 @@ class Peer:
         written = self._written
         if written or self._unwritten_begins:
             self._written = b""
-            return written + self._take_output()
+            return written + (self._take_output() if self._unwritten_begins else self._pull(limit_bytes))
         return self._pull(limit_bytes)
+
+    def write_out(self) -> None:
+        """Have what was said so far written ahead of what comes now.
+
+        proton writes transfers ahead of dispositions, whichever was first.
+        """
+        if not self._released:
+            later, self._with_later = self._with_later, {}
+            try:
+                self._written += self._take_output()
+            finally:
+                self._with_later = later
 
     def _take_output(self) -> bytes:
         """All that there is to send, which ends with a whole frame; begins of ours in it are noted."""

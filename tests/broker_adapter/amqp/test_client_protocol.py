@@ -1026,6 +1026,29 @@ def test_requests_are_answered_by_number(wired: Wired) -> None:
         _ = second.value
 
 
+def test_a_request_comes_after_what_was_settled_before_it(wired: Wired) -> None:
+    """proton writes transfers ahead of dispositions where both are to be written."""
+    wired.broker.accepts = False
+    Manager(wired)
+    wired.client.request("first", {}, Result())  # attaches the links
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 3)
+    wired.pump()
+    far = wired.broker.by_address["q"]
+    for _ in range(3):
+        wired.broker.peer.send(far, MESSAGE)
+    wired.pump()
+    before = len(wired.broker.log)
+    for number, delivery in enumerate(got):
+        wired.client.settle([Settlement(delivery.tag, Outcome.ACCEPTED)])
+        wired.client.request(str(number), {}, Result())
+    wired.pump()
+
+    happened = [event for event in wired.broker.log[before:] if isinstance(event, Dispositions | Transfers)]
+    assert [type(event) for event in happened] == [Dispositions, Transfers] * 3
+
+
 def test_requests_need_our_own_server() -> None:
     wired = Wired(ScriptedBroker(holdfast=False)).opened()
 
