@@ -1078,7 +1078,10 @@ class ClientProtocol:
             states = _STATES_OF_HOLDFAST
         elif self._is_rabbitmq_3:
             states = _STATES_OF_RABBITMQ_3
-        settle_runs(self._peer, [each for each in settlements if each.tag.epoch == epoch], states)
+        ours = [each for each in settlements if each.tag.epoch == epoch]
+        settle_runs(self._peer, ours, states)
+        if any(outcome is not Outcome.ACCEPTED for _, outcome in ours):
+            self._peer.write_out()  # proton writes credit ahead of it, and what is later would come before it
         if self._leaving:
             self._leave()
 

@@ -1026,6 +1026,26 @@ def test_requests_are_answered_by_number(wired: Wired) -> None:
         _ = second.value
 
 
+@pytest.mark.parametrize("outcome", [Outcome.RELEASED, Outcome.MODIFIED, Outcome.FAILED])
+def test_credit_comes_after_what_was_given_back_before_it(wired: Wired, outcome: Outcome) -> None:
+    """proton writes flows ahead of dispositions: the broker would send what is later before what comes back."""
+    wired.broker.accepts = False
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 3)
+    wired.pump()
+    for _ in range(3):
+        wired.broker.peer.send(wired.broker.by_address["q"], MESSAGE)
+    wired.pump()
+    before = len(wired.broker.log)
+    wired.client.settle([Settlement(delivery.tag, outcome) for delivery in got])
+    wired.client.credit(link, 3)
+    wired.pump()
+
+    happened = [event for event in wired.broker.log[before:] if isinstance(event, Dispositions | LinkFlow)]
+    assert [type(event) for event in happened] == [Dispositions, LinkFlow]
+
+
 def test_a_request_comes_after_what_was_settled_before_it(wired: Wired) -> None:
     """proton writes transfers ahead of dispositions where both are to be written."""
     wired.broker.accepts = False
