@@ -105,6 +105,7 @@ class QueueBrowser:
         prefetch = settings.browser_prefetch_messages
         window = max(_LEAST_WINDOW, settings.prefetch_messages if prefetch is None else prefetch)
         look = self._open()
+        end = self._end
         try:
             arrived = window
             while arrived >= window:
@@ -115,14 +116,10 @@ class QueueBrowser:
                     if message is not None:
                         yield message
         except GeneratorExit:
-            # The application leaves the loop, or the garbage collector finds the iterator, in any thread.
-            end = partial(self._end, look, settings.close_timeout_seconds)
-            dropped(look, end, state.transport, warns=False)
+            end = self._end_elsewhere  # the application leaves, or the garbage collector finds it, in any thread
             raise
-        except BaseException:
-            self._end(look, settings.close_timeout_seconds)
-            raise
-        self._end(look, settings.close_timeout_seconds)
+        finally:
+            end(look, settings.close_timeout_seconds)
 
     def _open(self) -> _Look:
         state = self._state
@@ -177,6 +174,9 @@ class QueueBrowser:
             self._state.transport.detach(look.link, timeout)
         except JMSException as error:
             log.debug("! %s ends without the broker: %s", self._lifecycle.name, error)
+
+    def _end_elsewhere(self, look: _Look, timeout: float) -> None:
+        dropped(look, partial(self._end, look, timeout), self._state.transport, warns=False)
 
     def _enter(self) -> None:
         state = self._state

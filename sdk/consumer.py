@@ -316,7 +316,7 @@ class MessageConsumer:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
         delivery = self._buffer.popleft()
         state, tag = self._state, delivery.tag
-        if tag.epoch != state.epoch or tag.link <= self._stale_link:
+        if tag.epoch != state.epoch or tag.link <= self._stale_link:  # as _is_stale, without a call for each message
             return None  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:

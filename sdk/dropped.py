@@ -87,7 +87,7 @@ def _close_all(inbox: queue.SimpleQueue[_Job]) -> None:
             try:
                 closers[of] = _Closer(close)
             except RuntimeError:  # the process has as many threads as it may
-                _close(lambda close=close: close)  # type: ignore[misc]
+                _close(deque([close]).popleft)
         del close
 
 

@@ -359,11 +359,8 @@ class SessionState:
                 log.warning("! %s has no thread for its completions, this one tells them: %s", self.name, error)
                 self.complete()
 
-    def complete(self) -> bool:
-        """Tell of the asynchronous sends that have ended, in the order in which they were made.
-
-        For the session's thread; returns whether there was one.
-        """
+    def complete(self) -> None:
+        """Tell of the asynchronous sends that have ended, in the order in which they were made; in its thread."""
         completions = self.completions
         told = False
         while completions and completions[0].done:
@@ -371,7 +368,8 @@ class SessionState:
             completions[0].run()
             completions.popleft()
             told = True
-        return told
+        if told:
+            self.wake()
 
     # Start, stop, failure.
 

@@ -55,7 +55,7 @@ class SessionThread:
             elif owned and not serving:
                 state.owner.release()
                 owned = False
-            self._complete()
+            state.complete()
             if owned:
                 self._listen()
             self._settle_due()
@@ -64,12 +64,7 @@ class SessionThread:
         if owned:
             state.owner.release()
         if self._stopping:  # otherwise another thread may tell by now
-            self._complete()
-
-    def _complete(self) -> None:
-        """Tell of the asynchronous sends that have ended, in the order in which they were made."""
-        if self._state.complete():
-            self._state.wake()
+            state.complete()
 
     def _listen(self) -> None:
         state = self._state

@@ -665,9 +665,9 @@ class Peer:
         return self._pull(limit_bytes)
 
     def write_out(self) -> None:
-        """Have what was said so far written ahead of what comes now.
+        """Have what was said so far written ahead of what comes now, except parts of messages that it has not got yet.
 
-        proton writes transfers ahead of dispositions, whichever was first.
+        proton writes begins, flows and transfers ahead of dispositions, whichever was first.
         """
         if not self._released:
             later, self._with_later = self._with_later, {}
@@ -1224,11 +1224,11 @@ class Peer:
             raise IllegalStateException(f"{most} sessions are the limit of a connection")
         # proton chooses the channel as it writes the begin, and does not tell: it is read from what is written.  What
         # was to be written before is taken out first, so that this ends and begins with a whole frame.
-        self._written += self._take_output()
+        self.write_out()
         session = self._add_session(self._connection.session())
         session.endpoint.open()
         self._unwritten_begins += 1
-        self._written += self._take_output()
+        self.write_out()
         return session.number
 
     def end_session(self, session: int, error: AmqpError | None = None) -> None:

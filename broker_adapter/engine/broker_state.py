@@ -89,10 +89,10 @@ _ROUNDS = 8
 TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
 TEMPORARY_TOPIC_PREFIX = "temporary-topic/"
 
-#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
-#: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
 #: Why a message is a dead letter that has been delivered as often as may be.
 _TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
+#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
+#: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
 DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
 DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
 DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
@@ -1110,6 +1110,13 @@ class BrokerState:
         if consumer.attached:
             consumer.queue.offer(consumer)
 
+    def _holds_less(self, consumer: Consumer, deliveries: int, effects: Effects) -> None:
+        """So many deliveries of a consumer have ended, one by one: it may get others, or was waiting for its end."""
+        self._let_go(consumer, deliveries)
+        self._awake[consumer.queue.id] = consumer.queue
+        if not consumer.attached and not consumer.unsettled:
+            self._forget_consumer(consumer, self.clients[consumer.client], effects)
+
     def _end_browser(self, browser: Browser, effects: Effects) -> None:
         self._looking.pop(browser.id, None)
         effects.replies += [(reply, browser.credit) for reply in browser.drains]
@@ -1589,10 +1596,7 @@ class BrokerState:
                 else:
                     self._return(queue, entry, outcome, effects, consumer)
             self.totals.settled += settled
-            self._let_go(consumer, settled)
-            self._awake[queue.id] = queue
-            if not consumer.attached and not unsettled:
-                self._forget_consumer(consumer, self.clients[consumer.client], effects)
+            self._holds_less(consumer, settled, effects)
         if command.reply is not None:
             effects.replies.append((command.reply, None))
 
@@ -1701,11 +1705,8 @@ class BrokerState:
             may_be_given = queue.take_in_hand(entry, effects)
             if not may_be_given:
                 del consumer.unsettled[command.number]
-                self._let_go(consumer, 1)
-                self._awake[queue.id] = queue
                 self._dead_letter(queue, entry, _TOO_OFTEN.format(queue.max_deliveries), effects)
-                if not consumer.attached and not consumer.unsettled:
-                    self._forget_consumer(consumer, self.clients[consumer.client], effects)
+                self._holds_less(consumer, 1, effects)
         self._reply(command, may_be_given, effects)
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
@@ -1720,11 +1721,8 @@ class BrokerState:
         entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
         if consumer is not None and entry is not None:
             consumer.queue.forget(entry, effects, keep_message=True)
-            self._awake[consumer.queue.id] = consumer.queue
             consumer.credit += 1 if consumer.attached else 0
-            self._let_go(consumer, 1)
-            if not consumer.attached and not consumer.unsettled:
-                self._forget_consumer(consumer, self.clients[consumer.client], effects)
+            self._holds_less(consumer, 1, effects)
             self.totals.quarantined += 1
         self._reply(command, None, effects)
 
