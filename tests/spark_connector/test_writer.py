@@ -39,14 +39,19 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     broker.close()
 
 
-@pytest.fixture
-def options(broker: Broker) -> Iterator[SinkOptions]:
+def served(broker: Broker) -> Iterator[SinkOptions]:
+    """For a fixture: what writes to a broker, which is served meanwhile."""
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
     _, port = listener.start()
     options = SinkOptions(url=f"amqp://127.0.0.1:{port}", queue="out")
     yield options
     drop_connection(options)
     listener.stop()
+
+
+@pytest.fixture
+def options(broker: Broker) -> Iterator[SinkOptions]:
+    yield from served(broker)
 
 
 def rows(*values: str) -> pa.RecordBatch:
@@ -247,12 +252,7 @@ def hasty(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def hasty_options(hasty: Broker) -> Iterator[SinkOptions]:
-    listener = Listener(hasty, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
-    _, port = listener.start()
-    options = SinkOptions(url=f"amqp://127.0.0.1:{port}", queue="out")
-    yield options
-    drop_connection(options)
-    listener.stop()
+    yield from served(hasty)
 
 
 def slow(*batches: pa.RecordBatch, silent: int = 0, seconds: float = 5.0) -> Iterator[pa.RecordBatch]:
