@@ -9,11 +9,11 @@ import argparse
 import json
 import logging
 import os
+import queue
 import re
 import signal
 import ssl
 import sys
-import threading
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -441,7 +441,7 @@ def _serve(options: argparse.Namespace) -> int:
     if after > before:
         _log.info("= this process may have %d files open now, instead of %d", after, before)
     broker = Broker(engine_settings, options.data)
-    stopped = threading.Event()
+    stopped: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put() may be interrupted by another signal's
     plain = tls is not None or is_loopback(host)
     listener = Listener(
         *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls),
@@ -449,13 +449,13 @@ def _serve(options: argparse.Namespace) -> int:
     )
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: stopped.set())
+            signal.signal(number, lambda _number, _frame: stopped.put(None))
         _, bound = listener.start()
-        broker.on_failure(lambda _error: stopped.set())  # behind the listener, which tells its clients first
+        broker.on_failure(lambda _error: stopped.put(None))  # behind the listener, which tells its clients first
         scheme = "amqps" if tls is not None else "amqp"
         _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
         if broker.failed is None:  # else it failed ahead of the line above
-            stopped.wait()
+            stopped.get()
         if broker.failed is not None:
             raise broker.failed
         _say("holdfast stopping")
