@@ -259,6 +259,7 @@ class ClientProtocol:
         self._leaving: dict[int, _Receiver] = {}  # detached by the SDK, and not yet at the broker
         self._draining: dict[int, int] = {}  # link of another broker → when it was asked for a drain, until it answers
         self._late_ends: dict[int, tuple[set[int], Done]] = {}  # the peer's session → drains that it waits for
+        self._maybe_drained: dict[int, None] = {}  # links whose credit an event of this input may have used up
         self._now_ms = 0  # at the last tick
         self._sources: dict[str, Terminus] = {}  # subscription name → where it was last consumed from
         self._temporary: dict[str, _Sender] = {}
@@ -367,6 +368,12 @@ class ClientProtocol:
             if self._phase is Phase.CLOSED:
                 return
             self._HANDLERS[type(event)](self, event)
+        if self._maybe_drained:
+            # Behind all events: the credit that proton tells is that behind all of the input.
+            links, self._maybe_drained = self._maybe_drained, {}
+            for link in links:
+                if self._peer.remaining_credit(link) <= 0:
+                    self._on_drained(link)
         if self._sends_done:
             count = self._sends_done
             self._sends_done = 0
@@ -1009,8 +1016,7 @@ class ClientProtocol:
                 self._peer.drained(link)
                 sender.credit = self._peer.remaining_credit(link)
             return
-        if event.credit <= 0:
-            self._on_drained(link)
+        self._maybe_drained[link] = None
         if link in self._receivers:
             return
         if self._requests is not None and link in self._requests.links:
@@ -1032,8 +1038,7 @@ class ClientProtocol:
             else:
                 # A link on its way out: nobody will look at these.
                 self._peer.settle(link, [each.number for each in event.deliveries], RELEASED_STATE)
-                if self._peer.remaining_credit(link) <= 0:
-                    self._on_drained(link)
+                self._maybe_drained[link] = None
             return
         epoch, decode = self._options.epoch, receiver.decode
         deliveries = []
@@ -1042,13 +1047,14 @@ class ClientProtocol:
                 position, count = received(payload)
             except MessageFormatException:
                 self._peer.settle(link, (number,), _UNDECODABLE)
-                self._peer.credit(link, 1)
+                if not receiver.drains:
+                    self._peer.credit(link, 1)
                 continue
             deliveries.append(Delivery(DeliveryTag(epoch, link, number), payload, decode, count, position))
         if deliveries:
             receiver.sink(deliveries)
-        if receiver.drains and self._peer.remaining_credit(link) <= 0:
-            self._on_drained(link)
+        if receiver.drains:
+            self._maybe_drained[link] = None
 
     def _on_dropped(self, event: Dropped) -> None:
         """Messages came that are not handed out: too large, more than was asked for, or given up by the broker."""
@@ -1065,8 +1071,7 @@ class ClientProtocol:
             elif requests is not None:
                 self._drop_requests(error)
         elif receiver is not None and receiver.drains:
-            if self._peer.remaining_credit(link) <= 0:
-                self._on_drained(link)
+            self._maybe_drained[link] = None
         elif receiver is not None or requests is not None:
             self._peer.credit(link, event.messages)
 

@@ -595,6 +595,40 @@ def test_drain_ends_too_when_the_broker_uses_up_the_credit(wired: Wired) -> None
     assert len(got) == 2
 
 
+def test_a_drain_ends_behind_all_messages_that_come_with_its_end(wired: Wired) -> None:
+    wired.broker.answers_drain = False
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    other = receiver(wired, destination=queue("other"))
+    far, far_other = wired.broker.by_address["q"], wired.broker.by_address["other"]
+    wired.client.credit(link, 3)
+    wired.client.credit(other, 2)
+    wired.pump()
+    then: list[int] = []
+
+    def drained(_result: Any, _error: Any) -> bool:
+        then.append(len(got))
+        return True
+
+    wired.client.drain(link, drained)
+    wired.pump()
+    for each in (far, far_other, far, far_other, far):
+        wired.broker.peer.send(each, MESSAGE)
+    wired.pump()
+    assert then == [3]
+
+
+def test_an_unreadable_message_gives_no_new_credit_during_a_drain(wired: Wired) -> None:
+    wired.broker.answers_drain = False
+    link = receiver(wired)
+    wired.client.credit(link, 1)
+    drained = Result()
+    wired.client.drain(link, drained)
+    wired.pump()
+    deliver(wired, b"no message")
+    assert drained.value is None
+
+
 def test_messages_for_a_consumer_on_its_way_out_are_released(wired: Wired) -> None:
     got: list[Delivery] = []
     link = receiver(wired, got.extend)
