@@ -414,7 +414,7 @@ class Peer:
         self._c_transport = self._transport._impl
         self._c_collector = self._collector._impl
         self._rules = frames.FrameRules(max_sessions=limits.max_sessions, max_links=limits.max_links + _MAX_REFUSED)
-        self._written = b""  #: taken out of proton, and not asked for yet
+        self._written: deque[bytes] = deque()  #: taken out of proton, and not asked for yet
         self._unwritten_begins = 0  #: begins of ours whose channel is not known yet
         self._attach_bytes = 0  #: of all links
         self._sessions: dict[int, _Session] = {}
@@ -659,10 +659,18 @@ class Peer:
         if self._released:
             return b""
         written = self._written
-        if written or self._unwritten_begins:
-            self._written = b""
-            return written + (self._take_output() if self._unwritten_begins else self._pull(limit_bytes))
-        return self._pull(limit_bytes)
+        if self._unwritten_begins:
+            written.append(self._take_output())
+        if not written:
+            return self._pull(limit_bytes)
+        chunks: list[bytes] = []
+        total = 0
+        while written and (limit_bytes is None or total < limit_bytes):
+            chunks.append(written.popleft())
+            total += len(chunks[-1])
+        if not written:
+            chunks.append(self._pull(limit_bytes))
+        return b"".join(chunks)
 
     def write_out(self) -> None:
         """Have what was said so far written ahead of what comes now, except parts of messages that it has not got yet.
@@ -672,7 +680,9 @@ class Peer:
         if not self._released:
             later, self._with_later = self._with_later, {}
             try:
-                self._written += self._take_output()
+                data = self._take_output()
+                if data:
+                    self._written.append(data)
             finally:
                 self._with_later = later
 
@@ -1198,10 +1208,10 @@ class Peer:
             session.endpoint = None
         for table in (
             *(self._sessions, self._sessions_by_pointer, self._with_later, self._links, self._links_by_pointer),
-            *(self._held, self._early, self._with_output, self._unanswered_sessions),
+            *(self._held, self._early, self._with_output, self._unanswered_sessions, self._written),
         ):
             table.clear()
-        self._written = self._payload = b""
+        self._payload = b""
         self._scratch = b""
         self._transport.unbind()
         self._collector.release()

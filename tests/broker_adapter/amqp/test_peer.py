@@ -134,6 +134,22 @@ def test_a_refused_link_has_no_terminus_and_then_an_error(pair: Pair) -> None:
     assert "links=0" in repr(pair.server)
 
 
+def test_what_was_written_out_is_handed_out_first_and_up_to_the_limit(pair: Pair) -> None:
+    client, _ = pair.sender()
+    for index in range(20):
+        pair.client.send(client, b"%03d" % index * 100)
+        pair.client.write_out()
+        pair.client.write_out()  # has nothing to do
+    pair.client.send(client, b"later" * 100)
+    chunks = []
+    while data := pair.client.pending_output(500):
+        chunks.append(data)
+    assert max(map(len, chunks)) < 1500
+    pair.server.receive(b"".join(chunks))
+    pair.server_events += pair.server.events()
+    assert [each.payload[:3] for each in arrived(pair)] == [*(b"%03d" % index for index in range(20)), b"lat"]
+
+
 def test_messages_arrive_in_order_in_one_batch_and_are_settled_in_one_frame(pair: Pair) -> None:
     client, server = pair.sender()
     numbers = [pair.client.send(client, b"m%d" % index) for index in range(50)]
