@@ -55,6 +55,7 @@ from broker_adapter.errors import (
     JMSException,
     JMSSecurityException,
     OperationTimedOutException,
+    ResourceAllocationException,
     StoreException,
     TransactionInDoubtException,
     TransactionRolledBackException,
@@ -339,10 +340,14 @@ class FailoverTransport:
                 self._peer = peer
                 self._phase = Phase.SERVING
                 self._last_error = None
+                interrupted = [(link, link.interrupted) for link in self._links.values() if link.interrupted]
                 self._announced(peer.servers)
                 self._changed.notify_all()
             if news is not None:
                 self._listener(news)
+            for link, closed in interrupted:
+                if link.interrupted is closed:  # else the broker closed it again, which has it mended
+                    self._mend(inner, link, closed)
         return True
 
     def close(self, timeout: float | None) -> None:
@@ -401,7 +406,16 @@ class FailoverTransport:
         assert isinstance(action, Try)
         _log.warning("! the connection to %s is lost: %s", address, error)
         self._told_redirect = self._rules.redirect_failure  # the error tells it
-        threading.Thread(target=self._restore, args=(action,), name="holdfast-failover", daemon=True).start()
+        try:
+            threading.Thread(target=self._restore, args=(action,), name="holdfast-failover", daemon=True).start()
+        except RuntimeError as failure:  # the process has as many threads as it may
+            error = _without_thread("the connection is lost, and cannot be restored", failure)
+            with self._telling:
+                with self._lock:
+                    if self._phase is Phase.CLOSED:
+                        return
+                    unsent = self._fail(error)
+                self._tell_failed(error, unsent)
 
     def _fail(self, error: JMSException) -> list[_Send]:
         """Under the lock: the connection is gone for good; returns the sends that have to be told."""
@@ -449,9 +463,6 @@ class FailoverTransport:
                 news = Restored(self._epoch, peer, str(action.address), self._rules.attempts, away)
                 if self._serve(inner, peer, news):
                     _log.info("= the connection is restored: %s, after %.3f s", news.address, away)
-                    for link in list(self._links.values()):
-                        if link.interrupted is not None:
-                            self._mend(inner, link, link.interrupted)
                     return
                 raise self._broken or ConnectionLostException("the connection was lost again at once")
             except JMSException as failure:
@@ -602,9 +613,11 @@ class FailoverTransport:
                 self._lose(link, error)
                 return
             self._listener(LinkInterrupted(link.number, error, tag_link))
-        threading.Thread(
-            target=self._attach_patiently, args=(inner, link), name="holdfast-failover-link", daemon=True
-        ).start()
+        attach = partial(self._attach_patiently, inner, link)
+        try:
+            threading.Thread(target=attach, name="holdfast-failover-link", daemon=True).start()
+        except RuntimeError as failure:  # the process has as many threads as it may
+            self._lose(link, _without_thread("the link is lost, and cannot be attached again", failure))
 
     def _attach_patiently(self, inner: Inner, link: _Link) -> None:
         with self._lock:
@@ -1089,6 +1102,10 @@ class FailoverTransport:
 def _told(action: Action, error: JMSException) -> JMSException:
     """An error with what the rules know of its redirect."""
     return action.error or error if isinstance(action, Try) else error
+
+
+def _without_thread(text: str, failure: RuntimeError) -> ResourceAllocationException:
+    return ResourceAllocationException(f"{text}, for the process has no thread for that: {failure}")
 
 
 def _out_of_time(text: str, last_error: JMSException | None) -> OperationTimedOutException:

@@ -383,12 +383,16 @@ class Connection:
                 )
             self._reports.append(news)
             if self._reporting is None:
-                self._reporting = threading.Thread(
-                    target=self._tell,
-                    name=f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}",
-                    daemon=True,
-                )
-                self._reporting.start()
+                name = f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}"
+                thread = threading.Thread(target=self._tell, name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as failure:  # the process has as many threads as it may
+                    log.error(
+                        "! %s has no thread for its listeners, who hear with the next: %s (%s)", name, news, failure
+                    )
+                else:
+                    self._reporting = thread
 
     def _tell(self) -> None:
         while True:

@@ -76,7 +76,7 @@ class Renewal:
                     seconds = with_retries(
                         self._options, lambda connection: renew(connection, self._group, self._number), seconds=0
                     )
-                except JMSException as error:
+                except (JMSException, RuntimeError) as error:  # the latter: the process has no thread for a connection
                     if not failures:
                         _log.warning("could not tell the broker that a batch is still being written: %s", error)
                     pause = min(_SHORTEST_RETRY_PAUSE * 2.0**failures, _LONGEST_RETRY_PAUSE)

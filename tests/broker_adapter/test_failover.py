@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -874,6 +875,82 @@ def test_a_link_that_is_closed_again_while_things_are_restored_is_mended(
     made.wait_for(Interrupted, Restored, LinkInterrupted, LinkRestored)
     made.transport.send(sender, message(1), None, WAIT)
     made.transport.drain(receiver, WAIT)
+
+
+def test_a_link_that_is_lost_as_soon_as_the_connection_is_restored_is_mended_once(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    made.receiver()
+
+    class Losing(logging.Handler):
+        """Has the link lost between the restore and what comes after it, in the same thread."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if "is restored" in record.getMessage():
+                broker = server.brokers[-1]
+                broker.refusals["q"] = AmqpError("amqp:resource-limit-exceeded", "busy")
+                server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
+                assert wait_for(lambda: LinkInterrupted in map(type, made.events))
+
+    log, losing = logging.getLogger("broker_adapter.failover"), Losing()
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(losing)
+    try:
+        server.drop_connections()
+        assert wait_for(lambda: len(server.brokers[-1].of(LinkRemoteOpen)) >= 3)
+        server.run(server.brokers[-1].refusals.clear)
+        made.wait_for(Interrupted, Restored, LinkInterrupted, LinkRestored)
+    finally:
+        log.removeHandler(losing)
+        log.setLevel(before)
+
+
+def _refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_connection_that_is_lost_while_no_thread_can_restore_it_fails_and_says_why(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers(silent)
+    made = client(url_of(server))
+    made.open()
+    sender = made.sender()
+    told: list[JMSException | None] = []
+    made.transport.send(sender, message(1), told.append, WAIT)
+    with pytest.MonkeyPatch.context() as patch:
+        _refuse_threads(patch)
+        server.drop_connections()
+        made.wait_for(Interrupted, Failed)
+    assert made.transport.phase is Phase.FAILED
+    assert isinstance(told[0], ResourceAllocationException)
+    with pytest.raises(ResourceAllocationException, match=r"cannot be restored.*can't start new thread"):
+        made.transport.send(sender, message(2), None, WAIT)
+
+
+def test_a_link_that_is_lost_while_no_thread_can_attach_it_again_is_lost_for_good(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    made.receiver()
+    broker = server.brokers[0]
+    with pytest.MonkeyPatch.context() as patch:
+        _refuse_threads(patch)
+        server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
+        made.wait_for(LinkInterrupted, LinkLost)
+    lost = made.events[-1]
+    assert isinstance(lost, LinkLost)
+    assert "can't start new thread" in str(lost.error)
+    made.sender()
 
 
 class Waiting(ScriptedBroker):
