@@ -1608,8 +1608,9 @@ class BrokerState:
         if entry.expires_at_ms and entry.expires_at_ms <= self._now_ms:
             self._expire(queue, entry, effects)
             return
-        counted = bool(queue.suspects) and queue.out_of_hand(entry)
-        if outcome is Outcome.RELEASED:
+        released = outcome is Outcome.RELEASED
+        counted = bool(queue.suspects) and queue.out_of_hand(entry, seen=not released)
+        if released:
             if counted:
                 queue.count(entry, -1, effects)
             queue.release(entry, effects)

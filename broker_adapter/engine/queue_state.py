@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
@@ -144,6 +145,15 @@ class Entry:
         self.expires_at_ms = expires_at_ms
         self.size = size
         self.group = group
+
+
+class Suspect(Enum):
+    """What is counted of a message that may have ended the process of the engine."""
+
+    UNCOUNTED = "nothing ever: it was handed out before a crash, and nobody knows whether it was seen"
+    FIRST_IN_HAND = "the delivery under way, which is the first one that is"
+    COUNTED = "earlier deliveries"
+    IN_HAND = "earlier deliveries, and the one under way"
 
 
 class Lane:
@@ -415,8 +425,7 @@ class QueueState:
         self.groups: dict[tuple[str | None, int], Consumer] = {}  #: (selector, group) → whose messages these are
         self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
         self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
-        #: position → whether the delivery under way is counted already; None: none was counted ever
-        self.suspects: dict[int, bool | None] = {}
+        self.suspects: dict[int, Suspect] = {}  #: position → what is counted of it
         self.resting: Resting[Entry, Consumer] = Resting()
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
@@ -614,7 +623,7 @@ class QueueState:
                 entry.lane.early.add(entry.position)
         if self.suspects:
             positions = {entry.position for entry in stay}
-            self.suspects = {each: counted for each, counted in self.suspects.items() if each in positions}
+            self.suspects = {each: suspect for each, suspect in self.suspects.items() if each in positions}
 
     def _in_hands(self) -> Iterator[Entry]:
         for consumer in (*self.consumers, *self.leaving):
@@ -949,7 +958,7 @@ class QueueState:
         count = raw.delivery_count
         may_have_been_delivered = raw.position <= lane.restart_cursor or raw.flags & FLAG_HANDED
         if may_have_been_delivered and raw.flags & FLAG_PERSISTENT:
-            self.suspects[raw.position] = False if count else None
+            self.suspects[raw.position] = Suspect.COUNTED if count else Suspect.UNCOUNTED
             count = max(1, count)  # before the restart
         lane.behind -= 1
         self._behind_bytes -= raw.size
@@ -1083,21 +1092,26 @@ class QueueState:
         Returns:
             False where as many have failed as may: it is to be set aside instead.
         """
-        counted = self.suspects.get(entry.position, True)
-        if counted:
+        suspect = self.suspects.get(entry.position)
+        most = self.max_deliveries
+        if suspect is Suspect.COUNTED:
+            if most is not None and entry.delivery_count >= most:
+                return False
+            self.suspects[entry.position] = Suspect.IN_HAND
+        elif suspect is Suspect.UNCOUNTED:
+            self.suspects[entry.position] = Suspect.FIRST_IN_HAND
+        else:
             return True
-        # Where none was counted ever, it was handed out before the crash, and nobody knows whether it was seen.
-        if counted is False and self.max_deliveries is not None and entry.delivery_count >= self.max_deliveries:
-            return False
-        self.suspects[entry.position] = True
         self.count(entry, 1, effects)
         return True
 
-    def out_of_hand(self, entry: Entry) -> bool:
+    def out_of_hand(self, entry: Entry, *, seen: bool) -> bool:
         """A delivery has ended, and not in an acceptance; returns whether it was counted when it began."""
-        if not self.suspects.get(entry.position):
+        suspect = self.suspects.get(entry.position)
+        if suspect is None or suspect is Suspect.UNCOUNTED or suspect is Suspect.COUNTED:
             return False
-        self.suspects[entry.position] = False
+        first = suspect is Suspect.FIRST_IN_HAND and not seen
+        self.suspects[entry.position] = Suspect.UNCOUNTED if first else Suspect.COUNTED
         return True
 
     def forgive(self, position: int, failures: int | None, effects: Effects) -> bool:

@@ -91,6 +91,26 @@ def test_what_was_prefetched_at_one_crash_is_no_dead_letter_where_one_delivery_i
     broker.close()
 
 
+def test_what_was_released_unseen_after_a_crash_is_no_dead_letter_either(tmp_path: Path) -> None:
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    broker = Broker(EngineSettings(max_deliveries=1), before)
+    send(broker, connect(broker), Q, "x")
+    prefetched(broker, 1)
+    shutil.copytree(before, after, ignore=shutil.ignore_patterns("lock.mdb"))
+    broker.close()
+    broker = Broker(EngineSettings(max_deliveries=1), after)
+    for _ in range(3):
+        consumer, inbox = prefetched(broker, 1)
+        assert take(broker, consumer, inbox.handouts[0])
+        leave_unseen(broker, consumer)  # it was stopped, or closed, before the application got it
+    consumer, inbox = prefetched(broker, 1)
+    assert take(broker, consumer, inbox.handouts[0])
+    settle(broker, consumer, inbox.handouts, Outcome.MODIFIED)
+    (dead,) = drained(broker, connect(broker), "DLQ")
+    assert dead.payload == b"x"
+    broker.close()
+
+
 def test_what_was_never_in_hand_is_not_counted_however_often_the_process_ends(crash: Crash) -> None:
     broker = crash()
     send(broker, connect(broker), Q, *range(5))
