@@ -584,7 +584,7 @@ class MessageConsumer:
         """Let the broker send so many more."""
         self._granted += messages
         self._state.transport.credit(self._link, messages)
-        if self._epoch != self._state.epoch or self._relinked:
+        if self._relinked or self._is_away:
             # The link was lost, and may have been there again when the credit was granted.
             self._in_doubt = True
 
@@ -623,8 +623,8 @@ class MessageConsumer:
             return
         self._relinked, self._epoch = False, epoch
         # What came before the loss comes again.  There was no credit since, but for what was granted as it was lost.
-        with contextlib.suppress(IndexError):  # another thread may close it, and take what is there
-            while self._is_stale(self._buffer[0].tag):
+        with state.settling:  # another thread may close it, and take what is there
+            while self._buffer and self._is_stale(self._buffer[0].tag):
                 self._buffer.popleft()
         self._granted = self._arrived
         self._undrained, self._in_doubt = self._in_doubt or bool(self._buffer), False
@@ -682,7 +682,8 @@ class MessageConsumer:
 
     def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
-        return [delivery for delivery in taken_out(self._buffer) if not self._is_stale(delivery.tag)]
+        with self._state.settling:
+            return [delivery for delivery in taken_out(self._buffer) if not self._is_stale(delivery.tag)]
 
     def _unseen(self) -> list[tuple[Given, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
@@ -701,7 +702,7 @@ class MessageConsumer:
 
     def _link_interrupted(self, tag_link: int) -> None:
         """The broker closed the link, which is being attached again; for the session."""
-        self._stale_link = tag_link
+        self._stale_link = max(self._stale_link, tag_link)
         self._away = True
 
     def _restored(self) -> None:
@@ -711,8 +712,8 @@ class MessageConsumer:
 
     def _link_restored(self) -> None:
         """The link is there again, without credit; for the session."""
+        self._relinked = True  # ahead of the next, so that credit granted meanwhile is in doubt
         self._away = False
-        self._relinked = True
         self._state.wake()
 
     # The end.

@@ -10,6 +10,7 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter import ClientSettings, LinkInterrupted, OperationTimedOutException
+from broker_adapter.transport import TransportEvent
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -76,6 +77,20 @@ def test_every_loss_is_told_to_the_exception_listener(
     assert [type(told.get(timeout=120)) for _ in range(2)] == [ConnectionLostException] * 2
 
 
+def test_a_loss_that_no_thread_could_tell_of_is_told_with_the_next(
+    broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        _lose(broker)
+    assert told.empty()
+    _lose(broker)
+    assert [type(told.get(timeout=120)) for _ in range(2)] == [ConnectionLostException] * 2
+
+
 def test_dirty_client_session_says_so_once(broker: SmallBroker, connection: Connection) -> None:
     _, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 5)
     _received(consumer)
@@ -122,6 +137,33 @@ def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_messa
     broker.credit = late  # type: ignore[method-assign]
     assert [str(_received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
     assert [str(_received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
+def test_credit_for_a_link_that_is_there_again_before_its_session_knows_is_drained_by_a_recover(
+    broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
+) -> None:
+    session, consumer = _with_messages(connection, mode, 40)
+    credit, listener = broker.credit, broker._listener
+    waiting: list[TransportEvent] = []
+
+    def late(link: int, messages: int) -> None:
+        broker.credit = credit  # type: ignore[method-assign]
+        broker.interrupt_link(link)
+        broker._listener = waiting.append
+        broker.restore_link(link, 77)
+        broker._listener = listener
+        broker._receivers[link].credit += messages  # what it brings is still on its way
+
+    broker.credit = late  # type: ignore[method-assign]
+    assert [str(_received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    (restored,) = waiting
+    listener(restored)
+    for _ in range(10):
+        _received(consumer)
+    drains = broker.drains
+    session.recover() if mode is AcknowledgeMode.CLIENT else session.rollback()
+    assert broker.drains > drains
 
 
 @pytest.mark.parametrize("listens", [False, True])
