@@ -145,6 +145,8 @@ class SessionState:
         self.dispatching: object = None
         self.gives_out = False
         self.thread: threading.Thread | None = None
+        self._stand_in: threading.Thread | None = None  #: tells completions, for want of a thread of the session's own
+        self._completing = threading.Lock()
         self.owner = threading.RLock()
         self.settling = threading.Lock()
         self.lock = threading.Lock()
@@ -181,7 +183,8 @@ class SessionState:
 
     def in_own_thread(self) -> bool:
         """Whether the caller is the session's thread: a listener or a completion callback."""
-        return self.thread is not None and threading.current_thread() is self.thread
+        thread = threading.current_thread()
+        return thread is self.thread or thread is self._stand_in
 
     # Waiting and waking.
 
@@ -357,17 +360,22 @@ class SessionState:
                 self.ensure_thread()
             except RuntimeError as error:  # the transaction has ended all the same
                 log.warning("! %s has no thread for its completions, this one tells them: %s", self.name, error)
-                self.complete()
+                before, self._stand_in = self._stand_in, threading.current_thread()
+                try:
+                    self.complete()
+                finally:
+                    self._stand_in = before
 
     def complete(self) -> None:
-        """Tell of the asynchronous sends that have ended, in the order in which they were made; in its thread."""
+        """Tell of the asynchronous sends that have ended, in the order in which they were made; once at a time."""
         completions = self.completions
         told = False
-        while completions and completions[0].done:
-            # Taken away only afterwards, so that an empty queue means that all have been told.
-            completions[0].run()
-            completions.popleft()
-            told = True
+        with self._completing:
+            while completions and completions[0].done:
+                # Taken away only afterwards, so that an empty queue means that all have been told.
+                completions[0].run()
+                completions.popleft()
+                told = True
         if told:
             self.wake()
 

@@ -511,6 +511,29 @@ def test_a_commit_that_gets_no_thread_for_its_completions_is_done_and_tells_them
     assert (told, len(broker.commits)) == ([None], 1)
 
 
+def test_a_completion_that_the_committing_thread_tells_ends_no_transaction_and_closes_nothing(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_thread, "_LINGER", 0.01)
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    producer = session.create_producer(session.create_queue("q"))
+    told: list[str] = []
+
+    def callback(message: Message, _error: JMSException | None) -> None:
+        told.append(str(message))
+        for act in (session.commit, session.close):
+            with pytest.raises(IllegalStateException, match="callback"):
+                act()
+
+    for body in ("a", "b"):
+        producer.send(body, on_completion=callback)
+    eventually(lambda: session._state.thread is None)
+    with pytest.MonkeyPatch.context() as patch:
+        _refuse_threads(patch)
+        session.commit()
+    assert (told, len(broker.commits)) == (["a", "b"], 1)
+
+
 def test_a_message_is_received_though_no_thread_can_acknowledge_it_in_time(connection: Connection) -> None:
     session = connection.create_session(AcknowledgeMode.DUPS_OK)
     consumer = session.create_consumer(session.create_queue("q"))
