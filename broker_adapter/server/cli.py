@@ -6,6 +6,7 @@ Exit status: 0 done, 1 it did not work (the error says why, and what to do), 2 w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -73,6 +74,8 @@ _MOST_SECONDS = 1_000_000_000
 #: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
 #: wait for each other longer than a message takes.
 _SWITCH_SECONDS = 0.0005
+#: How often a server looks whether it was told to stop.
+_LOOK_SECONDS = 1.0
 
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -455,7 +458,7 @@ def _serve(options: argparse.Namespace) -> int:
         scheme = "amqps" if tls is not None else "amqp"
         _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
         if broker.failed is None:  # else it failed ahead of the line above
-            stopped.get()
+            _wait_for(stopped)
         if broker.failed is not None:
             raise broker.failed
         _say("holdfast stopping")
@@ -463,6 +466,13 @@ def _serve(options: argparse.Namespace) -> int:
         listener.stop()
         broker.close()
     return 0
+
+
+def _wait_for(stopped: queue.SimpleQueue[None]) -> None:
+    """Wait, and look now and then: a signal that comes just as Python begins to wait does not end the wait."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return stopped.get(timeout=_LOOK_SECONDS)
 
 
 def _say(text: str) -> None:
