@@ -210,9 +210,10 @@ class SessionState:
 
     def ensure_thread(self) -> None:
         """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile."""
-        with self.lock:
-            if self.thread is None:
-                self._start_thread()
+        if self.thread is None:  # one that ends looks once more whether it is needed, behind this
+            with self.lock:
+                if self.thread is None:
+                    self._start_thread()
 
     # Settling.
 

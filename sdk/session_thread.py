@@ -136,5 +136,7 @@ class SessionThread:
         with state.lock:
             if end_at is not None and time.monotonic() >= end_at and not self._is_needed():
                 state.thread = None  # who needs one from here on starts another one
-                return False
+                if not self._is_needed():  # else whoever needs it may have seen that it was there
+                    return False
+                state.thread = self.thread
             return not self._stopping

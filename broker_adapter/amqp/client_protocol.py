@@ -1099,11 +1099,16 @@ class ClientProtocol:
             done(self._failure or IllegalStateException(f"link {link} is closed"))
             self._on_sends_done(1)
             return
-        if sender.credit > 0 and not sender.queue and self._peer.has_link(link):
-            sender.credit -= 1
-            sender.waiting.append((self._peer.send(link, payload), done))
-        else:
-            sender.queue.append(_Send(payload, done))
+        if sender.credit > 0 and not sender.queue:
+            try:
+                number = self._peer.send(link, payload)
+            except IllegalStateException:
+                pass  # its session has ended, which we are about to hear
+            else:
+                sender.credit -= 1
+                sender.waiting.append((number, done))
+                return
+        sender.queue.append(_Send(payload, done))
 
     def _flush(self, sender: _Sender) -> None:
         queue, peer, link = sender.queue, self._peer, sender.link

@@ -464,10 +464,10 @@ class Peer:
         if self._failure is not None or self._tail_closed:
             return
         if self._held:
-            self._held += data
-            if self._end_waits or len(self._held) < self._wanted_bytes:
+            if self._end_waits or len(self._held) + len(data) < self._wanted_bytes:
+                self._held += data
                 return
-            data = bytes(self._held)
+            data = b"".join((self._held, data))
             self._held.clear()
         self._take(data)
 
