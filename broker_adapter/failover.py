@@ -457,7 +457,7 @@ class FailoverTransport:
             try:
                 inner, peer = self._attempt(action, None)
                 self._peer = peer
-                self._listener(Restoring(peer, inner.request))
+                self._listener(Restoring(peer, inner.request, self._identification.token))
                 self._restore_links(inner)
                 away = time.monotonic() - self._lost_at
                 news = Restored(self._epoch, peer, str(action.address), self._rules.attempts, away)

@@ -154,11 +154,15 @@ class Interrupted:
 class Restoring:
     """The connection to this broker is there, and nothing that hung on it yet; the listener may make requests now.
 
-    The request's arguments are those of ``Transport.request``.
+    Attributes:
+        peer: the broker.
+        request: asks it something beyond messaging; its arguments are those of ``Transport.request``.
+        token: what our own broker knows the lost connection by.
     """
 
     peer: Peer
     request: Callable[[str, Mapping[str, Any], float | None], Any]
+    token: str = attrs.field(default="", repr=False)
 
 
 @attrs.frozen

@@ -22,6 +22,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
@@ -32,6 +33,7 @@ from broker_adapter import (
     Delivery,
     Envelope,
     Identity,
+    InvalidDestinationException,
     JMSException,
     OperationTimedOutException,
 )
@@ -58,9 +60,10 @@ class Source:
 
 #: What a message is known again by: its source, and its identity or id.
 Key = tuple[Source, Identity | str]
-#: An acknowledgement: the same; at which position of its source the message was, where the broker says so; how many
-#: deliveries of it had failed before; and its message id.
-Given = tuple[Source, Identity | str, int | None, int, str | None]
+#: An acknowledgement: the same, where it has either; at which position of its source the message was, where the broker
+#: says so; how many deliveries of it had failed before; and its message id.
+Given = tuple[Source, Identity | str | None, int | None, int, str | None]
+_AnyKey = tuple[Source, Identity | str | None]
 #: Hears the ids of messages that were acknowledged, and that others have, since the acknowledgements were lost.
 TooLate = Callable[[list[str]], None]
 
@@ -80,7 +83,7 @@ def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> 
     if source is None:
         return None
     name = envelope.identity or envelope.message_id
-    if name is None:
+    if name is None and delivery.position is None:
         return None
     return source, name, delivery.position, delivery.delivery_count, envelope.message_id
 
@@ -92,8 +95,10 @@ class LostAcknowledgements:
     """
 
     def __init__(self) -> None:
-        self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
-        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._lost: OrderedDict[_AnyKey, tuple[Given, TooLate]] = OrderedDict()
+        self._seen: OrderedDict[_AnyKey, None] = OrderedDict()
+        #: Positions of what was seen, until the broker has heard of it; None: there were too many.
+        self._untold: dict[Source, set[int]] | None = {}
         self._changing = threading.Lock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
     @property
@@ -108,7 +113,10 @@ class LostAcknowledgements:
         """These were under way when the connection was lost; ``too_late`` hears of those that others have."""
         with self._changing:
             for each in given:
-                self._lost[each[0], each[1]] = each, too_late
+                if each[1] is not None:
+                    self._lost[each[0], each[1]] = each, too_late
+                else:  # it comes again as any other
+                    self._note_seen(each)
             while len(self._lost) > MAX_GIVEN:
                 self._lost.popitem(last=False)
 
@@ -116,19 +124,29 @@ class LostAcknowledgements:
         """The application had these when the connection was lost, and had not acknowledged them."""
         with self._changing:
             for each in given:
-                self._seen[each[0], each[1]] = None
+                if each[1] is not None:
+                    self._seen[each[0], each[1]] = None
+                self._note_seen(each)
             while len(self._seen) > MAX_GIVEN:
                 self._seen.popitem(last=False)
+
+    def _note_seen(self, given: Given) -> None:
+        """Under the lock: what has a position is to be told to our own broker."""
+        source, _, position = given[:3]
+        if position is not None and self._untold is not None:
+            self._untold.setdefault(source, set()).add(position)
+            if sum(map(len, self._untold.values())) > MAX_GIVEN:
+                self._untold = None
 
     def was_seen(self, given: Given) -> bool:
         """A message has come: returns whether the application had it before."""
         with self._changing:
-            return self._seen.pop(given[:2], _NOT_THERE) is not _NOT_THERE
+            return self._seen.pop((given[0], given[1]), _NOT_THERE) is not _NOT_THERE
 
     def take(self, given: Given) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
         with self._changing:
-            return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
+            return self._lost.pop((given[0], given[1]), _NOT_THERE) is not _NOT_THERE
 
     def give_again(self, request: Request) -> None:
         """Say all of it again to our own broker, before it hands anything out.
@@ -159,6 +177,38 @@ class LostAcknowledgements:
             for too_late, ids in late.items():
                 too_late(ids)
 
+    def forgive_rest(self, request: Request, token: str) -> None:
+        """Say to our own broker what was seen of a lost connection: all else that it had was lost on its way.
+
+        Args:
+            request: asks the broker, as ``Transport.request``.
+            token: what the broker knows the connection by.
+
+        Raises:
+            JMSException: the connection is lost again; nothing is forgotten.
+        """
+        with self._changing:
+            if self._untold is None:
+                return
+            untold, self._untold = self._untold, {}
+        try:
+            for source, seen in untold.items():
+                positions = sorted(seen)
+                for first in range(0, len(positions), _REQUEST_POSITIONS):
+                    part = positions[first : first + _REQUEST_POSITIONS]
+                    with suppress(InvalidDestinationException):  # it went with the connection
+                        request("seen", {**_named(source), "token": token, "positions": part}, None)
+            done = request("forgive_rest", {"token": token}, None)
+            _log.debug("= %d messages that were lost on their way do not count as failed", done)
+        except (ConnectionLostException, OperationTimedOutException):
+            with self._changing:
+                if self._untold is not None:
+                    for source, seen in untold.items():
+                        self._untold.setdefault(source, set()).update(seen)
+            raise
+        except JMSException as error:  # a broker of an earlier version
+            _log.debug("= what was lost on its way counts as failed: %s", error)
+
 
 def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:
     """Say to our own broker that these, lost with the connection, were never seen: their delivery has not failed.
@@ -177,6 +227,10 @@ def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:
         _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done or 0)
 
 
+def _named(source: Source) -> dict[str, Any]:
+    return {key: value for key, value in attrs.asdict(source).items() if value is not None}
+
+
 def _asked(request: Request, operation: str, failures: Mapping[Given, int]) -> Iterator[tuple[list[Given], Any]]:
     """Ask something of the messages that have a position, source by source, in parts; with the answer, or None."""
     by_source: dict[Source, list[Given]] = {}
@@ -184,7 +238,7 @@ def _asked(request: Request, operation: str, failures: Mapping[Given, int]) -> I
         if each[2] is not None:
             by_source.setdefault(each[0], []).append(each)
     for source, all_of_it in by_source.items():
-        arguments = {key: value for key, value in attrs.asdict(source).items() if value is not None}
+        arguments = _named(source)
         for first in range(0, len(all_of_it), _REQUEST_POSITIONS):
             part = all_of_it[first : first + _REQUEST_POSITIONS]
             named = [

@@ -348,6 +348,7 @@ class Connection:
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
                 forgive(event.request, [each for session in sessions for each in session._unseen()])
+                self._lost_acknowledgements.forgive_rest(event.request, event.token)
             return
         elif isinstance(event, Restored):
             if event.peer is not None:

@@ -28,6 +28,7 @@ from broker_adapter.engine.effects import Effects, Load, Look, Scan
 from broker_adapter.engine.holding import Chosen, Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.limits import QueueLimits
+from broker_adapter.engine.losses import Losses
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
 from broker_adapter.engine.records import (
     FIRST_STAGED_QUEUE,
@@ -109,11 +110,12 @@ class Client:
         waited_for: queues that hand out nothing until all is back that it held of them; None: it does not leave yet.
     """
 
-    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries", "waited_for")
+    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries", "token", "waited_for")
 
-    def __init__(self, number: int, client_id: str | None) -> None:
+    def __init__(self, number: int, client_id: str | None, token: str | None = None) -> None:
         self.id = number
         self.client_id = client_id
+        self.token = token
         self.consumers: dict[int, Consumer] = {}
         self.browsers: dict[int, Browser] = {}
         self.temporaries: dict[Destination, None] = {}
@@ -180,6 +182,7 @@ class BrokerState:
         self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.totals = Totals()
         self.redelivered = Redelivered()
+        self.losses = Losses()
         self.selector_fault: tuple[str, Exception] | None = None  #: the last one, for the log
         #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
         self.new_slice: Callable[[], Callable[[], bool]] = lambda: lambda: False
@@ -499,7 +502,7 @@ class BrokerState:
             raise InvalidClientIDException(f"client id {client_id!r} is in use by another connection")
         number = self._next_client
         self._next_client += 1
-        self.clients[number] = Client(number, client_id)
+        self.clients[number] = Client(number, client_id, command.token)
         if client_id is not None and command.exclusive:
             self.client_ids[client_id] = number
         self._reply(command, number, effects)
@@ -513,7 +516,7 @@ class BrokerState:
             if self.client_ids.get(client.client_id or "") == client.id:
                 del self.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
-                self._give_back_of(consumer, list(consumer.unsettled), command.failed, effects)
+                self._give_back_of(consumer, list(consumer.unsettled), command.failed, effects, client.token)
                 self._awake[consumer.queue.id] = consumer.queue
                 self._forget_consumer(consumer, client, effects)
             for queue in client.waited_for or ():  # also of consumers that a commit has ended meanwhile
@@ -556,7 +559,7 @@ class BrokerState:
             for consumer in list(client.consumers.values()):
                 numbers = list(consumer.unsettled)[:left]
                 left -= len(numbers)
-                self._give_back_of(consumer, numbers, command.failed, effects)
+                self._give_back_of(consumer, numbers, command.failed, effects, client.token)
         self._reply(command, None, effects)
 
     def _client(self, number: int) -> Client:
@@ -1096,13 +1099,18 @@ class BrokerState:
             self._end_browser(browser, effects)
         self._reply(command, held, effects)
 
-    def _give_back_of(self, consumer: Consumer, numbers: Sequence[int], failed: bool, effects: Effects) -> None:
-        """Deliveries of a consumer have failed, or nobody has looked at them."""
+    def _give_back_of(
+        self, consumer: Consumer, numbers: Sequence[int], failed: bool, effects: Effects, token: str | None = None
+    ) -> None:
+        """Deliveries of a consumer have failed, or nobody has looked at them; ``token``: of its lost connection."""
         outcome = Outcome.MODIFIED if failed else Outcome.RELEASED
         self._let_go(consumer, len(numbers))
         for number in numbers:
             entry = consumer.unsettled.pop(number)
-            self._return(consumer.queue, entry, Outcome.RELEASED if consumer.has_not_seen(number) else outcome, effects)
+            unseen = consumer.has_not_seen(number)
+            if token is not None and failed and not unseen:
+                self.losses.note(token, consumer.queue.id, entry.position, entry.delivery_count)
+            self._return(consumer.queue, entry, Outcome.RELEASED if unseen else outcome, effects)
 
     def _let_go(self, consumer: Consumer, deliveries: int) -> None:
         """A consumer holds so many deliveries less: it, or others, may get more."""
@@ -2187,6 +2195,19 @@ class BrokerState:
             self._awake[queue.id] = queue
         self._reply(command, forgiven, effects)
 
+    def _seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
+        self.losses.seen(command.token, command.queue, command.positions)
+        self._reply(command, None, effects)
+
+    def _forgive_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
+        forgiven = 0
+        for (number, position), failures in self.losses.take(command.token).items():
+            queue = self.queues.get(number)
+            if queue is not None:
+                forgiven += queue.forgive(position, failures, effects)
+                self._awake[number] = queue
+        self._reply(command, forgiven, effects)
+
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         for kind, raw, key in command.items:
             for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
@@ -2331,6 +2352,8 @@ _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
     c.ResolveCommit: BrokerState._resolve_commit,
     c.Trim: BrokerState._trim,
     c.Forgive: BrokerState._forgive,
+    c.Seen: BrokerState._seen,
+    c.ForgiveRest: BrokerState._forgive_rest,
     c.Drop: BrokerState._drop,
     c.Due: BrokerState._due,
     c.Quarantined: BrokerState._quarantined,

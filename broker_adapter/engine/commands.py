@@ -113,12 +113,14 @@ def group_number(group_id: str | None) -> int:
 class Connect(NamedTuple):
     """A client comes.  Replies with its number, or InvalidClientIDException where the id is in use.
 
-    The id of a client that is not ``exclusive`` names its subscriptions, and others may have the same one.
+    The id of a client that is not ``exclusive`` names its subscriptions, and others may have the same one.  By the
+    ``token`` one that was lost says later what it had seen.
     """
 
     client_id: str | None
     exclusive: bool = True
     reply: Reply | None = None
+    token: str | None = None
 
 
 #: Numbers of deliveries that nobody has seen: they are released, whatever becomes of the others.
@@ -374,6 +376,25 @@ class Forgive(NamedTuple):
     reply: Reply | None = None
 
 
+class Seen(NamedTuple):
+    """What a lost connection had at these positions of a queue was seen; for ``ForgiveRest``.  Replies None."""
+
+    token: str
+    queue: int
+    positions: Sequence[int]
+    reply: Reply | None = None
+
+
+class ForgiveRest(NamedTuple):
+    """All else that a lost connection had, nobody saw: its last delivery does not count.
+
+    Replies with the number of messages.  What it had is forgotten, so that asking twice takes nothing back twice.
+    """
+
+    token: str
+    reply: Reply | None = None
+
+
 class TakeInHand(NamedTuple):
     """An application in the process of the engine is about to get a delivery that may have ended the process before.
 
@@ -547,6 +568,8 @@ Command = (
     | ResolveCommit
     | Trim
     | Forgive
+    | Seen
+    | ForgiveRest
     | TakeInHand
     | Drop
     | Due

@@ -59,6 +59,12 @@ identity (as a list) or else its message id, and the failures are the failed del
 the one that was lost
     The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.  At most
     10,000 messages at once.
+``seen`` of a queue, with ``token`` (of a connection, as its client says it in the open frame) and ``positions``
+    True.  The client had these when the connection was lost, and its application has seen them.  At most 10,000
+    messages at once.
+``forgive_rest`` with ``token``
+    The number of messages whose last delivery does not count any more: all that this connection had when it was lost
+    but what was ``seen``.  Of the last 200,000 deliveries that were lost, since the engine began.
 ``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
 was made; default 0)
     True where that commit was done, False where it was not; None where it may have been forgotten, since it was made
@@ -119,6 +125,8 @@ MAX_RANGE_BYTES = 4 * 1024 * 1024
 _RANGE_ENTRIES = 5_000
 #: Entries settled in one commit.
 _SETTLE_ENTRIES = 5_000
+#: What came before a request is done behind this: also, what a lost connection had is given back.
+_ENDED = c.ResolveCommit(c.CommitId("", 0))
 #: Queues whose figures are collected in one cycle.
 _STATISTICS_QUEUES = 500
 
@@ -245,8 +253,7 @@ class _Arguments:
     def given(self) -> list[Sequence[Any]]:
         """The argument ``given``: (position, name) or (position, name, failures) each."""
         values: list[Sequence[Any]] = self["given"]
-        if len(values) > MAX_GIVEN:
-            raise MessageFormatException(f"{len(values)} messages at once, limit {MAX_GIVEN}; ask in several requests")
+        _check_count(values)
         for each in values:
             if (
                 not isinstance(each, list | tuple)
@@ -481,6 +488,11 @@ def _rolled_back(kept: int) -> str:
     )
 
 
+def _check_count(messages: Sequence[Any]) -> None:
+    if len(messages) > MAX_GIVEN:
+        raise MessageFormatException(f"{len(messages)} messages at once, limit {MAX_GIVEN}; ask in several requests")
+
+
 def _settle_positions(arguments: _Arguments) -> Steps:
     failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
     lost: list[int] = []
@@ -512,7 +524,7 @@ def _settle_positions(arguments: _Arguments) -> Steps:
 
 
 def _confirm(arguments: _Arguments) -> Steps:
-    yield c.ResolveCommit(c.CommitId("", 0))  # what came before it is done
+    yield _ENDED
     return True
 
 
@@ -525,6 +537,24 @@ def _forgive(arguments: _Arguments) -> Steps:
     return (yield from _with_given(arguments, forgive))
 
 
+def _seen(arguments: _Arguments) -> Steps:
+    positions = arguments["positions"]
+    _check_count(positions)
+
+    def queue(reader: EngineReader) -> int:
+        return arguments.queue(reader.state).id
+
+    yield _ENDED
+    number = yield queue
+    yield c.Seen(arguments["token"], number, positions)
+    return True
+
+
+def _forgive_rest(arguments: _Arguments) -> Steps:
+    yield _ENDED
+    return (yield c.ForgiveRest(arguments["token"]))
+
+
 def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -> Steps:
     """Do something with those of the positions given at which the message of that name is; returns the sum.
 
@@ -532,8 +562,7 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
     command to see.
     """
     given = {each[0]: tuple(each[1]) if isinstance(each[1], list | tuple) else each[1] for each in arguments.given()}
-    # What came before this request is done: what a lost connection had is given back.
-    yield c.ResolveCommit(c.CommitId("", 0))
+    yield _ENDED
     total = 0
     for run in _runs(sorted(given)):
 
@@ -641,6 +670,8 @@ _HANDLERS: dict[str, Callable[[_Arguments], Steps]] = {
     "settle_positions": _settle_positions,
     "confirm": _confirm,
     "forgive": _forgive,
+    "seen": _seen,
+    "forgive_rest": _forgive_rest,
     "stage": _stage,
     "renew": _renew,
     "publish": _publish,
@@ -683,6 +714,8 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     },
     "settle_positions": {**QUEUE, "given": Argument(list)},
     "forgive": {**QUEUE, "given": Argument(list)},
+    "seen": {**QUEUE, "token": Argument(str), "positions": Argument(list, of=int)},
+    "forgive_rest": {"token": Argument(str)},
     "confirm": {},
     "stage": {
         "transaction": Argument(str),

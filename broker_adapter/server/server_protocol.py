@@ -459,9 +459,10 @@ class ServerProtocol:
         self._envelope = ENVELOPE_CAPABILITY in event.desired_capabilities
         self._is_own = event.properties.get("product") == PRODUCT
         token = event.properties.get(CONNECTION_TOKEN)
-        if isinstance(token, str) and 0 < len(token) <= _MAX_TOKEN:
+        token = str(token) if isinstance(token, str) and 0 < len(token) <= _MAX_TOKEN else None
+        if token is not None:
             # What the client had is given back, and what it was about to do is not done any more, before it goes on.
-            self._take_over(str(token))
+            self._take_over(token)
         try:
             self._admit()
         except JMSException as error:
@@ -471,7 +472,7 @@ class ServerProtocol:
         # Our own client invents a container id where the application gave no client id; that of another client names
         # its subscriptions in any case.
         client_id = event.container_id if sole or not self._is_own else None
-        self._commands.append(c.Connect(client_id, sole, self._reply(self._on_connected)))
+        self._commands.append(c.Connect(client_id, sole, self._reply(self._on_connected), token))
 
     def _on_connected(self, result: int | JMSException) -> None:
         if isinstance(result, JMSException):

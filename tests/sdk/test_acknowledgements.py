@@ -17,8 +17,11 @@ from broker_adapter import (
     Envelope,
     Identity,
     InvalidDestinationException,
+    JMSException,
+    MessageFormatException,
     queue,
 )
+from sdk import acknowledgements
 from sdk.acknowledgements import (
     MAX_GIVEN,
     Acknowledgements,
@@ -66,7 +69,6 @@ def delivery(envelope: Envelope, position: int | None = 7) -> Delivery:
     [
         (Envelope(queue("q"), identity=Identity("p", 1, 2), message_id="ID:1"), SOURCE, Identity("p", 1, 2)),
         (Envelope(queue("q"), message_id="ID:1"), SOURCE, "ID:1"),
-        (Envelope(queue("q"), BodyKind.TEXT, "no name"), SOURCE, None),
         (Envelope(queue("q"), message_id="ID:1"), None, None),
     ],
 )
@@ -75,6 +77,12 @@ def test_a_message_is_known_by_its_identity_or_else_its_id(
 ) -> None:
     found = given_for(source, envelope, delivery(envelope))
     assert found == (None if expected is None else (source, expected, 7, 0, "ID:1"))
+
+
+def test_a_message_without_a_name_has_at_most_a_position() -> None:
+    envelope = Envelope(queue("q"), BodyKind.TEXT, "no name")
+    assert given_for(SOURCE, envelope, delivery(envelope)) == (SOURCE, None, 7, 0, None)
+    assert given_for(SOURCE, envelope, delivery(envelope, None)) is None
 
 
 # What is remembered.
@@ -237,6 +245,58 @@ def test_what_nobody_saw_is_forgiven_where_it_has_a_position() -> None:
     assert asked == [("forgive", [(1, ["producer", 1, 1], 3)])]
     forgive(request, [])
     assert len(asked) == 1
+
+
+class Told:
+    """Answers as our own broker does; keeps what it was asked."""
+
+    def __init__(self, *errors: JMSException) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self._errors = list(errors)
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        self.asked.append((operation, arguments.get("positions")))
+        if self._errors:
+            raise self._errors.pop(0)
+        return 1
+
+
+def test_what_was_seen_is_told_once_by_position_and_the_rest_is_forgiven() -> None:
+    lost = LostAcknowledgements()
+    lost.add_seen([given(1), given(2, position=None)])
+    lost.add([given(3), (SOURCE, None, 4, 0, None)], ignore)
+    broker = Told()
+    lost.forgive_rest(broker.request, "token")
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [("seen", [1, 4]), ("forgive_rest", None), ("forgive_rest", None)]
+
+
+def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() -> None:
+    lost = LostAcknowledgements()
+    lost.add_seen([given(1)])
+    broker = Told(InvalidDestinationException("gone"), ConnectionLostException("cut"))
+    with pytest.raises(ConnectionLostException):
+        lost.forgive_rest(broker.request, "token")
+    lost.add_seen([given(2)])
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [("seen", [1]), ("forgive_rest", None), ("seen", [1, 2]), ("forgive_rest", None)]
+
+
+def test_nothing_is_forgiven_by_a_broker_that_does_not_know_how() -> None:
+    lost = LostAcknowledgements()
+    lost.add_seen([given(1)])
+    broker = Told(MessageFormatException("unknown operation"))
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [("seen", [1])]
+
+
+def test_nothing_is_forgiven_where_more_was_seen_than_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_GIVEN", 10)
+    lost = LostAcknowledgements()
+    lost.add_seen([given(number) for number in range(11)])
+    broker = Told()
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == []
 
 
 def test_those_without_a_position_wait_for_their_message() -> None:

@@ -162,6 +162,7 @@ def test_looking_makes_no_queue(broker: Broker) -> None:
         ("settle_through", {"position": 1}),
         ("settle_positions", {"given": [(1, "x")]}),
         ("forgive", {"given": [(1, "x", 0)]}),
+        ("seen", {"token": "token", "positions": [1]}),
         ("purge", {}),
         ("redrive", {}),
         ("delete", {}),

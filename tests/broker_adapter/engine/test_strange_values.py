@@ -61,6 +61,8 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "given": st.lists(st.tuples(_POSITIONS, VALUES) | st.tuples(_POSITIONS, VALUES, NUMBERS), max_size=3),
     "session": st.sampled_from(["s", "x" * 600]),
     "age_ms": NUMBERS,
+    "token": st.sampled_from(["token", "x" * 600]),
+    "positions": st.lists(_POSITIONS, max_size=3),
 }
 
 
@@ -152,6 +154,7 @@ def test_positions_beyond_all_that_there_are_end_nothing(served: Served, positio
         ("read_range", {"first": 0, "last": position}),
         ("settle_positions", {"given": [[position, "x"]]}),
         ("forgive", {"given": [[position, "x", position]]}),
+        ("seen", {"token": "token", "positions": [position]}),
     ):
         with suppress(MessageFormatException, InvalidDestinationException):
             served.broker.request(operation, {"destination": "target", **arguments}, WAIT)

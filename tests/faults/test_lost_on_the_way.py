@@ -1,0 +1,56 @@
+"""Messages that the network loses on their way to the client: nobody has seen them, so they do not count as failed."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, Message, MessageConsumer, StaleAcknowledgementException
+from tests.faults.conftest import Connect
+from tests.faults.proxy import Direction, Proxy
+from tests.faults.scenarios import WAIT, wait_for
+
+pytestmark = pytest.mark.crash
+
+LOSSES = 12  #: more than deliveries may fail
+
+
+def held(direct: Connection, name: str) -> int:
+    """How many messages of a queue the consumers have, as far as the server knows."""
+    (found,) = [each for each in direct.statistics().queues if each.name == name]
+    return found.in_hand
+
+
+def received(consumer: MessageConsumer) -> Message:
+    message = consumer.receive(timeout=WAIT)
+    assert message is not None
+    return message
+
+
+def test_a_network_that_is_lost_again_and_again_makes_no_dead_letters(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    name = f"queue {uuid4()}"
+    with direct.create_session() as sending:
+        producer = sending.create_producer(sending.create_queue(name))
+        producer.send("seen")
+        client = connect("reconnect_delay_seconds=0.01")
+        with client.connection.create_session(AcknowledgeMode.CLIENT) as session:
+            consumer = session.create_consumer(session.create_queue(name))
+            assert str(received(consumer)) == "seen"
+            for loss in range(LOSSES):
+                proxy.hold(Direction.TO_CLIENT)
+                producer.send(str(loss))
+                assert wait_for(lambda count=loss + 2: held(direct, name) == count)  # type: ignore[misc]
+                proxy.cut()
+                proxy.hold()
+                client.wait_for_restore(loss + 1)
+                client.connection.stop()
+                client.connection.start()  # which gives credit again
+                assert wait_for(lambda count=loss + 2: len(consumer._buffer) == count)  # type: ignore[misc]
+            again = [received(consumer) for _ in range(1 + LOSSES)]
+            assert [str(each) for each in again] == ["seen", *map(str, range(LOSSES))]
+            assert [each.delivery_count for each in again] == [2, *[1] * LOSSES]
+            with pytest.raises(StaleAcknowledgementException, match="1 messages"):
+                again[-1].acknowledge()
