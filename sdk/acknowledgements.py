@@ -271,6 +271,7 @@ class Acknowledgements:
         self._delivered = 0
         self._held: dict[DeliveryTag, Given] = {}
         self._recent: deque[tuple[int, Given]] = deque()
+        self._returned: deque[tuple[int, Given]] = deque()  #: what was seen and given back, which is remembered as long
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -300,13 +301,15 @@ class Acknowledgements:
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
         """These are on their way to the broker."""
-        held, recent, now = self._held, self._recent, self._delivered
+        held, recent, returned, now = self._held, self._recent, self._returned, self._delivered
         for tag, outcome in settlements:
             given = held.pop(tag, None)
-            if given is not None and outcome is _ACCEPTED:
-                recent.append((now, given))
+            if given is not None:
+                (recent if outcome is _ACCEPTED else returned).append((now, given))
         while recent and recent[0][0] < now - self._reach:
             recent.popleft()
+        while returned and returned[0][0] < now - self._reach:
+            returned.popleft()
 
     def committed(self, settlements: Iterable[Settlement]) -> None:
         """These are done, as the broker has said."""
@@ -316,8 +319,10 @@ class Acknowledgements:
     def interrupted(self) -> None:
         """The connection was lost."""
         self.lost.add([given for _, given in self._recent], self.too_late)
+        self.lost.add_seen([given for _, given in self._returned])
         self.lost.add_seen(self._held.values())
         self._recent.clear()
+        self._returned.clear()
         self._held.clear()
 
     def link_lost(self, link: int) -> None:

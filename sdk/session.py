@@ -799,6 +799,7 @@ class Session:
             self._transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", state.name, error)
+            state.forget_nothing()
         for producer in self._producers.values():
             producer._end()
         self._producers.clear()

@@ -294,6 +294,12 @@ class SessionState:
         if self.acknowledgements is not None:
             self.acknowledgements.interrupted()
 
+    def forget_nothing(self) -> None:
+        """The session ends, and the broker may not know what it said last: the connection is to say it again."""
+        with self.settling:
+            if self.acknowledgements is not None:
+                self.acknowledgements.interrupted()
+
     def lose_link(self, link: int) -> None:
         """The broker took back what came on one link of the connection, by the link's number in tags."""
         with self.settling:

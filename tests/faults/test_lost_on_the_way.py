@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from uuid import uuid4
 
 import pytest
@@ -26,6 +27,36 @@ def received(consumer: MessageConsumer) -> Message:
     message = consumer.receive(timeout=WAIT)
     assert message is not None
     return message
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["recovered", "closed"])
+def test_what_is_given_back_into_a_dead_network_was_seen(
+    proxy: Proxy, direct: Connection, connect: Connect, closes: bool
+) -> None:
+    name = f"queue {uuid4()}"
+    with direct.create_session() as sending:
+        sending.create_producer(sending.create_queue(name)).send("seen")
+    client = connect("reconnect_delay_seconds=0.01&close_timeout_seconds=60&poll_timeout_seconds=1")
+    session = client.connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name))
+    assert not received(consumer).redelivered
+    proxy.hold(Direction.TO_SERVER)
+    if closes:
+        closing = threading.Thread(target=session.close)
+        closing.start()
+        assert wait_for(lambda: not session._state.lifecycle.usable)
+    else:
+        session.recover()
+    proxy.cut()
+    proxy.hold()
+    client.wait_for_restore()
+    if closes:
+        closing.join(WAIT)
+        session = client.connection.create_session(AcknowledgeMode.CLIENT)
+        consumer = session.create_consumer(session.create_queue(name))
+    again = received(consumer)
+    assert (again.redelivered, again.delivery_count) == (True, 2)
+    again.acknowledge()
 
 
 def test_a_network_that_is_lost_again_and_again_makes_no_dead_letters(

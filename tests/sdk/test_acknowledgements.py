@@ -271,6 +271,21 @@ def test_what_was_seen_is_told_once_by_position_and_the_rest_is_forgiven() -> No
     assert broker.asked == [("seen", [1, 4]), ("forgive_rest", None), ("forgive_rest", None)]
 
 
+def test_what_was_given_back_may_not_have_arrived_and_was_seen() -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.widen(10)
+    accept(session, 1, outcome=Outcome.MODIFIED)
+    accept(session, *range(2, 60))  # the first one has arrived by now
+    accept(session, 60, outcome=Outcome.FAILED)
+    session.settled([Settlement(tag(61), Outcome.RELEASED)])  # which was only prefetched
+    session.interrupted()
+    broker = Told()
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [("seen", [60]), ("forgive_rest", None)]
+    assert lost.was_seen(given(60))
+
+
 def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() -> None:
     lost = LostAcknowledgements()
     lost.add_seen([given(1)])
