@@ -230,7 +230,7 @@ class FailoverTransport:
         self._refresh = refresh
         self._rules = Reconnect(url.addresses, url.failover, random, may_refresh=refresh is not None)
         self._identification = Identification(trust=Trust(url.addresses, url.failover.trusted_hosts))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._telling = threading.RLock()
         self._phase = Phase.NEW

@@ -157,7 +157,7 @@ class InProcessTransport:
         self._broker: Broker = cast(Broker, None)
         self._client = 0
         self._error: JMSException | None = IllegalStateException("the connection is not open yet")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
         self._next_link = 1
         self._senders: dict[int, Destination | None] = {}

@@ -15,7 +15,7 @@ class SendWindow:
         self._size = size
         self._used = 0
         self._waiters = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._error: JMSException | None = None
 

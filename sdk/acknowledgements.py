@@ -99,7 +99,7 @@ class LostAcknowledgements:
         self._seen: OrderedDict[_AnyKey, None] = OrderedDict()
         #: Positions of what was seen, until the broker has heard of it; None: there were too many.
         self._untold: dict[Source, set[int]] | None = {}
-        self._changing = threading.Lock()  #: an OrderedDict whose keys hash in Python is not safe by itself
+        self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
     @property
     def knows_any(self) -> bool:

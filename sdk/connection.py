@@ -124,7 +124,7 @@ class Connection:
         self._has_client_id = has_client_id
         self._exception_listener: ExceptionListener | None = None
         self._event_listener: EventListener | None = None
-        self._reports_lock = threading.Lock()
+        self._reports_lock = threading.RLock()
         self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
         self._reporting: threading.Thread | None = None
         self._transport: Transport

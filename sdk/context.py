@@ -54,7 +54,7 @@ class _SharedConnection:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._contexts = 0
 
     def enter(self) -> None:

@@ -148,8 +148,9 @@ class SessionState:
         self._stand_in: threading.Thread | None = None  #: tells completions, for want of a thread of the session's own
         self._completing = threading.Lock()
         self.owner = threading.RLock()
-        self.settling = threading.Lock()
-        self.lock = threading.Lock()
+        # The handler of a signal, which runs in the main thread between any two steps, may close what that thread uses.
+        self.settling = threading.RLock()
+        self.lock = threading.RLock()
         self.ready = threading.Condition(self.lock)
         self.waiting = 0
         self.completions: deque[Completion] = deque()

@@ -105,6 +105,7 @@ _LOOKS = 500
 _KEPT_POSITIONS = 1_000
 #: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
 _MOST_GONE = 10_000
+_MAIN_THREAD = threading.main_thread()
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
@@ -161,7 +162,6 @@ class Broker:
         self._runner = threading.Lock()
         self._wake = threading.Lock()
         self._wake.acquire()
-        self._signalled = False
         self._closing = False
         self._is_sleeping = False
         self._alarm_ms: int | None = None
@@ -260,7 +260,10 @@ class Broker:
         if ahead is not None:
             self._inbox.append(ahead)
         self._inbox.append(command._replace(reply=waiter.answer))
-        if self._runner.acquire(blocking=False):
+        # Python runs the handlers of signals in the main thread, between any two steps, and they may raise.  Where the
+        # engine has failed or is closed, nobody else may look at the command any more.
+        over = self.failed is not None
+        if (over or threading.current_thread() is not _MAIN_THREAD) and self._runner.acquire(blocking=over):
             try:
                 self._cycle()
             finally:
@@ -394,8 +397,7 @@ class Broker:
     # The engine's thread.
 
     def _signal(self) -> None:
-        if not self._signalled:
-            self._signalled = True
+        if self._wake.locked():
             with suppress(RuntimeError):  # another thread was faster
                 self._wake.release()
 
@@ -408,7 +410,7 @@ class Broker:
                 if sleep > 0:
                     self._wake.acquire(timeout=sleep)
                 self._is_sleeping = False
-            self._signalled = False
+            self._wake.acquire(blocking=False)  # whatever it was for is in this cycle
             with self._runner:
                 if not self._closing:
                     self._cycle()

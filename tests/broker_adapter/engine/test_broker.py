@@ -912,3 +912,21 @@ def test_an_engine_that_does_nothing_by_itself_sleeps(tmp_path: Path) -> None:
         assert broker._state.staged
     finally:
         broker.close()
+
+
+def test_the_main_thread_leaves_cycles_to_others_since_a_signal_may_interrupt_it(
+    disk: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = disk.start()
+    ran: list[threading.Thread] = []
+    cycle = broker._cycle
+
+    def noted() -> None:
+        ran.append(threading.current_thread())
+        cycle()
+
+    monkeypatch.setattr(broker, "_cycle", noted)
+    monkeypatch.setattr("broker_adapter.engine.broker._MAIN_THREAD", threading.current_thread())
+    connect(broker)
+    assert ran
+    assert threading.current_thread() not in ran
