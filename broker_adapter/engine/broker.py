@@ -377,7 +377,7 @@ class Broker:
                 return
             self._retry_ms = 0
             if self.failed is None:
-                self._inbox.extend([c.Disconnect(client) for client in self._state.clients])
+                self._inbox.extend([c.Disconnect(client, stops=True) for client in self._state.clients])
                 self._inbox.append(c.EndRun())
             while (self._inbox or self._unwritten is not None) and self.failed is None:
                 self._cycle()
@@ -589,7 +589,9 @@ class Broker:
                 held = self._state.in_hand_of(command.client)
                 if held > most:
                     # It goes on in the next cycle, and what came behind it waits for its end.
-                    commands.append(c.GiveBack(command.client, most, command.failed, command.unseen))
+                    commands.append(
+                        c.GiveBack(command.client, most, command.failed, command.unseen, stops=command.stops)
+                    )
                     inbox.appendleft(command)
                     return size
                 weight += max(1, held)

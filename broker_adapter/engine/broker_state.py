@@ -516,7 +516,7 @@ class BrokerState:
             if self.client_ids.get(client.client_id or "") == client.id:
                 del self.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
-                self._give_back_of(consumer, list(consumer.unsettled), command.failed, effects, client.token)
+                self._give_back_of(consumer, list(consumer.unsettled), command, effects, client.token)
                 self._awake[consumer.queue.id] = consumer.queue
                 self._forget_consumer(consumer, client, effects)
             for queue in client.waited_for or ():  # also of consumers that a commit has ended meanwhile
@@ -559,7 +559,7 @@ class BrokerState:
             for consumer in list(client.consumers.values()):
                 numbers = list(consumer.unsettled)[:left]
                 left -= len(numbers)
-                self._give_back_of(consumer, numbers, command.failed, effects, client.token)
+                self._give_back_of(consumer, numbers, command, effects, client.token)
         self._reply(command, None, effects)
 
     def _client(self, number: int) -> Client:
@@ -1089,7 +1089,7 @@ class BrokerState:
             self._end_consumer(consumer, effects)
             consumer.unseen = command.unseen
             numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
-            self._give_back_of(consumer, numbers, command.failed, effects)
+            self._give_back_of(consumer, numbers, command, effects)
             held = len(consumer.unsettled)
             if not held:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
@@ -1100,17 +1100,22 @@ class BrokerState:
         self._reply(command, held, effects)
 
     def _give_back_of(
-        self, consumer: Consumer, numbers: Sequence[int], failed: bool, effects: Effects, token: str | None = None
+        self,
+        consumer: Consumer,
+        numbers: Sequence[int],
+        why: c.Disconnect | c.GiveBack | c.Detach,
+        effects: Effects,
+        token: str | None = None,
     ) -> None:
         """Deliveries of a consumer have failed, or nobody has looked at them; ``token``: of its lost connection."""
-        outcome = Outcome.MODIFIED if failed else Outcome.RELEASED
+        once = not isinstance(why, c.Detach) and why.stops
         self._let_go(consumer, len(numbers))
         for number in numbers:
             entry = consumer.unsettled.pop(number)
-            unseen = consumer.has_not_seen(number)
-            if token is not None and failed and not unseen:
+            counts = why.failed and not consumer.has_not_seen(number) and not (once and entry.delivery_count)
+            if counts and token is not None:
                 self.losses.note(token, consumer.queue.id, entry.position, entry.delivery_count)
-            self._return(consumer.queue, entry, Outcome.RELEASED if unseen else outcome, effects)
+            self._return(consumer.queue, entry, Outcome.MODIFIED if counts else Outcome.RELEASED, effects)
 
     def _let_go(self, consumer: Consumer, deliveries: int) -> None:
         """A consumer holds so many deliveries less: it, or others, may get more."""

@@ -130,13 +130,16 @@ Unseen = tuple[Container[int], ...]
 class Disconnect(NamedTuple):
     """A client goes: its unsettled deliveries have ``failed``, or are released; its temporary destinations end.
 
-    Its queues hand out nothing until all that it held is back.  Replies None.
+    Its queues hand out nothing until all that it held is back.  Where it goes because the server or the engine
+    ``stops``, a failure counts only for what has failed never before, as after a crash: nobody knows what was seen.
+    Replies None.
     """
 
     client: int
     failed: bool = True
     unseen: Mapping[int, Unseen] | None = None  #: by consumer
     reply: Reply | None = None
+    stops: bool = False
 
 
 class GiveBack(NamedTuple):
@@ -147,6 +150,7 @@ class GiveBack(NamedTuple):
     failed: bool = True
     unseen: Mapping[int, Unseen] | None = None  #: by consumer
     reply: Reply | None = None
+    stops: bool = False
 
 
 class Declare(NamedTuple):

@@ -306,7 +306,7 @@ class Listener:
             connection.drop_if_pending()
         stopping = ConnectionLostException("the server is stopping", error_code="amqp:connection:forced")
         for connection in list(self.connections):
-            connection.close(stopping)
+            connection.close(stopping, stops=True)
         if self.connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), seconds)
@@ -734,10 +734,10 @@ class ClientConnection(asyncio.Protocol):
                 return
             self.write()
 
-    def close(self, error: JMSException) -> None:
-        """Close with a word."""
+    def close(self, error: JMSException, *, stops: bool = False) -> None:
+        """Close with a word; ``stops``: because the server does."""
         self._closing_since = time.monotonic()
-        self._protocol.close(error)
+        self._protocol.close(error, stops=stops)
         self.write()
         if not self._protocol.is_open:
             self.abort()

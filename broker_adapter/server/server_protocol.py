@@ -401,11 +401,11 @@ class ServerProtocol:
         self._send_answers()
         self._grant_all(self._consumers.values())
 
-    def close(self, error: JMSException | None = None) -> None:
-        """Close the connection from our side."""
+    def close(self, error: JMSException | None = None, *, stops: bool = False) -> None:
+        """Close the connection from our side; ``stops``: because the server does."""
         if self._login is None:
             self._peer.close(None if error is None else error_for(error))
-        self._disconnect()
+        self._disconnect(stops=stops)
 
     def _process(self) -> None:
         for event in self._peer.events():
@@ -512,7 +512,7 @@ class ServerProtocol:
         self.error = JMSException(event.error.description or "the connection broke", error_code=event.error.condition)
         self._disconnect()
 
-    def _disconnect(self, *, failed: bool = True) -> None:
+    def _disconnect(self, *, failed: bool = True, stops: bool = False) -> None:
         """The connection is over; what the client held has failed, or was only never looked at."""
         if self._ended:
             return
@@ -522,7 +522,7 @@ class ServerProtocol:
             if failed:
                 for consumer in self._consumers.values():
                     unseen[consumer.number] = self._unseen(consumer, self._peer.withdraw(consumer.link))
-            self._commands.append(c.Disconnect(self._client, failed, unseen))
+            self._commands.append(c.Disconnect(self._client, failed, unseen, stops=stops))
         self._submit()
 
     def _release(self) -> None:

@@ -106,3 +106,21 @@ def test_nothing_unseen_is_set_aside_although_no_redelivery_is_allowed(tmp_path:
         with ConnectionFactory(url).create_connection() as connection, connection.create_session() as session:
             connection.start()
             assert session.create_consumer(session.create_queue("DLQ")).receive(timeout=0) is None
+
+
+def test_a_server_that_stops_again_and_again_makes_no_dead_letters_of_what_nobody_saw(tmp_path: Path) -> None:
+    with serving("in process", tmp_path) as url, ConnectionFactory(url).create_connection() as connection:
+        with connection.create_session() as session:
+            producer = session.create_producer(session.create_queue("q"))
+            for number in range(COUNT):
+                producer.send(str(number))
+    for _ in range(12):
+        with serving("amqp", tmp_path) as url:
+            connection = ConnectionFactory(url).create_connection()
+            connection.start()
+            session = connection.create_session(AcknowledgeMode.CLIENT)
+            consumer = session.create_consumer(session.create_queue("q"))
+            assert str(consumer.receive(timeout=WAIT)) == "0"
+        connection.close()
+    with serving("amqp", tmp_path) as url:
+        assert counts(url) == [2] * COUNT, "nobody can tell which of them were seen"
