@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidURLException
-from broker_adapter.url import MAX_ADDRESSES, MAX_URL_LENGTH, AmqpURL, EmbeddedURL, FailoverURL, parse_url
+from broker_adapter.url import MAX_ADDRESSES, MAX_URL_LENGTH, AmqpURL, EmbeddedURL, FailoverURL, masked, parse_url
 
 
 def network(text: str) -> FailoverURL:
@@ -276,3 +276,13 @@ def test_a_password_that_is_not_encoded_is_told_how_to_be() -> None:
         parse_url("amqp://alice:pa?ss@host:5672")
     assert "'amqp://***@host:5672'" in str(raised.value)
     assert parse_url("amqp://alice:pa%3Fss@host:5672").addresses[0].password == "pa?ss"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "text", ["amqp://u:hunter2\uff20h:y", "amqp://u:hunter2\ufe6bh/path", "amqps://u:hunter2\uff20:5"]
+)
+def test_no_error_has_a_password_ahead_of_a_full_width_sign(text: str) -> None:
+    with pytest.raises(InvalidURLException) as caught:
+        parse_url(text)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in masked(text)

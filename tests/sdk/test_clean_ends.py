@@ -109,11 +109,14 @@ def test_nothing_unseen_is_set_aside_although_no_redelivery_is_allowed(tmp_path:
 
 
 def test_a_server_that_stops_again_and_again_makes_no_dead_letters_of_what_nobody_saw(tmp_path: Path) -> None:
-    with serving("in process", tmp_path) as url, ConnectionFactory(url).create_connection() as connection:
-        with connection.create_session() as session:
-            producer = session.create_producer(session.create_queue("q"))
-            for number in range(COUNT):
-                producer.send(str(number))
+    with (
+        serving("in process", tmp_path) as url,
+        ConnectionFactory(url).create_connection() as connection,
+        connection.create_session() as session,
+    ):
+        producer = session.create_producer(session.create_queue("q"))
+        for number in range(COUNT):
+            producer.send(str(number))
     for _ in range(12):
         with serving("amqp", tmp_path) as url:
             connection = ConnectionFactory(url).create_connection()
