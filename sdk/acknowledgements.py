@@ -58,12 +58,11 @@ class Source:
     client_id: str | None = None
 
 
-#: What a message is known again by: its source, and its identity or id.
-Key = tuple[Source, Identity | str]
-#: An acknowledgement: the same, where it has either; at which position of its source the message was, where the broker
+#: What a message is known again by: its source, and its identity or id, where it has either.
+Key = tuple[Source, Identity | str | None]
+#: An acknowledgement: the same; at which position of its source the message was, where the broker
 #: says so; how many deliveries of it had failed before; and its message id.
 Given = tuple[Source, Identity | str | None, int | None, int, str | None]
-_AnyKey = tuple[Source, Identity | str | None]
 #: Hears the ids of messages that were acknowledged, and that others have, since the acknowledgements were lost.
 TooLate = Callable[[list[str]], None]
 
@@ -95,8 +94,8 @@ class LostAcknowledgements:
     """
 
     def __init__(self) -> None:
-        self._lost: OrderedDict[_AnyKey, tuple[Given, TooLate]] = OrderedDict()
-        self._seen: OrderedDict[_AnyKey, None] = OrderedDict()
+        self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
+        self._seen: OrderedDict[Key, None] = OrderedDict()
         #: Positions of what was seen, until the broker has heard of it; None: there were too many.
         self._untold: dict[Source, set[int]] | None = {}
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
@@ -119,6 +118,7 @@ class LostAcknowledgements:
                     self._note_seen(each)
             while len(self._lost) > MAX_GIVEN:
                 self._lost.popitem(last=False)
+            self._bound_untold()
 
     def add_seen(self, given: Iterable[Given]) -> None:
         """The application had these when the connection was lost, and had not acknowledged them."""
@@ -129,24 +129,28 @@ class LostAcknowledgements:
                 self._note_seen(each)
             while len(self._seen) > MAX_GIVEN:
                 self._seen.popitem(last=False)
+            self._bound_untold()
 
     def _note_seen(self, given: Given) -> None:
         """Under the lock: what has a position is to be told to our own broker."""
         source, _, position = given[:3]
         if position is not None and self._untold is not None:
             self._untold.setdefault(source, set()).add(position)
-            if sum(map(len, self._untold.values())) > MAX_GIVEN:
-                self._untold = None
+
+    def _bound_untold(self) -> None:
+        """Under the lock: nothing is forgiven any more where more was seen than is remembered."""
+        if self._untold is not None and sum(map(len, self._untold.values())) > MAX_GIVEN:
+            self._untold = None
 
     def was_seen(self, given: Given) -> bool:
         """A message has come: returns whether the application had it before."""
         with self._changing:
-            return self._seen.pop((given[0], given[1]), _NOT_THERE) is not _NOT_THERE
+            return self._seen.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
     def take(self, given: Given) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
         with self._changing:
-            return self._lost.pop((given[0], given[1]), _NOT_THERE) is not _NOT_THERE
+            return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
 
     def give_again(self, request: Request) -> None:
         """Say all of it again to our own broker, before it hands anything out.

@@ -49,6 +49,7 @@ from broker_adapter.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
 from tests.faults.scenarios import wait_for
+from tests.threads import no_new_threads
 
 WAIT = 120.0
 QUEUE = queue("q")
@@ -909,13 +910,6 @@ def test_a_link_that_is_lost_as_soon_as_the_connection_is_restored_is_mended_onc
         log.setLevel(before)
 
 
-def _refuse_threads(patch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    patch.setattr(threading.Thread, "start", refuse)
-
-
 def test_a_connection_that_is_lost_while_no_thread_can_restore_it_fails_and_says_why(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
@@ -925,8 +919,7 @@ def test_a_connection_that_is_lost_while_no_thread_can_restore_it_fails_and_says
     sender = made.sender()
     told: list[JMSException | None] = []
     made.transport.send(sender, message(1), told.append, WAIT)
-    with pytest.MonkeyPatch.context() as patch:
-        _refuse_threads(patch)
+    with no_new_threads():
         server.drop_connections()
         made.wait_for(Interrupted, Failed)
     assert made.transport.phase is Phase.FAILED
@@ -943,8 +936,7 @@ def test_a_link_that_is_lost_while_no_thread_can_attach_it_again_is_lost_for_goo
     made.open()
     made.receiver()
     broker = server.brokers[0]
-    with pytest.MonkeyPatch.context() as patch:
-        _refuse_threads(patch)
+    with no_new_threads():
         server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
         made.wait_for(LinkInterrupted, LinkLost)
     lost = made.events[-1]

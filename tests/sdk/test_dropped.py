@@ -20,6 +20,7 @@ from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext, Queu
 from sdk.dropped import WeakTable, dropped, taken_out
 from tests.faults.scenarios import wait_for
 from tests.server_process import ServerProcess
+from tests.threads import no_new_threads
 
 WAIT = 120.0
 
@@ -274,12 +275,7 @@ def test_a_broker_that_hangs_does_not_hold_up_what_is_dropped_at_another_one(
 def test_what_is_dropped_is_closed_though_the_process_gets_no_thread() -> None:
     with ConnectionFactory("embedded:").create_connection() as connection:
         closed = threading.Event()
-        with pytest.MonkeyPatch.context() as patch:
-
-            def refuse(_thread: threading.Thread) -> None:
-                raise RuntimeError("can't start new thread")
-
-            patch.setattr(threading.Thread, "start", refuse)
+        with no_new_threads():
             dropped(object(), closed.set, connection._transport, warns=False)
             assert closed.wait(WAIT)
         again = threading.Event()

@@ -26,6 +26,7 @@ from sdk import (
     TransactionRolledBackException,
 )
 from tests.sdk.small_broker import SmallBroker
+from tests.threads import no_new_threads
 
 
 @pytest.fixture
@@ -80,11 +81,7 @@ def test_every_loss_is_told_to_the_exception_listener(
 def test_a_loss_that_no_thread_could_tell_of_is_told_with_the_next(
     broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+    with no_new_threads():
         _lose(broker)
     assert told.empty()
     _lose(broker)

@@ -29,6 +29,7 @@ from sdk import (
 )
 from tests.contracts.transports import eventually
 from tests.sdk.small_broker import SmallBroker
+from tests.threads import no_new_threads
 
 _WAIT = 120.0
 
@@ -476,24 +477,12 @@ def test_a_send_whose_session_gets_no_thread_is_not_sent_and_leaves_nothing_to_w
     producer = session.create_producer(session.create_queue("q"))
     told: queue.SimpleQueue[JMSException | None] = queue.SimpleQueue()
 
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="new thread"):
-            producer.send("a", on_completion=lambda _message, error: told.put(error))
+    with no_new_threads(), pytest.raises(RuntimeError, match="new thread"):
+        producer.send("a", on_completion=lambda _message, error: told.put(error))
     assert producer._unanswered == 0
     producer.send("b", on_completion=lambda _message, error: told.put(error))
     assert told.get(timeout=_WAIT) is None
     assert told.empty()
-
-
-def _refuse_threads(patch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    patch.setattr(threading.Thread, "start", refuse)
 
 
 def test_a_commit_that_gets_no_thread_for_its_completions_is_done_and_tells_them_itself(
@@ -505,8 +494,7 @@ def test_a_commit_that_gets_no_thread_for_its_completions_is_done_and_tells_them
     told: list[JMSException | None] = []
     producer.send("a", on_completion=lambda _message, error: told.append(error))
     eventually(lambda: session._state.thread is None)
-    with pytest.MonkeyPatch.context() as patch:
-        _refuse_threads(patch)
+    with no_new_threads():
         session.commit()
     assert (told, len(broker.commits)) == ([None], 1)
 
@@ -528,8 +516,7 @@ def test_a_completion_that_the_committing_thread_tells_ends_no_transaction_and_c
     for body in ("a", "b"):
         producer.send(body, on_completion=callback)
     eventually(lambda: session._state.thread is None)
-    with pytest.MonkeyPatch.context() as patch:
-        _refuse_threads(patch)
+    with no_new_threads():
         session.commit()
     assert (told, len(broker.commits)) == (["a", "b"], 1)
 
@@ -538,8 +525,7 @@ def test_a_message_is_received_though_no_thread_can_acknowledge_it_in_time(conne
     session = connection.create_session(AcknowledgeMode.DUPS_OK)
     consumer = session.create_consumer(session.create_queue("q"))
     _send(connection, "a", "b")
-    with pytest.MonkeyPatch.context() as patch:
-        _refuse_threads(patch)
+    with no_new_threads():
         assert str(consumer.receive(_WAIT)) == "a"
     assert str(consumer.receive(_WAIT)) == "b"
 
@@ -548,10 +534,8 @@ def test_a_listener_that_gets_no_thread_is_not_set(connection: Connection) -> No
     session = connection.create_session()
     consumer = session.create_consumer(session.create_queue("q"))
     _send(connection, "a")
-    with pytest.MonkeyPatch.context() as patch:
-        _refuse_threads(patch)
-        with pytest.raises(RuntimeError, match="new thread"):
-            consumer.listener = lambda _message: None
+    with no_new_threads(), pytest.raises(RuntimeError, match="new thread"):
+        consumer.listener = lambda _message: None
     assert consumer.listener is None
     assert str(consumer.receive(_WAIT)) == "a"
 
