@@ -896,7 +896,7 @@ class FailoverTransport:
             if not inner.is_lost:
                 raise
 
-    def drain(self, link: int, timeout: float | None) -> None:
+    def drain(self, link: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
         inner = self._usable()
         record = self._links.get(link)
@@ -906,7 +906,7 @@ class FailoverTransport:
         if number == _NO_LINK:
             raise ConnectionLostException("the link is lost, and is being attached again")
         try:
-            inner.drain(number, timeout)
+            return inner.drain(number, timeout)
         except OperationTimedOutException:
             raise
         except JMSException as error:

@@ -357,13 +357,14 @@ class InProcessTransport:
         if consumer is not None:
             broker.submit(c.Credit(consumer, messages))
 
-    def drain(self, link: int, timeout: float | None) -> None:
+    def drain(self, link: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
         self._usable_to_wait()
         consumer = self._consumers.get(link)
         if consumer is None or link in self._detached:
             raise IllegalStateException(f"link {link} is closed")
         self._call(c.Drain(consumer), timeout)
+        return True
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """See :meth:`broker_adapter.transport.Transport.settle`."""

@@ -273,10 +273,11 @@ class Transport(Protocol):
     def credit(self, link: int, messages: int) -> None:
         """Let the broker send this many more messages on a receiver's link."""
 
-    def drain(self, link: int, timeout: float | None) -> None:
+    def drain(self, link: int, timeout: float | None) -> bool:
         """Return when the broker has sent on this link all that it can and its credit is gone.
 
-        The deliveries have then reached the sink.
+        Returns:
+            Whether that is so, and the deliveries have reached the sink; False: this broker answers no drain.
 
         Raises:
             ConnectionLostException: the network is away, or went meanwhile; this does not wait for its return.

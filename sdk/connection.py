@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import attrs
 
-from ack_modes import AcknowledgeMode
+from ack_modes import AcknowledgeMode, Outcome, Settlement
 from broker_adapter import (
     PRODUCT,
     BrokerStatistics,
@@ -36,7 +36,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.checks import check_request, check_timeout
-from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, give_back_unseen, weakly
+from sdk.dropped import Sink, WeakTable, close_what_is_dropped, drains_end, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -314,13 +314,23 @@ class Connection:
                 self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
                 session._shut(deadline)
-            for sinks in list(self._sinks.values()):
-                give_back_unseen(self._transport, list(sinks.values()), self._standing[0], deadline)
+            self._give_back_unseen(deadline)
         finally:
             self._transport.close(max(0.001, deadline - time.monotonic()))
             with self._lock:
                 self._lifecycle.process(Event.END_CLOSE)
             self._closed.set()
+
+    def _give_back_unseen(self, deadline: float) -> None:
+        """Give back what came for consumers whose sessions are not there any more."""
+        sinks = [sink for sinks in list(self._sinks.values()) for sink in list(sinks.values())]
+        if sinks:
+            stop_flows(self._transport, sinks, drains_end(deadline, self._settings))
+            unseen = taken_from(sinks, self._standing[0])
+            try:
+                self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in unseen])
+            except JMSException as error:
+                log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
 
     def _refuse_own_threads(self, what: str) -> None:
         with self._lock:

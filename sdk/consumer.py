@@ -9,6 +9,10 @@ Theory of operation
     broker has sent what it can.  It costs a round trip, so it is made where the answer would otherwise be "nothing":
     by ``receive_nowait`` at once, by ``receive(timeout)`` shortly before its time is over.
 
+    Where something is given back, and the broker does not answer the drain in time, messages may be on their way that
+    belong behind it.  Until there is an answer, nothing is given out and no credit is granted; then what has come by
+    then is given back as well.
+
     When the connection or the link is lost, what is in the buffer is stale, and the credit is gone.  Both are put right
     by the thread that receives, once the link is there again: nobody else counts credit.
 """
@@ -33,7 +37,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
-from sdk.dropped import dropped, taken_out
+from sdk.dropped import drains_end, dropped, taken_out
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -45,6 +49,8 @@ Redeliver = Callable[["MessageConsumer", Sequence[Settlement]], None]
 #: The part of a timed receive that is kept for the drain, in seconds: a round trip that takes longer is a network
 #: that is away.
 _DRAIN_SECONDS = 0.1
+#: How long a listener waits for the answer to a drain before others of its session have their turn, in seconds.
+_LISTENER_DRAIN_SECONDS = 0.5
 #: Messages redelivered too often, of which one is in the log.
 _REJECTIONS_PER_LINE = 100
 #: How long a listener rests that raised on a redelivered message, in seconds: each time twice as long, up to a limit.
@@ -65,6 +71,7 @@ class MessageConsumer:
         "_closing",
         "_destination",
         "_epoch",
+        "_gives_back",
         "_granted",
         "_half",
         "_in_doubt",
@@ -128,6 +135,7 @@ class MessageConsumer:
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
         self._rejected = 0  #: messages that were redelivered too often
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
+        self._gives_back = False  #: what comes before the answer to that drain is given back
         self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
         # After a loss.
         self._epoch = state.epoch  #: of the connection that its credit was granted on
@@ -189,7 +197,7 @@ class MessageConsumer:
         if not state.own(False):
             state.refuse_second_thread()
         try:
-            if state.running and self._buffer and not state.listening and not self._closing:
+            if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
                 message = self._take()
                 if message is not None:
                     return message
@@ -273,8 +281,9 @@ class MessageConsumer:
         state = self._state
         while True:
             self._reset()
-            if self._undrained and deadline is None:
-                self._drain_if_there(state.settings.request_timeout_seconds)
+            if self._undrained and (deadline is None or self._gives_back):
+                limit = state.settings.request_timeout_seconds
+                self._drain_if_there(limit if deadline is None else max(0.0, min(limit, deadline - time.monotonic())))
             self._pull()
             if not state.wait_until(self._something, deadline):
                 return None
@@ -288,7 +297,12 @@ class MessageConsumer:
                 return None  # a broker whose clock is behind sends again and again what has expired here
 
     def _something(self) -> bool:
-        return (bool(self._buffer) and self._state.running) or self._is_over or self._needs_reset
+        return (
+            (bool(self._buffer) and self._state.running and not self._gives_back)
+            or self._is_over
+            or self._needs_reset
+            or (self._gives_back and not self._is_away)  # so the broker is asked again
+        )
 
     @property
     def _is_over(self) -> bool:
@@ -305,7 +319,7 @@ class MessageConsumer:
     def _take_any(self) -> Message | None:
         # What cannot be given out may come again at once: not more than what is there now.
         for _ in range(len(self._buffer)):
-            if not self._state.running or not self._buffer:
+            if not self._state.running or not self._buffer or self._gives_back:
                 break
             message = self._take()
             if message is not None:
@@ -482,7 +496,8 @@ class MessageConsumer:
             if time.monotonic() < self._resumes_at:
                 return False
             self._resumes_at = None
-        return (bool(self._buffer) or self._needs_reset) and self._listener is not None and not self._closing
+        there_is = bool(self._buffer) or self._needs_reset or (self._gives_back and not self._is_away)
+        return there_is and self._listener is not None and not self._closing
 
     def _ask_for_work(self) -> None:
         """Grant the one credit of a consumer without prefetch; for the session's thread."""
@@ -497,6 +512,11 @@ class MessageConsumer:
             redeliver: gives back what the listener raised on, such that it comes again next.
         """
         self._reset()
+        if self._gives_back:
+            self._drain_if_there(_LISTENER_DRAIN_SECONDS)
+            if self._gives_back:
+                self._resumes_at = time.monotonic() + _FIRST_REST
+                return
         listener = self._listener
         if listener is None or self._closing or not self._buffer:
             return
@@ -573,30 +593,33 @@ class MessageConsumer:
         if not self._state.running:
             return
         self._reset(grants=False)
-        if self._is_away:
+        if self._is_away or self._gives_back:
             return
         self._used = 0
         missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
-        if missing > 0 and not self._closing:
+        if missing > 0:
             self._grant(missing)
 
     def _grant(self, messages: int) -> None:
-        """Let the broker send so many more."""
-        self._granted += messages
-        self._state.transport.credit(self._link, messages)
+        """Let the broker send so many more, unless the consumer is being closed."""
+        with self._state.settling:  # so none is granted behind the drain of another thread that closes it
+            if self._closing:
+                return
+            self._granted += messages
+            self._state.transport.credit(self._link, messages)
         if self._relinked or self._is_away:
             # The link was lost, and may have been there again when the credit was granted.
             self._in_doubt = True
 
     def _count_used(self) -> None:
         self._used = used = self._used + 1
-        if used >= self._half and self._prefetch and not self._closing and not self._is_away:
+        if used >= self._half and self._prefetch and not self._is_away:
             self._used = 0
             self._grant(used)
 
     def _pull(self) -> None:
         """Ask for one message, without prefetch and where none is asked for yet."""
-        if self._is_away or self._needs_reset:
+        if self._is_away or self._needs_reset or self._gives_back:
             return
         if not self._prefetch and self._state.running and not self._buffer and self._granted <= self._arrived:
             self._granted = self._arrived
@@ -628,6 +651,7 @@ class MessageConsumer:
                 self._buffer.popleft()
         self._granted = self._arrived
         self._undrained, self._in_doubt = self._in_doubt or bool(self._buffer), False
+        self._gives_back = False
         if grants and self._prefetch:
             self._open_credit()
 
@@ -644,46 +668,72 @@ class MessageConsumer:
             self._drain(seconds)
         except ConnectionLostException:
             return False
+        except IllegalStateException:
+            if not self._closing:
+                raise
+            return False
         return True
 
     def _drain(self, seconds: float) -> None:
         """Have the broker send what it can, then open the credit again."""
-        if self._prefetch:
-            if self._granted <= self._arrived and not self._buffer:
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(OperationTimedOutException):
+            if self._gives_back:
+                self._end_flow(seconds)
+            if self._prefetch:
+                if self._granted <= self._arrived and not self._buffer:
+                    self._open_credit()
+            else:
+                self._pull()
+            if self._end_flow(max(0.0, deadline - time.monotonic())):
                 self._open_credit()
-        else:
-            self._pull()
-        if self._end_flow(seconds):
-            self._open_credit()
 
     def _end_flow(self, seconds: float) -> bool:
-        """Drain; returns whether the broker has answered, so that no credit is left and nothing is on its way."""
+        """Drain.
+
+        Returns:
+            Whether no credit is left and nothing is on its way; False: the broker cannot say.
+
+        Raises:
+            ConnectionLostException: the link is away.
+            OperationTimedOutException: the broker has not answered.
+        """
         if self._granted <= self._arrived and not self._undrained:
             return True
-        try:
-            self._state.transport.drain(self._link, seconds)
-        except OperationTimedOutException:
-            self._undrained = True
+        self._undrained = True
+        if not self._state.transport.drain(self._link, seconds):
             return False
         self._undrained = False
         self._granted = self._arrived
+        if self._gives_back:
+            self._gives_back = False
+            self._release_prefetched()
         return True
 
     # Giving back.
 
     def _stop_flow(self, deadline: float) -> None:
-        """Have nothing on its way, if the broker answers in time; for the session's recover."""
+        """Have nothing on its way; what is where the broker does not answer in time is given back later."""
         self._reset(grants=False)
-        if not self._closing and not self._is_away:
-            try:
-                self._end_flow(max(0.0, deadline - time.monotonic()))
-            except ConnectionLostException as error:
-                log.debug("! %s has lost what was on its way: %s", self._lifecycle.name, error)
+        if self._is_away:
+            return
+        try:
+            self._end_flow(max(0.0, deadline - time.monotonic()))
+        except OperationTimedOutException:
+            self._gives_back = True
+        except ConnectionLostException as error:
+            log.debug("! %s has lost what was on its way: %s", self._lifecycle.name, error)
+        except IllegalStateException:  # the link has ended, and with it what was on its way
+            if not self._closing:
+                raise
 
     def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
         with self._state.settling:
             return [delivery for delivery in taken_out(self._buffer) if not self._is_stale(delivery.tag)]
+
+    def _release_prefetched(self) -> None:
+        self._state.pass_over([delivery.tag for delivery in self._take_prefetched()], Outcome.RELEASED)
 
     def _unseen(self) -> list[tuple[Given, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
@@ -734,25 +784,39 @@ class MessageConsumer:
         self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
 
     def _shut(self, deadline: float) -> None:
-        """Close before this instant (monotonic seconds); for the session."""
+        """Close before this instant (monotonic seconds)."""
+        if not self._begin_close(deadline):
+            return
+        state = self._state
+        # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
+        if not state.policy.presettled:
+            self._stop_flow(drains_end(deadline, state.settings))
+        self._release_prefetched()
+        try:
+            state.transport.detach(self._link, max(0.001, deadline - time.monotonic()))
+            self._release_prefetched()
+        except JMSException as error:
+            # The network is away: the broker takes back what this consumer held by itself.
+            log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
+        self._end_close()
+
+    def _begin_close(self, deadline: float) -> bool:
+        """Give nothing out any more, and wait for its listener; returns whether nobody has closed it before."""
         state = self._state
         with state.settling:
             self._closing = True
             changed = self._lifecycle.process(Event.BEGIN_CLOSE)
         if not changed:
-            return
+            return False
         with state.lock:
             self._listener = None
             state.listening.pop(self._link, None)
             state.ready.notify_all()
         if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
             log.warning("! %s closes while its listener runs", self._lifecycle.name)
-        try:
-            state.transport.detach(self._link, max(0.001, deadline - time.monotonic()))
-            state.pass_over([delivery.tag for delivery in self._take_prefetched()], Outcome.RELEASED)
-        except JMSException as error:
-            # The network is away: the broker takes back what this consumer held by itself.
-            log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
+        return True
+
+    def _end_close(self) -> None:
         self._lifecycle.process(Event.END_CLOSE)
         self._on_close(self)
 

@@ -14,7 +14,7 @@ Theory of operation
     The garbage collector clears the weak references to all that it has found before it calls the first finalizer.
     Until a consumer is closed, its deliveries go on coming, and its session may be closed before it.  So what a
     consumer has prefetched is in a :class:`Sink`, which does not depend on it: who closes a session or a connection
-    gives back what is in the sinks of consumers that are not there any more.
+    gives back what is in the sinks, whether their consumers are still there or not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
-from ack_modes import Outcome, Settlement
-from broker_adapter import Delivery, JMSException, Transport
+from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter import ClientSettings, Delivery, JMSException, Transport
 from sdk.session_state import log
 
 _T = TypeVar("_T")
@@ -213,22 +213,59 @@ def taken_out(buffer: deque[Delivery]) -> Iterator[Delivery]:
             yield buffer.popleft()
 
 
-def give_back_unseen(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline: float) -> None:
-    """Detach consumers that are not there any more, and give back what came for them; before their session ends.
+def drains_end(deadline: float, settings: ClientSettings) -> float:
+    """When who closes until a deadline waits no longer for drains, so that time is left for the rest.
+
+    Args:
+        deadline: of the whole (monotonic seconds).
+        settings: of the connection.
+    """
+    now = time.monotonic()
+    return now + max(0.0, min(settings.poll_timeout_seconds, (deadline - now) / 2))
+
+
+def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> None:
+    """Have nothing on its way to consumers that end, where the broker answers in time.
 
     Args:
         transport: of their connection.
         sinks: theirs.
-        epoch: what their deliveries carry, where they can still be settled.
+        deadline: when to stop waiting for the broker (monotonic seconds).
+    """
+    for sink in sinks:
+        if not sink.presettled:  # what comes on such a link cannot be given back
+            try:
+                transport.drain(sink.link, max(0.0, deadline - time.monotonic()))
+            except JMSException as error:
+                log.debug("! what is on its way on link %d comes: %s", sink.link, error)
+
+
+def taken_from(sinks: Iterable[Sink], epoch: int) -> list[DeliveryTag]:
+    """Take out what came for consumers and was not looked at; returns what can be settled.
+
+    Args:
+        sinks: theirs.
+        epoch: what deliveries carry that can still be settled.
+    """
+    tags = [delivery.tag for sink in sinks for delivery in taken_out(sink.buffer) if not sink.presettled]
+    return [tag for tag in tags if tag.epoch == epoch]
+
+
+def detach_all(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline: float) -> None:
+    """Detach consumers that end, and give back what still came for them.
+
+    Args:
+        transport: of their connection.
+        sinks: theirs.
+        epoch: what deliveries carry that can still be settled.
         deadline: when to stop waiting for the broker (monotonic seconds).
     """
     for sink in sinks:
         try:
             transport.detach(sink.link, max(0.001, deadline - time.monotonic()))
-            tags = [delivery.tag for delivery in taken_out(sink.buffer) if not sink.presettled]
-            transport.settle([Settlement(tag, Outcome.RELEASED) for tag in tags if tag.epoch == epoch])
+            transport.settle([Settlement(tag, Outcome.RELEASED) for tag in taken_from((sink,), epoch)])
         except JMSException as error:
-            log.debug("! a dropped consumer ends without the broker: %s", error)
+            log.debug("! a consumer ends without the broker: %s", error)
 
 
 def weakly(method: Callable[[_T], object]) -> Callable[[_T], None]:

@@ -44,7 +44,7 @@ from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
-from sdk.dropped import Sink, WeakTable, dropped, give_back_unseen
+from sdk.dropped import Sink, WeakTable, detach_all, drains_end, dropped, stop_flows, taken_from
 from sdk.lifecycle import Event, State
 from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
@@ -625,6 +625,7 @@ class Session:
             return
         if consumers is None:
             consumers = self._consumers.values()
+        consumers = [consumer for consumer in consumers if not consumer._closing]  # who closes it gives back the rest
         deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
@@ -788,18 +789,24 @@ class Session:
 
     def _end_links(self, deadline: float) -> None:
         state = self._state
-        for consumer in self._consumers.values():
-            consumer._shut(deadline)
-        give_back_unseen(self._transport, list(self._sinks.values()), state.epoch, deadline)
-        for browser in self._browsers.values():
-            browser._shut(deadline)
+        consumers = [consumer for consumer in self._consumers.values() if consumer._begin_close(deadline)]
+        # Once a link is gone, another consumer of its group or exclusive queue gets what comes next: all that comes
+        # back has to be there before that.
+        sinks = list(self._sinks.values())
+        stop_flows(self._transport, sinks, drains_end(deadline, self._settings))
+        unseen = taken_from(sinks, state.epoch)
         try:
             with state.settling:
-                state.settle(state.policy.recover())
+                state.settle([*state.policy.recover(), *state.policy.passed_over(unseen, Outcome.RELEASED)])
+            detach_all(self._transport, sinks, state.epoch, deadline)
+            for browser in self._browsers.values():
+                browser._shut(deadline)
             self._transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", state.name, error)
             state.forget_nothing()
+        for consumer in consumers:
+            consumer._end_close()
         for producer in self._producers.values():
             producer._end()
         self._producers.clear()

@@ -63,7 +63,6 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     MessageFormatException,
-    OperationTimedOutException,
     ProtocolException,
     TransactionRolledBackException,
 )
@@ -967,16 +966,19 @@ class ClientProtocol:
             self._peer.credit(link, messages)
 
     def drain(self, link: int, done: Done) -> None:
-        """Done when the broker has sent what it can and the credit is gone."""
+        """Done with True when the broker has sent what it can and the credit is gone.
+
+        With False at once where it does not answer: RabbitMQ 3 answers a drain with the end of the session.
+        """
         receiver = self._receivers.get(link)
         if receiver is None:
             done(None, IllegalStateException(f"link {link} is closed"))
         elif self._is_rabbitmq_3:
-            done(None, OperationTimedOutException("RabbitMQ 3 answers a drain with the end of the session"))
+            done(False, None)
         elif receiver.drains or self._ask_for_drain(link):
             receiver.drains.append(done)
         else:
-            done(None, None)
+            done(True, None)
 
     def _ask_for_drain(self, link: int) -> bool:
         """Drain; returns whether there is an answer to wait for."""
@@ -991,7 +993,7 @@ class ClientProtocol:
         if receiver is not None:
             drains, receiver.drains = receiver.drains, []
             for done in drains:
-                done(None, None)
+                done(True, None)
         self._wait_no_more(link)
 
     def _wait_no_more(self, link: int) -> None:

@@ -469,9 +469,9 @@ class AmqpTransport:
             timeout,
         )
 
-    def drain(self, link: int, timeout: float | None) -> None:
+    def drain(self, link: int, timeout: float | None) -> bool:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
-        self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout)
+        return bool(self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout))
 
     def confirm(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""

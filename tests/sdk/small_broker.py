@@ -173,13 +173,14 @@ class SmallBroker:
         self._receivers[link].credit += messages
         self._push()
 
-    def drain(self, link: int, timeout: float | None) -> None:
+    def drain(self, link: int, timeout: float | None) -> bool:
         self._check()
         self.drains += 1
         if self.hold_drains:
             raise OperationTimedOutException("the drain had no answer")
         self._push()
         self._receivers[link].credit = 0
+        return True
 
     def confirm(self, timeout: float | None) -> None:
         self._check()

@@ -6,7 +6,7 @@ Default options, over each transport; what is compared is the order, not sets.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Conne
     broker.close()
 
 
-def send(connection: Connection, numbers: list[int] = NUMBERS, **fields: Any) -> None:
+def send(connection: Connection, numbers: Sequence[int] = NUMBERS, **fields: Any) -> None:
     with connection.create_session() as session:
         producer = session.create_producer(session.create_queue("q"))
         for number in numbers:
@@ -187,3 +187,47 @@ def test_what_failed_on_a_listener_does_not_hold_up_another_consumer(connection:
         assert failing.finished.wait(WAIT)
     assert failing.seen[:4] == [0] * 4
     assert failing.counts[:4] == [1, 2, 3, 4]
+
+
+ENDS: dict[str, Callable[[Session, MessageConsumer], None]] = {
+    "consumer": lambda session, consumer: consumer.close(),
+    "session": lambda session, consumer: session.close(),
+}
+
+
+@pytest.mark.parametrize(
+    "mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name
+)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("exclusive", [False, True], ids=["group", "exclusive"])
+def test_the_heir_of_a_closed_consumer_gets_what_that_left_in_order(
+    connection: Connection, exclusive: bool, end: str, mode: AcknowledgeMode
+) -> None:
+    numbers = list(range(200))  # more than both of them prefetch
+    session = connection.create_session(mode)
+    destination = session.create_queue("q")
+    first = session.create_consumer(destination, exclusive=exclusive, prefetch=20)
+    send(connection, numbers, **({} if exclusive else {"group_id": "g"}))
+    assert received(first, 15) == numbers[:15]
+    with connection.create_session() as other:
+        heir = other.create_consumer(destination, exclusive=exclusive, prefetch=20)
+        ENDS[end](session, first)
+        left = numbers if end == "session" else numbers[15:]
+        assert received(heir, len(left)) == left
+    session.close()
+
+
+def test_what_several_consumers_of_a_session_leave_comes_in_order(connection: Connection) -> None:
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    destination = session.create_queue("q")
+    consumers = [session.create_consumer(destination, prefetch=20) for _ in range(3)]
+    for group in range(3):
+        send(connection, range(group, 200, 3), group_id=f"g{group}")
+    for consumer in consumers:
+        assert len(received(consumer, 10)) == 10
+    with connection.create_session() as other:
+        heir = other.create_consumer(destination, prefetch=20)
+        session.close()
+        found = received(heir, 200)
+    for group in range(3):
+        assert [each for each in found if each % 3 == group] == list(range(group, 200, 3))

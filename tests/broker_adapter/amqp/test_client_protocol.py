@@ -52,7 +52,6 @@ from broker_adapter.errors import (
     InvalidSelectorException,
     JMSException,
     JMSSecurityException,
-    OperationTimedOutException,
     ProtocolException,
     ResourceAllocationException,
     TransactionInDoubtException,
@@ -591,7 +590,7 @@ def test_drain_ends_too_when_the_broker_uses_up_the_credit(wired: Wired) -> None
     assert drained.pending
     deliver(wired, MESSAGE)
 
-    assert drained.value is None
+    assert drained.value is True
     assert len(got) == 2
 
 
@@ -626,7 +625,7 @@ def test_an_unreadable_message_gives_no_new_credit_during_a_drain(wired: Wired) 
     wired.client.drain(link, drained)
     wired.pump()
     deliver(wired, b"no message")
-    assert drained.value is None
+    assert drained.value is True
 
 
 def test_messages_for_a_consumer_on_its_way_out_are_released(wired: Wired) -> None:
@@ -1519,8 +1518,7 @@ def test_rabbitmq_3_is_neither_drained_nor_told_that_a_delivery_was_modified() -
     inbox: list[Delivery] = []
     link = receiver(wired, inbox.extend)
     (settlement,) = delivered(wired, link, inbox, 1)
-    with pytest.raises(OperationTimedOutException):
-        wired.ask(wired.client.drain, link)
+    assert wired.ask(wired.client.drain, link) is False
     wired.client.settle([Settlement(settlement.tag, Outcome.MODIFIED)])
     wired.pump()
     assert wired.broker.of(Dispositions)[-1].state == RELEASED_STATE

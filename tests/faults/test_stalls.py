@@ -1,0 +1,140 @@
+"""A network that stalls from the server to the client, and goes on: what is given back meanwhile keeps its place."""
+
+from __future__ import annotations
+
+import threading
+from uuid import uuid4
+
+import pytest
+
+from sdk import AcknowledgeMode, Connection, Message, MessageConsumer, Session
+from tests.faults.conftest import Connect
+from tests.faults.proxy import Direction, Proxy
+from tests.faults.scenarios import WAIT, wait_for
+
+pytestmark = pytest.mark.crash
+
+NUMBERS = list(range(60))
+PREFETCH = 10
+#: Shorter than the stalls, so that the client goes on without the broker's answer.
+OPTIONS = f"poll_timeout_seconds=0.05&prefetch_messages={PREFETCH}"
+
+
+@pytest.fixture
+def name(direct: Connection) -> str:
+    made = f"queue {uuid4()}"
+    with direct.create_session() as session:
+        producer = session.create_producer(session.create_queue(made))
+        for number in NUMBERS:
+            producer.send(str(number))
+    return made
+
+
+def received(consumer: MessageConsumer, count: int) -> list[int]:
+    messages = [consumer.receive(timeout=WAIT) for _ in range(count)]
+    return [int(str(message)) for message in messages if message is not None]
+
+
+def give_back(session: Session) -> None:
+    (session.rollback if session.transacted else session.recover)()
+
+
+def wait_for_prefetched(consumer: MessageConsumer) -> None:
+    assert wait_for(lambda: len(consumer._buffer) == PREFETCH)
+
+
+@pytest.mark.parametrize(
+    "mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name
+)
+@pytest.mark.parametrize("timeout", [None, WAIT], ids=["without a timeout", "with a timeout"])
+def test_what_was_on_its_way_does_not_pass_what_is_given_back(
+    proxy: Proxy, connect: Connect, name: str, mode: AcknowledgeMode, timeout: float | None
+) -> None:
+    session = connect(OPTIONS).connection.create_session(mode)
+    consumer = session.create_consumer(session.create_queue(name))
+    wait_for_prefetched(consumer)
+    proxy.hold(Direction.TO_CLIENT)
+    assert received(consumer, 7) == NUMBERS[:7]  # which asks for five more
+    give_back(session)
+    give_back(session)  # again, still without an answer
+    flowing = threading.Timer(0.5, proxy.hold)
+    flowing.start()
+    found = [consumer.receive(timeout) for _ in NUMBERS]
+    assert [int(str(each)) for each in found] == NUMBERS
+    flowing.join()
+
+
+def test_receiving_ends_in_time_while_nothing_may_be_given_out(proxy: Proxy, connect: Connect, name: str) -> None:
+    session = connect(OPTIONS).connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name))
+    wait_for_prefetched(consumer)
+    proxy.hold(Direction.TO_CLIENT)
+    assert received(consumer, 7) == NUMBERS[:7]
+    session.recover()
+    assert consumer.receive_nowait() is None
+    assert consumer.receive(timeout=0.2) is None
+    proxy.hold()
+    assert wait_for(lambda: consumer._buffer)  # what was on its way
+    assert [int(str(consumer.receive_nowait())) for _ in NUMBERS] == NUMBERS
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK], ids=lambda mode: mode.name)
+def test_what_was_on_its_way_does_not_pass_what_a_listener_raised_on(
+    proxy: Proxy, connect: Connect, name: str, mode: AcknowledgeMode
+) -> None:
+    session = connect(OPTIONS).connection.create_session(mode)
+    consumer = session.create_consumer(session.create_queue(name))
+    wait_for_prefetched(consumer)
+    seen: list[int] = []
+    finished = threading.Event()
+    flowing = threading.Timer(0.5, proxy.hold)
+
+    def listener(message: Message) -> None:
+        seen.append(int(str(message)))
+        if seen == NUMBERS[:7]:
+            flowing.start()
+            raise ValueError("as told")
+        if len(seen) == len(NUMBERS) + 1:
+            finished.set()
+
+    proxy.hold(Direction.TO_CLIENT)
+    consumer.listener = listener
+    assert finished.wait(WAIT)
+    flowing.join()
+    assert seen == [*NUMBERS[:7], *NUMBERS[6:]]
+
+
+def test_a_consumer_that_gives_back_can_be_closed_while_it_waits(proxy: Proxy, connect: Connect, name: str) -> None:
+    session = connect(OPTIONS).connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name))
+    wait_for_prefetched(consumer)
+    proxy.hold(Direction.TO_CLIENT)
+    assert received(consumer, 7) == NUMBERS[:7]
+    session.recover()
+    found: list[Message | None] = []
+    receiving = threading.Thread(target=lambda: found.append(consumer.receive()))
+    receiving.start()
+    receiving.join(0.1)  # it waits for the broker's answer by now
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    flowing = threading.Timer(0.2, proxy.hold)
+    flowing.start()
+    for thread in (receiving, closing, flowing):
+        thread.join(WAIT)
+    assert found == [None]
+    again = session.create_consumer(session.create_queue(name))
+    assert received(again, len(NUMBERS)) == NUMBERS
+
+
+def test_what_was_on_its_way_is_forgotten_with_its_connection(proxy: Proxy, connect: Connect, name: str) -> None:
+    client = connect(f"{OPTIONS}&reconnect_delay_seconds=0.01")
+    session = client.connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name))
+    wait_for_prefetched(consumer)
+    proxy.hold(Direction.TO_CLIENT)
+    assert received(consumer, 7) == NUMBERS[:7]
+    session.recover()
+    proxy.cut()
+    proxy.hold()
+    client.wait_for_restore()
+    assert received(consumer, len(NUMBERS)) == NUMBERS
