@@ -29,6 +29,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -733,6 +734,13 @@ class FailoverTransport:
         """Wait until it is known here that an inner transport was lost."""
         self._wait_for(lambda: self._phase is not Phase.SERVING or self._inner is not inner, deadline, what)
 
+    def _wait_until_told(self, inner: Inner, deadline: float) -> None:
+        """Wait until the listener has heard of the loss of an inner transport, so that what comes next is after it."""
+        with contextlib.suppress(JMSException):
+            self._past(inner, deadline, "the news of the loss")
+        if self._telling.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self._telling.release()
+
     def _repeated(self, what: str, timeout: float | None, act: Callable[[Inner, float | None], _T]) -> _T:
         """Do something that may be done again where the connection is lost in the middle of it."""
         limit = self._url.client.request_timeout_seconds if timeout is None else timeout
@@ -1031,12 +1039,13 @@ class FailoverTransport:
             if not inner.is_lost:
                 raise
             doubt = error
-        except TransactionRolledBackException:
-            raise
         except OperationTimedOutException:
             raise
         except JMSException as error:
             if not inner.is_lost:
+                raise
+            self._wait_until_told(inner, deadline)  # or the next transaction would be rolled back by the same loss
+            if isinstance(error, TransactionRolledBackException):
                 raise
             raise TransactionRolledBackException(
                 f"nothing was committed: the connection was lost before: {error.reason}"

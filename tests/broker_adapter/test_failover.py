@@ -580,6 +580,36 @@ def test_a_commit_that_was_never_sent_is_rolled_back(servers: Callable[..., Brok
         made.transport.commit(1, 1, [(link, message(1))], [], 0.2)
 
 
+def test_a_loss_that_nobody_was_told_of_yet_rolls_back_one_commit(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    results: list[JMSException | None] = []
+
+    def commit() -> None:
+        for number in range(3):
+            try:
+                made.transport.commit(1, number, [(link, message(1))], [], WAIT)
+                results.append(None)
+            except JMSException as error:
+                results.append(error)
+
+    with made.transport._telling:
+        inner = made.transport._inner
+        assert inner is not None
+        server.drop_connections()
+        assert wait_for(lambda: inner.is_lost)
+        thread = threading.Thread(target=commit)
+        thread.start()
+        thread.join(0.1)
+        assert results == []
+    thread.join(WAIT)
+    assert [type(each) for each in results] == [TransactionRolledBackException, type(None), type(None)]
+
+
 def test_a_commit_whose_broker_opens_no_transaction_is_rolled_back(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:

@@ -385,7 +385,7 @@ def test_acknowledgements_may_be_lost_while_others_are_given_again() -> None:
     try:
         for thread in threads:
             thread.start()
-        for _ in range(20):
+        for _ in range(3):
             lost.add([given(number) for number in range(2000)], ignore)
             lost.give_again(lambda _operation, _arguments, _timeout: {"settled": 0, "lost": []})
     finally:

@@ -161,10 +161,11 @@ class History:
     def restart(self) -> None:
         if self.path is None:
             return
-        self.broker.close()  # what is in hands then has failed
+        self.broker.close()  # what is in hands then has failed, if it never has before: nobody knows what was seen
         for _, _, held in self.held:
             for handout in held:
-                self.model.failed(handout.payload)
+                if not handout.delivery_count:
+                    self.model.failed(handout.payload)
         self.held.clear()
         self.model.crash()
         self._start()
