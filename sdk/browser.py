@@ -181,7 +181,7 @@ class QueueBrowser:
     def _enter(self) -> None:
         state = self._state
         if not state.own(False):
-            state.refuse_second_thread()
+            state.own_or_refuse()
         try:
             state.lifecycle.require_usable()
             self._lifecycle.require_usable()

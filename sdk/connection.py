@@ -26,6 +26,7 @@ from broker_adapter import (
     LinkInterrupted,
     LinkLost,
     LinkRestored,
+    OperationTimedOutException,
     Peer,
     Restored,
     Restoring,
@@ -276,20 +277,25 @@ class Connection:
     def stop(self) -> None:
         """Hold messages back: no receiver returns one, and no listener is called, after this returns; legal twice.
 
-        Waits for listeners that run, at most ``close_timeout_seconds``.
+        Waits for listeners that run, at most ``close_timeout_seconds``, or until another thread starts the connection.
 
         Raises:
             IllegalStateException: the connection is closed, or a listener of one of its sessions calls this.
-            OperationTimedOutException: a listener has not returned in time.
+            OperationTimedOutException: a listener has not returned in time; the connection is stopped all the same, and
+                calling this again waits again.
         """
         self._refuse_own_threads("stop")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._lock:
-            changed = self._lifecycle.process(Event.STOP)
+            self._lifecycle.process(Event.STOP)
             sessions = self._sessions.values()
-        if changed:
             for session in sessions:
-                session._stop(deadline)
+                session._stop()
+        late = [session._state.name for session in sessions if not session._wait_until_stopped(deadline)]
+        if late:
+            raise OperationTimedOutException(
+                f"a listener of {' and of '.join(late)} has not returned in time; no other message is given out"
+            )
 
     def close(self) -> None:
         """Close with all sessions; legal twice, and from any thread but those of its sessions' listeners.

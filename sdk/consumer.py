@@ -195,7 +195,7 @@ class MessageConsumer:
         """
         state = self._state
         if not state.own(False):
-            state.refuse_second_thread()
+            state.own_or_refuse()
         try:
             if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
                 message = self._take()
@@ -217,7 +217,7 @@ class MessageConsumer:
         """
         state = self._state
         if not state.own(False):
-            state.refuse_second_thread()
+            state.own_or_refuse()
         try:
             self._check = check
             return self.receive(timeout)
@@ -456,7 +456,8 @@ class MessageConsumer:
         """Called with each message, on the session's thread; None: ``receive`` is used.
 
         A listener that raises has failed to process its message, which is logged; what becomes of the message is for
-        the acknowledge mode to say.
+        the acknowledge mode to say.  Setting None waits for a listener that runs in another thread, at most
+        ``close_timeout_seconds``.
         """
         return self._listener
 
@@ -466,9 +467,7 @@ class MessageConsumer:
             raise TypeError(f"listener={listener!r} cannot be called")
         self._require_usable()
         state = self._state
-        owned = state.own(False)
-        if not owned and not state.listening:
-            state.refuse_second_thread()
+        owned = state.own_unless_served()
         try:
             with state.lock:
                 self._listener = listener
@@ -480,7 +479,9 @@ class MessageConsumer:
         finally:
             if owned:
                 state.disown()
-        if listener is not None:
+        if listener is None:
+            self._wait_for_listener(time.monotonic() + state.settings.close_timeout_seconds, "is taken away")
+        else:
             try:
                 state.ensure_thread()
             except BaseException:  # nobody would call it
@@ -812,9 +813,13 @@ class MessageConsumer:
             self._listener = None
             state.listening.pop(self._link, None)
             state.ready.notify_all()
-        if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
-            log.warning("! %s closes while its listener runs", self._lifecycle.name)
+        self._wait_for_listener(deadline, "is closed")
         return True
+
+    def _wait_for_listener(self, deadline: float, what: str) -> None:
+        state = self._state
+        if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
+            log.warning("! the listener of %s %s while it runs", self._lifecycle.name, what)
 
     def _end_close(self) -> None:
         self._lifecycle.process(Event.END_CLOSE)

@@ -195,7 +195,7 @@ class MessageProducer:
         """
         state = self._state
         if not state.own(False):
-            state.refuse_second_thread()
+            state.own_or_refuse()
         try:
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()

@@ -453,9 +453,7 @@ class Session:
     def _set_up(self, make: Callable[[], _T]) -> _T:
         """Make something in this session; also while its listeners are served, in whichever thread."""
         state = self._state
-        owned = state.own(False)
-        if not owned and not state.listening:
-            state.refuse_second_thread()
+        owned = state.own_unless_served()
         try:
             self._require_usable()
             return make()
@@ -527,7 +525,7 @@ class Session:
     def _end(self, what: str, transacted: bool, act: Callable[[], None]) -> None:
         state = self._state
         if not state.own(False):
-            state.refuse_second_thread()
+            state.own_or_refuse()
         try:
             self._require_usable()
             if state.policy.transacted != transacted:
@@ -643,7 +641,7 @@ class Session:
         """What ``message.acknowledge()`` does."""
         state = self._state
         if not state.own(False):
-            state.refuse_second_thread()
+            state.own_or_refuse()
         try:
             self._require_usable()
             with state.settling:
@@ -671,23 +669,21 @@ class Session:
     # What the connection does with its sessions.
 
     def _start(self) -> None:
-        """Let messages through; for the connection."""
-        if self._state.process(Event.START):
+        """Let messages through, unless it is being closed; for the connection."""
+        if self._state.start_or_stop(Event.START):
             for consumer in self._consumers.values():
                 consumer._open_credit()
 
-    def _stop(self, deadline: float) -> None:
-        """Hold messages back; returns when no listener runs; for the connection.
+    def _stop(self) -> None:
+        """Hold messages back, unless it is being closed; for the connection."""
+        self._state.start_or_stop(Event.STOP)
 
-        Raises:
-            OperationTimedOutException: a listener has not returned in time; no other message is given out.
-        """
+    def _wait_until_stopped(self, deadline: float) -> bool:
+        """Wait until no listener runs and no receiver returns a message, or it is started again; whether that is so."""
         state = self._state
-        state.process(Event.STOP)
         state.settling.acquire()  # what is being taken out of a buffer was taken before this, or stays there
         state.settling.release()
-        if not state.wait_until(lambda: state.dispatching is None and not state.gives_out, deadline):
-            raise OperationTimedOutException(f"a listener of {self._state.name} has not returned in time")
+        return state.wait_until(lambda: state.running or (state.dispatching is None and not state.gives_out), deadline)
 
     @property
     def _in_own_thread(self) -> bool:

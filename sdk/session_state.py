@@ -3,7 +3,8 @@
 Theory of operation: threads and locks
     ``owner`` is held by the thread that is in a call of the session.  It is never waited for: another thread that
     comes meanwhile made a mistake, and gets an IllegalStateException.  While the session has listeners and is
-    started, its own thread holds it throughout.  Only closing waits for it.
+    started, its own thread holds it throughout.  Only closing waits for it, and who comes as the session's own thread
+    leaves it.
 
     ``settling`` makes one step of "tell the policy, hand its answer to the transport": the session's thread and a
     closing thread take part in that too.  It is held for microseconds.
@@ -42,6 +43,8 @@ from sdk.message import Message
 
 log: Final = logging.getLogger("sdk")
 
+#: Longest wait for the session's own thread to leave a session whose listeners it serves no more, in seconds.
+_LEAVING_SECONDS: Final = 1.0
 #: Message ids that the text of an error names.
 _NAMED_IDS: Final = 5
 
@@ -101,6 +104,7 @@ class SessionState:
         gives_out: whether a receiver has taken a message, and is about to return it.
         listening: the consumers that have a listener, by link; under ``lock``.
         dispatching: the consumer whose listener runs now, if any.
+        served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
         acknowledge: what ``message.acknowledge()`` calls.
         is_holdfast: whether the broker is ours.
@@ -143,6 +147,7 @@ class SessionState:
         self.running = False
         self.listening: dict[int, Any] = {}
         self.dispatching: object = None
+        self.served = False
         self.gives_out = False
         self.thread: threading.Thread | None = None
         self._stand_in: threading.Thread | None = None  #: tells completions, for want of a thread of the session's own
@@ -166,12 +171,17 @@ class SessionState:
 
     # One thread at a time.
 
-    def refuse_second_thread(self) -> None:
-        """Raises, because ``own(False)`` said that another thread is in a call of this session.
+    def own_or_refuse(self) -> None:
+        """What follows where ``own(False)`` said that another thread has this session.
+
+        The session's own thread, where it serves no listener any more, is about to leave it: that is waited for.
 
         Raises:
-            IllegalStateException: always.
+            IllegalStateException: it is another thread, or listeners are served.
         """
+        is_leaving = self.served and not (self.running and self.listening) and self.dispatching is None
+        if self.owner.acquire(timeout=_LEAVING_SECONDS if is_leaving else 0):
+            return
         self.lifecycle.require_usable()
         if self.listening and self.running:
             raise IllegalStateException(
@@ -181,6 +191,18 @@ class SessionState:
         raise IllegalStateException(
             f"{self.name} is in use by another thread; a session is for one thread at a time, make one for each"
         )
+
+    def own_unless_served(self) -> bool:
+        """Own the session for a call that may also be made while its listeners are served; returns whether it is owned.
+
+        Raises:
+            IllegalStateException: another thread is in a call of the session.
+        """
+        if not self.own(False):
+            if self.listening:
+                return False
+            self.own_or_refuse()
+        return True
 
     def in_own_thread(self) -> bool:
         """Whether the caller is the session's thread: a listener or a completion callback."""
@@ -396,6 +418,11 @@ class SessionState:
             self.running = self.lifecycle.state is State.STARTED
             self.ready.notify_all()
             return changed
+
+    def start_or_stop(self, event: Event) -> bool:
+        """``process`` what the connection does, where the session is not being closed; whether it changed."""
+        with self.lock:
+            return self.lifecycle.usable and self.process(event)
 
     def fail(self, error: JMSException) -> None:
         """The connection is gone for good: everybody who waits is to raise this."""

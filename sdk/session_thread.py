@@ -51,10 +51,10 @@ class SessionThread:
             serving = state.running and bool(state.listening) and not self._stopping
             # The session belongs to this thread for as long as it serves listeners, also while it waits.
             if serving and not owned:
-                owned = state.owner.acquire(timeout=0.05)
+                state.served = True  # ahead, so that nobody finds it taken and this not said
+                state.served = owned = state.owner.acquire(timeout=0.05)
             elif owned and not serving:
-                state.owner.release()
-                owned = False
+                owned = self._leave()
             state.complete()
             if owned:
                 self._listen()
@@ -62,9 +62,15 @@ class SessionThread:
             if not self._wait(owned):
                 break
         if owned:
-            state.owner.release()
+            self._leave()
         if self._stopping:  # otherwise another thread may tell by now
             state.complete()
+
+    def _leave(self) -> bool:
+        """The session is free for other threads; returns False."""
+        self._state.owner.release()
+        self._state.served = False  # afterwards, so that who sees this finds it free
+        return False
 
     def _listen(self) -> None:
         state = self._state

@@ -747,3 +747,144 @@ def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
     connection.start()
     received = [consumer.receive(_WAIT) for _ in range(2)]
     assert [each and each.text for each in received] == ["1", "2"]  # type: ignore[attr-defined]
+
+
+# Stopping, beside everything else.
+
+
+class Hanging:
+    """A listener that hangs on its first message until it is let go, and counts."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+        self.seen = 0
+        self.consumer = session.create_consumer(session.create_queue(name))
+        self.consumer.listener = self._listen
+
+    def _listen(self, _message: Message) -> None:
+        self.seen += 1
+        self.entered.set()
+        self.leave.wait(_WAIT)
+
+
+def _send_to(connection: Connection, name: str, count: int) -> None:
+    with connection.create_session() as session, session.create_producer(session.create_queue(name)) as producer:
+        for number in range(count):
+            producer.send(str(number))
+
+
+def test_a_listener_that_hangs_keeps_no_other_session_from_being_stopped() -> None:
+    broker = SmallBroker(close_timeout_seconds=0.05)
+    with broker.connect() as connection:
+        connection.start()
+        sessions = [connection.create_session() for _ in range(3)]
+        hanging = Hanging(sessions[0], "a")
+        consumers = [session.create_consumer(session.create_queue("b")) for session in sessions[1:]]
+        taken: list[str] = []
+        consumers[0].listener = lambda message: taken.append(str(message))
+        _send_to(connection, "a", 2)
+        assert hanging.entered.wait(_WAIT)
+        for _ in range(2):  # nor is the second stop less than the first
+            with pytest.raises(OperationTimedOutException, match="listener of session 1 has not returned in time"):
+                connection.stop()
+            _send_to(connection, "b", 10)
+            assert consumers[1].receive(0.05) is None
+            assert taken == []
+        hanging.leave.set()
+        connection.stop()
+        assert hanging.seen == 1
+
+
+def test_each_stop_waits_for_a_listener_that_runs(connection: Connection) -> None:
+    hanging = Hanging(connection.create_session(), "a")
+    _send_to(connection, "a", 2)
+    assert hanging.entered.wait(_WAIT)
+    stops = [_in_thread(lambda: (connection.stop(), hanging.leave.is_set())[1]) for _ in range(2)]
+    eventually(lambda: not hanging.consumer._state.running)
+    for thread, _ in stops:
+        thread.join(0.02)
+    hanging.leave.set()
+    assert [results.get(timeout=_WAIT) for _, results in stops] == [True, True]
+    assert hanging.seen == 1
+
+
+def test_a_connection_that_is_started_while_another_thread_stops_it_is_started(connection: Connection) -> None:
+    session = connection.create_session()
+    hanging = Hanging(session, "a")
+    _send_to(connection, "a", 2)
+    assert hanging.entered.wait(_WAIT)
+    thread, results = _in_thread(connection.stop)
+    eventually(lambda: not session._state.running)
+    connection.start()
+    assert results.get(timeout=_WAIT) is None  # its stop is over
+    hanging.leave.set()
+    eventually(lambda: hanging.seen == 2)
+    thread.join(_WAIT)
+
+
+@pytest.mark.parametrize("what", ["start", "stop"])
+def test_a_connection_is_started_and_stopped_while_a_session_of_it_is_being_closed(
+    connection: Connection, what: str
+) -> None:
+    session = connection.create_session()
+    hanging = Hanging(session, "a")
+    _send_to(connection, "a", 1)
+    assert hanging.entered.wait(_WAIT)
+    if what == "start":
+        thread, _ = _in_thread(connection.stop)
+        eventually(lambda: not session._state.running)
+    closing, _ = _in_thread(session.close)
+    eventually(lambda: not session._state.lifecycle.usable)
+    stopping, results = _in_thread(connection.start if what == "start" else connection.stop)
+    stopping.join(0.05)
+    hanging.leave.set()
+    assert results.get(timeout=_WAIT) is None
+    closing.join(_WAIT)
+    if what == "start":
+        thread.join(_WAIT)
+
+
+@pytest.mark.parametrize("what", ["stop", "no listener", "closed consumer"])
+def test_a_session_is_free_as_soon_as_its_listeners_are_done(connection: Connection, what: str) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        session = connection.create_session()
+        other = session.create_consumer(session.create_queue("other"))
+        for _ in range(100):
+            consumer = session.create_consumer(session.create_queue("q"))
+            came = threading.Event()
+            consumer.listener = lambda _message, came=came: came.set()  # type: ignore[misc]
+            _send_to(connection, "q", 1)
+            assert came.wait(_WAIT)
+            if what == "stop":
+                connection.stop()
+                session.recover()
+                consumer.listener = None
+                connection.start()
+            elif what == "no listener":
+                consumer.listener = None
+            else:
+                consumer.close()
+            assert other.receive(0.001) is None
+            consumer.close()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_taking_a_listener_away_waits_for_it(connection: Connection) -> None:
+    session = connection.create_session()
+    hanging = Hanging(session, "a")
+    _send_to(connection, "a", 2)
+    assert hanging.entered.wait(_WAIT)
+
+    def take_away() -> str:
+        hanging.consumer.listener = None
+        return str(hanging.consumer.receive(_WAIT))
+
+    thread, results = _in_thread(take_away)
+    thread.join(0.02)
+    assert results.empty()
+    hanging.leave.set()
+    assert results.get(timeout=_WAIT) == "1"
+    assert hanging.seen == 1
