@@ -70,6 +70,7 @@ class MessageConsumer:
         "_check",
         "_closing",
         "_destination",
+        "_ended_here",
         "_epoch",
         "_gives_back",
         "_granted",
@@ -133,6 +134,7 @@ class MessageConsumer:
         self._granted = 0
         self._arrived = 0
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
+        self._ended_here = 0  #: messages that were not given out, and do not come again
         self._rejected = 0  #: messages that were redelivered too often
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
         self._gives_back = False  #: what comes before the answer to that drain is given back
@@ -199,7 +201,7 @@ class MessageConsumer:
         try:
             if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
                 message = self._take()
-                if message is not None:
+                if message is not None or self._ended():
                     return message
             return self._receive_slowly(timeout)
         finally:
@@ -266,15 +268,22 @@ class MessageConsumer:
                 return self._take_any()
             return self._receive_before(deadline)
         if self._state.running:
-            # A drain takes what waits at the broker into the buffer, which may be more than one message, or one that
-            # cannot be given out.
-            deadline += self._state.settings.poll_timeout_seconds
+            return self._receive_drained(deadline + self._state.settings.poll_timeout_seconds)
+        return self._take_any()
+
+    def _receive_drained(self, deadline: float) -> Message | None:
+        """What waits at the broker by now."""
+        while True:
             while not self._drain_if_there(max(0.0, deadline - time.monotonic())):
                 if not self._state.wait_until(lambda: self._needs_reset or self._is_over, deadline):
                     return None
                 if self._ended():
                     return None
-        return self._take_any()
+            # This may be more than one message, or some that cannot be given out, with others behind them.
+            ended = self._ended_here
+            message = self._take_any()
+            if message is not None or self._ended_here == ended or time.monotonic() >= deadline:
+                return message
 
     def _receive_before(self, deadline: float | None) -> Message | None:
         """Wait for the buffer to fill."""
@@ -328,7 +337,10 @@ class MessageConsumer:
 
     def _take(self) -> Message | None:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
-        delivery = self._buffer.popleft()
+        try:
+            delivery = self._buffer.popleft()
+        except IndexError:  # another thread closes it, and has taken what was there
+            return None
         state, tag = self._state, delivery.tag
         if tag.epoch != state.epoch or tag.link <= self._stale_link:  # as _is_stale, without a call for each message
             return None  # lost with its connection: it comes again
@@ -355,6 +367,8 @@ class MessageConsumer:
             state.gives_out = True
             policy.delivered(tag)
             settlements = policy.consumed(tag, time.monotonic())
+            # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
+            message = message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
             acknowledgements = state.acknowledgements
             at_once = len(settlements) == 1
             if acknowledgements is not None and not at_once:
@@ -375,7 +389,7 @@ class MessageConsumer:
         self._count_used()
         if state.confirms and settlements:
             state.confirm_or_report()
-        return message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
+        return message
 
     def _opened(self, delivery: Delivery) -> Envelope | None:
         """The envelope; None where it cannot be read or has expired: it is then settled here."""
@@ -384,6 +398,7 @@ class MessageConsumer:
         except MessageFormatException as error:
             # Nobody can read it: it goes to the dead letters, and the application is told.
             self._state.pass_over((delivery.tag,), Outcome.REJECTED)
+            self._ended_here += 1
             self._count_used()
             self._state.report(error)
             return None
@@ -402,6 +417,7 @@ class MessageConsumer:
                     *(self._lifecycle.name, envelope.message_id, settings.max_redeliveries, self._rejected),
                 )
             self._rejected += 1
+            self._ended_here += 1
             self._state.pass_over((delivery.tag,), Outcome.REJECTED)
             self._count_used()
             return None
@@ -446,6 +462,7 @@ class MessageConsumer:
                     acknowledgements.lost.add((given,), acknowledgements.too_late)
             except ConnectionLostException:
                 acknowledgements.lost.add((given,), acknowledgements.too_late)
+        self._ended_here += 1
         self._count_used()
         return True
 
@@ -521,7 +538,10 @@ class MessageConsumer:
         listener = self._listener
         if listener is None or self._closing or not self._buffer:
             return
-        delivery = self._buffer.popleft()
+        try:
+            delivery = self._buffer.popleft()
+        except IndexError:  # another thread closes it, and has taken what was there
+            return
         state, tag = self._state, delivery.tag
         if self._is_stale(tag):
             return  # lost with its connection: it comes again

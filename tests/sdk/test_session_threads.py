@@ -6,6 +6,7 @@ import logging
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -346,6 +347,27 @@ def test_closing_wakes_a_receive_that_waits(connection: Connection, what: str) -
 
     assert results.get(timeout=_WAIT) is None
     thread.join()
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 60])
+def test_a_receive_whose_messages_another_thread_gives_back_as_it_closes_returns_nothing(
+    broker: SmallBroker, connection: Connection, timeout: float | None
+) -> None:
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+
+    class Emptied(deque[Any]):
+        def popleft(self) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                thread, _ = _in_thread(consumer.close)
+                thread.join(_WAIT)
+            return super().popleft()
+
+    _send(connection, "a")
+    eventually(lambda: len(consumer._buffer) == 1)
+    consumer._buffer = session._sinks[consumer._link].buffer = Emptied(consumer._buffer)
+    assert consumer.receive(timeout) is None
+    assert [outcome.name for outcome in broker.outcomes()] == ["RELEASED"]
 
 
 @pytest.mark.parametrize("what", ["consumer", "session", "connection", "stop"])
