@@ -1,0 +1,142 @@
+"""Full queues and messages whose time is over: the same answers over every transport, and the same places."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.destination import queue
+from broker_adapter.errors import TransactionRolledBackException
+from tests.contracts.conftest import MakeEngine
+from tests.contracts.test_transport_edges import Caller, depth, held_producers
+from tests.contracts.transports import WAIT, Client, eventually, message
+
+Q = queue("q")
+EXPIRES = "expiry_queue=late"
+
+
+def _soon(milliseconds: int) -> int:
+    return time.time_ns() // 1_000_000 + milliseconds
+
+
+def _set_aside(client: Client, *bodies: Any) -> None:
+    """Exactly these are in the expiry queue, and are counted; none is a dead letter."""
+    eventually(lambda: depth(client, "late") == len(bodies))
+    assert client.bodies("late") == list(bodies)
+    assert client.transport.request("statistics", {}, WAIT)["expired"] == len(bodies)
+    assert client.bodies("DLQ") == []
+
+
+# Room.
+
+
+def test_what_a_transaction_takes_from_a_queue_is_room_for_what_it_puts_there(make_engine: MakeEngine) -> None:
+    client = make_engine("max_queue_messages=2&hold_timeout_seconds=0.1").open()
+    client.send("q", "a", "b")
+    receiver = client.receiver(Q, 2)
+    taken = [Settlement(each.tag, Outcome.ACCEPTED) for each in receiver.wait_for(2)]
+    link = client.sender(Q)
+    client.transport.commit(1, 1, [(link, message(Q, "c")), (link, message(Q, "d"))], taken, WAIT)
+    assert client.bodies("q") == ["c", "d"]
+
+
+def test_a_commit_that_takes_less_than_it_puts_is_rolled_back_in_the_end(make_engine: MakeEngine) -> None:
+    client = make_engine("max_queue_messages=2&hold_timeout_seconds=0.1").open()
+    client.send("q", "a", "b")
+    receiver = client.receiver(Q, 1)
+    taken = [Settlement(each.tag, Outcome.ACCEPTED) for each in receiver.wait_for(1)]
+    link = client.sender(Q)
+    with pytest.raises(TransactionRolledBackException, match="max_queue_messages"):
+        client.transport.commit(1, 1, [(link, message(Q, "c")), (link, message(Q, "d"))], taken, WAIT)
+    client.transport.end_session(1, WAIT)
+    assert client.bodies("q") == ["a", "b"]
+
+
+def test_a_commit_does_not_overtake_a_send_of_its_connection_that_waits(make_engine: MakeEngine) -> None:
+    client = make_engine("max_queue_messages=2").open()
+    client.send("q", "a", "b")
+    receiver = client.receiver(Q, 2)
+    taken = receiver.wait_for(2)
+    link = client.sender(Q)
+    answers: list[Any] = []
+    client.transport.send(link, message(Q, "c"), answers.append, WAIT)
+    eventually(lambda: held_producers(client, "q") == 1)
+    # It takes one and puts one there, so there would be room for it, and not for the send.
+    settlements = [Settlement(taken[0].tag, Outcome.ACCEPTED)]
+    waiting = Caller(lambda: client.transport.commit(1, 1, [(link, message(Q, "d"))], settlements, WAIT))
+    time.sleep(0.1)
+    assert waiting.is_waiting
+    client.settle(taken[1:])
+    assert waiting.ended().error is None
+    eventually(lambda: answers == [None])
+    assert client.bodies("q") == ["c", "d"]
+
+
+def test_sends_that_wait_are_taken_one_by_one_as_there_is_room(make_engine: MakeEngine) -> None:
+    client = make_engine("max_queue_messages=1").open()
+    client.send("q", "a")
+    link = client.sender(Q)
+    answers: list[Any] = []
+    for body in "bcd":
+        client.transport.send(link, message(Q, body), answers.append, WAIT)
+    eventually(lambda: held_producers(client, "q") == 1)
+    for body in "abcd":
+        receiver = client.receiver(Q, 1)
+        assert [each.envelope.body for each in receiver.wait_for(1)] == [body]
+        client.settle(receiver.deliveries)
+        client.transport.detach(receiver.link, WAIT)
+    eventually(lambda: answers == [None] * 3)
+
+
+# Expiry.
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["sent", "committed"])
+def test_what_has_expired_on_arrival_is_set_aside(make_engine: MakeEngine, committed: bool) -> None:
+    client = make_engine(EXPIRES).open()
+    link = client.sender(Q)
+    late = message(Q, "late", expires_at_ms=_soon(-1000))
+    if committed:
+        client.transport.commit(1, 1, [(link, late), (link, message(Q, "in time"))], [], WAIT)
+    else:
+        client.transport.send(link, late, None, WAIT)
+        client.transport.send(link, message(Q, "in time"), None, WAIT)
+    _set_aside(client, "late")
+    assert client.bodies("q") == ["in time"]
+
+
+def test_what_expires_while_its_sender_is_held_back_is_set_aside(make_engine: MakeEngine) -> None:
+    client = make_engine(f"{EXPIRES}&max_queue_messages=1").open()
+    client.send("q", "first")
+    link = client.sender(Q)
+    answers: list[Any] = []
+    client.transport.send(link, message(Q, "late", expires_at_ms=_soon(50)), answers.append, WAIT)
+    eventually(lambda: held_producers(client, "q") == 1)
+    time.sleep(0.1)
+    client.settle(client.receiver(Q, 1).wait_for(1))
+    _set_aside(client, "late")
+    assert answers == [None]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MODIFIED, Outcome.RELEASED, Outcome.REJECTED, Outcome.FAILED])
+def test_what_expires_in_hand_and_comes_back_is_set_aside(make_engine: MakeEngine, outcome: Outcome) -> None:
+    client = make_engine(f"{EXPIRES}&max_deliveries=1").open()
+    client.send("q", "late", expires_at_ms=_soon(200))
+    held = client.receiver(Q, 1).wait_for(1)
+    time.sleep(0.3)
+    client.settle(held, outcome)
+    _set_aside(client, "late")
+    assert client.bodies("q") == []
+
+
+def test_what_expires_in_the_hands_of_a_client_that_goes_is_set_aside(make_engine: MakeEngine) -> None:
+    engine = make_engine(f"{EXPIRES}&max_deliveries=1")
+    client, other = engine.open(), engine.open()
+    client.send("q", "late", expires_at_ms=_soon(200))
+    other.receiver(Q, 1).wait_for(1)
+    time.sleep(0.3)
+    other.close()
+    _set_aside(client, "late")
