@@ -331,7 +331,7 @@ class Connection:
         """Give back what came for consumers whose sessions are not there any more."""
         sinks = [sink for sinks in list(self._sinks.values()) for sink in list(sinks.values())]
         if sinks:
-            stop_flows(self._transport, sinks, drains_end(deadline, self._settings))
+            stop_flows(self._transport, sinks, drains_end(deadline))
             unseen = taken_from(sinks, self._standing[0])
             try:
                 self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in unseen])

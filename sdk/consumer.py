@@ -811,7 +811,7 @@ class MessageConsumer:
         state = self._state
         # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
         if not state.policy.presettled:
-            self._stop_flow(drains_end(deadline, state.settings))
+            self._stop_flow(drains_end(deadline))
         self._release_prefetched()
         try:
             state.transport.detach(self._link, max(0.001, deadline - time.monotonic()))

@@ -33,7 +33,7 @@ from types import MethodType
 from typing import Any, Generic, TypeVar
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter import ClientSettings, Delivery, JMSException, Transport
+from broker_adapter import Delivery, JMSException, Transport
 from sdk.session_state import log
 
 _T = TypeVar("_T")
@@ -213,15 +213,9 @@ def taken_out(buffer: deque[Delivery]) -> Iterator[Delivery]:
             yield buffer.popleft()
 
 
-def drains_end(deadline: float, settings: ClientSettings) -> float:
-    """When who closes until a deadline waits no longer for drains, so that time is left for the rest.
-
-    Args:
-        deadline: of the whole (monotonic seconds).
-        settings: of the connection.
-    """
-    now = time.monotonic()
-    return now + max(0.0, min(settings.poll_timeout_seconds, (deadline - now) / 2))
+def drains_end(deadline: float) -> float:
+    """When who closes until a deadline waits no longer for drains: time is left for the rest (monotonic seconds)."""
+    return (time.monotonic() + deadline) / 2
 
 
 def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> None:

@@ -789,7 +789,7 @@ class Session:
         # Once a link is gone, another consumer of its group or exclusive queue gets what comes next: all that comes
         # back has to be there before that.
         sinks = list(self._sinks.values())
-        stop_flows(self._transport, sinks, drains_end(deadline, self._settings))
+        stop_flows(self._transport, sinks, drains_end(deadline))
         unseen = taken_from(sinks, state.epoch)
         try:
             with state.settling:

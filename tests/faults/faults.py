@@ -13,7 +13,7 @@ from tests.server_process import ServerProcess
 #: Of a URL: whoever uses it notices a loss soon, and comes back soon.
 OPTIONS = (
     "?reconnect_delay_seconds=0.02&max_reconnect_delay_seconds=0.5&stable_seconds=0.2&idle_timeout_seconds=1"
-    "&connect_timeout_seconds=2"
+    "&connect_timeout_seconds=2&poll_timeout_seconds=0.1"
 )
 
 
@@ -39,12 +39,13 @@ class Faults:
             "half open": (4, self._half_open),
             "black hole": (2, self._black_hole),
             "swallowed": (3, self._swallowed),
+            "stalled": (5, self._stalled),
             "away for a while": (2, self._away),
             "slow": (1, self._slow),
             "server killed": (2, self._kill),
         }
         if server is None:
-            for name in ("half open", "black hole", "swallowed", "slow", "server killed"):
+            for name in ("half open", "black hole", "swallowed", "stalled", "slow", "server killed"):
                 del self._kinds[name]
 
     def one(self) -> None:
@@ -73,6 +74,12 @@ class Faults:
         self._proxy.hold(Direction.TO_SERVER)
         time.sleep(0.8 * self._chance.random())
         self._proxy.cut()
+        self._proxy.hold()
+
+    def _stalled(self) -> None:
+        """What the server sends stands still, longer than the clients wait for a drain, and goes on."""
+        self._proxy.hold(Direction.TO_CLIENT)
+        time.sleep(0.2 + 0.4 * self._chance.random())
         self._proxy.hold()
 
     def _away(self) -> None:

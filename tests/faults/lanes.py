@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
 from collections import Counter
@@ -31,6 +33,8 @@ SHARED_RATE = 40
 #: Consumers of a lane with several, and the window of each.
 SHARERS = 2
 SHARED_PREFETCH = 20
+#: How often one of several consumers gives back instead of acknowledging or committing.
+GIVING_BACK = 0.03
 #: Groups of the messages of a lane with groups.
 GROUPS = 7
 #: Longest wait for everything to arrive once the faults have ended, in seconds.
@@ -184,25 +188,45 @@ class QueueLane(Lane):
 
     def consume(self, connection: Connection, course: Course) -> None:
         """See :meth:`Lane.consume`."""
-        with connection.create_session(self.mode) as session:
-            consumer = self.consumer(session)
-            if self.listens:
-                consumer.listener = self.saw
-                while course.receiving:
-                    time.sleep(0.05)
-                return
-            held: list[tuple[Message, int]] = []
-            while course.receiving:
-                try:
-                    message = consumer.receive(0.2)
-                except ConnectionLostException as error:
-                    self.raised[type(error).__name__] += 1
-                    continue
-                if message is not None:
-                    held.append((message, self.saw(message)))
-                if held and (message is None or len(held) >= _BATCH):
+        while course.receiving:
+            with connection.create_session(self.mode) as session:
+                self._use(session, course, time.monotonic() + self.turn())
+
+    def turn(self) -> float:
+        """How long to use a session before the next one, in seconds."""
+        return math.inf
+
+    def gives_back(self) -> bool:
+        """Whether to recover, roll back or raise now, instead of ending what is held."""
+        return False
+
+    def _hear(self, message: Message) -> None:
+        self.saw(message)
+        if self.gives_back():
+            raise ValueError("as it should")
+
+    def _use(self, session: Session, course: Course, until: float) -> None:
+        consumer = self.consumer(session)
+        if self.listens:
+            consumer.listener = self._hear
+            while course.receiving and time.monotonic() < until:
+                time.sleep(0.05)
+            return
+        held: list[tuple[Message, int]] = []
+        while course.receiving and time.monotonic() < until:
+            try:
+                message = consumer.receive(0.2)
+            except ConnectionLostException as error:
+                self.raised[type(error).__name__] += 1
+                continue
+            if message is not None:
+                held.append((message, self.saw(message)))
+            if held and (message is None or len(held) >= _BATCH):
+                if self.gives_back():
+                    (session.rollback if session.transacted else session.recover)()
+                else:
                     self._end(held, session.commit if session.transacted else None)
-                    held = []
+                held = []
 
     def _end(self, held: list[tuple[Message, int]], commit: Callable[[], None] | None) -> None:
         """Acknowledge or commit what is held."""
@@ -244,6 +268,8 @@ class QueueLane(Lane):
 class SharedLane(QueueLane):
     """A queue with several consumers, each of a connection of its own.
 
+    From time to time a consumer recovers, rolls back or raises, and its session is closed for another one.
+
     Acknowledgements that are lost with a connection may come too late: another consumer has the messages by now.  The
     first one is told which ones, by an exception or by the exception listener, unless the server was killed meanwhile.
     """
@@ -255,6 +281,19 @@ class SharedLane(QueueLane):
     _numbers: dict[str, int] = attrs.field(factory=dict, kw_only=True)  #: by message id
     _next: Counter[int] = attrs.field(factory=Counter, kw_only=True)  #: messages of a group that came, without gaps
     _lock: threading.RLock = attrs.field(factory=threading.RLock, kw_only=True)
+    _chance: random.Random = attrs.field(factory=lambda: random.Random(7), kw_only=True)
+    _given_back: int = attrs.field(default=0, kw_only=True)  #: listeners that raised
+
+    def turn(self) -> float:
+        """See :meth:`QueueLane.turn`."""
+        return self._chance.uniform(1, 6)
+
+    def gives_back(self) -> bool:
+        """See :meth:`QueueLane.gives_back`: in modes in which something is held, and in listeners."""
+        with self._lock:
+            gives = (self.listens or self.mode in _HOLDING) and self._chance.random() < GIVING_BACK
+            self._given_back += gives
+            return gives
 
     def consumer(self, session: Session) -> MessageConsumer:
         """See :meth:`QueueLane.consumer`."""
@@ -310,7 +349,8 @@ class SharedLane(QueueLane):
         """See :meth:`QueueLane.untold`: twice the window of each consumer, where a killed server cannot tell."""
         if self.mode is AcknowledgeMode.TRANSACTED:
             return 0
-        return len(self.too_late) + faced.kills * self.consumers * 2 * SHARED_PREFETCH
+        raised = self._given_back if self.listens else 0
+        return raised + len(self.too_late) + faced.kills * self.consumers * 2 * SHARED_PREFETCH
 
 
 @attrs.define
@@ -435,6 +475,7 @@ def lanes() -> list[Lane]:
     ]
 
 
+_HOLDING: Final = (AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TRANSACTED)
 _OF_LISTENERS: Final = (AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK)
 _ACKNOWLEDGING: Final = (
     *_OF_LISTENERS,

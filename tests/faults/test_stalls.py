@@ -138,3 +138,41 @@ def test_what_was_on_its_way_is_forgotten_with_its_connection(proxy: Proxy, conn
     proxy.hold()
     client.wait_for_restore()
     assert received(consumer, len(NUMBERS)) == NUMBERS
+
+
+@pytest.mark.parametrize("what", ["consumer", "session", "connection"])
+def test_the_heir_of_a_consumer_that_is_closed_in_a_stall_gets_what_that_left_in_order(
+    proxy: Proxy, connect: Connect, direct: Connection, name: str, what: str
+) -> None:
+    connection = connect(OPTIONS).connection
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name), exclusive=True)
+    wait_for_prefetched(consumer)
+    with direct.create_session() as other:
+        heir = other.create_consumer(other.create_queue(name), exclusive=True)
+        proxy.hold(Direction.TO_CLIENT)
+        assert received(consumer, 7) == NUMBERS[:7]
+        flowing = threading.Timer(0.5, proxy.hold)
+        flowing.start()
+        {"consumer": consumer, "session": session, "connection": connection}[what].close()  # type: ignore[attr-defined]
+        left = NUMBERS[7:] if what == "consumer" else NUMBERS
+        assert received(heir, len(left)) == left
+        flowing.join()
+
+
+def test_closing_gives_up_on_the_answer_when_half_of_its_time_is_over(
+    proxy: Proxy, connect: Connect, direct: Connection, name: str
+) -> None:
+    connection = connect(f"{OPTIONS}&close_timeout_seconds=0.4").connection
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name), exclusive=True)
+    wait_for_prefetched(consumer)
+    proxy.hold(Direction.TO_CLIENT)
+    assert received(consumer, 7) == NUMBERS[:7]
+    session.close()
+    with direct.create_session() as other:  # while the network still stalls
+        heir = other.create_consumer(other.create_queue(name), exclusive=True)
+        found = received(heir, 5 + PREFETCH - 7)
+        proxy.hold()
+        found += received(heir, len(NUMBERS) - len(found))
+    assert sorted(found) == NUMBERS, "late, but there"
