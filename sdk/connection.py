@@ -37,7 +37,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.checks import check_request, check_timeout
-from sdk.dropped import Sink, WeakTable, close_what_is_dropped, drains_end, dropped, stop_flows, taken_from, weakly
+from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
 from sdk.session_state import log
@@ -331,7 +331,7 @@ class Connection:
         """Give back what came for consumers whose sessions are not there any more."""
         sinks = [sink for sinks in list(self._sinks.values()) for sink in list(sinks.values())]
         if sinks:
-            stop_flows(self._transport, sinks, drains_end(deadline))
+            stop_flows(self._transport, sinks, deadline)
             unseen = taken_from(sinks, self._standing[0])
             try:
                 self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in unseen])

@@ -37,7 +37,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
-from sdk.dropped import drains_end, dropped, taken_out
+from sdk.dropped import drain_end, dropped, taken_out
 from sdk.lifecycle import Event, Lifecycle
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
@@ -811,7 +811,7 @@ class MessageConsumer:
         state = self._state
         # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
         if not state.policy.presettled:
-            self._stop_flow(drains_end(deadline))
+            self._stop_flow(drain_end(deadline, selects=self._selector is not None))
         self._release_prefetched()
         try:
             state.transport.detach(self._link, max(0.001, deadline - time.monotonic()))

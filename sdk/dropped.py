@@ -45,6 +45,8 @@ _inbox: queue.SimpleQueue[_Job] = queue.SimpleQueue()
 _process: int | None = None
 #: How long a thread waits for more to close at its broker, in seconds.
 _LINGER = 1.0
+#: Longest wait of who closes a consumer with a selector for a drain, in seconds.
+_SELECTING_SECONDS = 0.25
 
 
 def close_what_is_dropped() -> None:
@@ -176,12 +178,18 @@ class Sink:
         link: the consumer's.
         buffer: what has come and was not looked at, which the consumer takes from.
         presettled: whether what comes is not to be settled.
+        selects: whether the consumer has a selector.
     """
 
-    __slots__ = ("_accept", "_consumer", "buffer", "link", "presettled")
+    __slots__ = ("_accept", "_consumer", "buffer", "link", "presettled", "selects")
 
     def __init__(
-        self, accept: Callable[[Sequence[Delivery]], None], buffer: deque[Delivery], *, presettled: bool
+        self,
+        accept: Callable[[Sequence[Delivery]], None],
+        buffer: deque[Delivery],
+        *,
+        presettled: bool,
+        selects: bool,
     ) -> None:
         """A sink without a link yet.
 
@@ -189,12 +197,14 @@ class Sink:
             accept: the consumer's method that puts deliveries into the buffer.
             buffer: the consumer's.
             presettled: whether what comes is not to be settled.
+            selects: whether the consumer has a selector.
         """
         assert isinstance(accept, MethodType)
         self._consumer: weakref.ref[Any] = weakref.ref(accept.__self__)
         self._accept = accept.__func__
         self.buffer = buffer
         self.presettled = presettled
+        self.selects = selects
         self.link = -1
 
     def __call__(self, deliveries: Sequence[Delivery]) -> None:
@@ -213,9 +223,16 @@ def taken_out(buffer: deque[Delivery]) -> Iterator[Delivery]:
             yield buffer.popleft()
 
 
-def drains_end(deadline: float) -> float:
-    """When who closes until a deadline waits no longer for drains: time is left for the rest (monotonic seconds)."""
-    return (time.monotonic() + deadline) / 2
+def drain_end(deadline: float, *, selects: bool) -> float:
+    """When who closes until a deadline waits no longer for a drain, so that time is left for the rest.
+
+    Args:
+        deadline: of the whole (monotonic seconds).
+        selects: whether the consumer has a selector: the answer may take as long as the broker takes for its backlog.
+    """
+    now = time.monotonic()
+    end = (now + deadline) / 2
+    return min(end, now + _SELECTING_SECONDS) if selects else end
 
 
 def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> None:
@@ -224,12 +241,13 @@ def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> 
     Args:
         transport: of their connection.
         sinks: theirs.
-        deadline: when to stop waiting for the broker (monotonic seconds).
+        deadline: of all that closes them (monotonic seconds).
     """
+    ends = {selects: drain_end(deadline, selects=selects) for selects in (False, True)}
     for sink in sinks:
         if not sink.presettled:  # what comes on such a link cannot be given back
             try:
-                transport.drain(sink.link, max(0.0, deadline - time.monotonic()))
+                transport.drain(sink.link, max(0.0, ends[sink.selects] - time.monotonic()))
             except JMSException as error:
                 log.debug("! what is on its way on link %d comes: %s", sink.link, error)
 

@@ -44,7 +44,7 @@ from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
-from sdk.dropped import Sink, WeakTable, detach_all, drains_end, dropped, stop_flows, taken_from
+from sdk.dropped import Sink, WeakTable, detach_all, dropped, stop_flows, taken_from
 from sdk.lifecycle import Event, State
 from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
@@ -423,7 +423,11 @@ class Session:
                 presettled=state.policy.presettled,
                 exclusive=exclusive,
             )
-            sink = Sink(consumer._accept, consumer._buffer, presettled=state.policy.presettled)
+            sink = Sink(
+                *(consumer._accept, consumer._buffer),
+                presettled=state.policy.presettled,
+                selects=wanted is not None,
+            )
             consumer._link = self._transport.attach(spec, sink, self._settings.request_timeout_seconds)
             sink.link = consumer._link
             self._sinks[sink.link] = sink
@@ -789,7 +793,7 @@ class Session:
         # Once a link is gone, another consumer of its group or exclusive queue gets what comes next: all that comes
         # back has to be there before that.
         sinks = list(self._sinks.values())
-        stop_flows(self._transport, sinks, drains_end(deadline))
+        stop_flows(self._transport, sinks, deadline)
         unseen = taken_from(sinks, state.epoch)
         try:
             with state.settling:
