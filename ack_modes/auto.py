@@ -65,6 +65,9 @@ class AutoPolicy:
     def interrupted(self, epoch: int) -> None:
         self._in_hand = None
 
+    def restored(self, epoch: int) -> None:
+        pass
+
     def link_lost(self, link: int) -> None:
         if self._in_hand is not None and self._in_hand.link == link:
             self._in_hand = None

@@ -72,6 +72,9 @@ class ClientPolicy:
         self._stale_count += len(self._held)
         self._held = []
 
+    def restored(self, epoch: int) -> None:
+        self._epoch = epoch
+
     def link_lost(self, link: int) -> None:
         self._lost_links.add(link)
         kept = [tag for tag in self._held if tag.link != link]

@@ -76,6 +76,9 @@ class DupsOkPolicy:
         self._in_hand = None
         self._flush()
 
+    def restored(self, epoch: int) -> None:
+        pass
+
     def link_lost(self, link: int) -> None:
         if self._in_hand is not None and self._in_hand.link == link:
             self._in_hand = None

@@ -75,6 +75,9 @@ class IndividualPolicy:
         self._stale.update(self._held)
         self._held = {}
 
+    def restored(self, epoch: int) -> None:
+        self._epoch = epoch
+
     def link_lost(self, link: int) -> None:
         lost = [tag for tag in self._held if tag.link == link]
         self._stale.update(lost)

@@ -55,5 +55,8 @@ class NoAckPolicy:
     def interrupted(self, epoch: int) -> None:
         pass
 
+    def restored(self, epoch: int) -> None:
+        pass
+
     def link_lost(self, link: int) -> None:
         pass

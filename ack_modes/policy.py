@@ -105,6 +105,9 @@ class AckPolicy(Protocol):
     def interrupted(self, epoch: int) -> None:
         """The connection was lost: deliveries of epochs before this one can no longer be settled."""
 
+    def restored(self, epoch: int) -> None:
+        """The connection works again: what is delivered from here on is of this epoch."""
+
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link of the connection, which lives: it can no longer be settled."""
 

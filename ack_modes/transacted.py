@@ -78,6 +78,9 @@ class TransactedPolicy:
             self._held = []
             self._sent = False
 
+    def restored(self, epoch: int) -> None:
+        self._epoch = epoch
+
     def link_lost(self, link: int) -> None:
         kept = [tag for tag in self._held if tag.link != link]
         self._stale_count += len(self._held) - len(kept)

@@ -1019,6 +1019,23 @@ class FailoverTransport:
         """
         limit = self._url.client.request_timeout_seconds if timeout is None else timeout
         deadline = time.monotonic() + limit
+        at_first = self._inner
+        try:
+            self._commit(session, commit_number, sends, settlements, deadline - limit, deadline)
+        except JMSException:
+            if at_first is not None and at_first.is_lost:
+                self._wait_until_told(at_first, deadline)  # or one loss would roll back the next transaction as well
+            raise
+
+    def _commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        began: float,
+        deadline: float,
+    ) -> None:
         try:
             inner = self._serving(deadline, "the commit")
         except OperationTimedOutException as error:
@@ -1042,15 +1059,12 @@ class FailoverTransport:
         except OperationTimedOutException:
             raise
         except JMSException as error:
-            if not inner.is_lost:
-                raise
-            self._wait_until_told(inner, deadline)  # or the next transaction would be rolled back by the same loss
-            if isinstance(error, TransactionRolledBackException):
+            if not inner.is_lost or isinstance(error, TransactionRolledBackException):
                 raise
             raise TransactionRolledBackException(
                 f"nothing was committed: the connection was lost before: {error.reason}"
             ) from error
-        self._resolve(session, commit_number, inner, peer, doubt, deadline - limit, deadline)
+        self._resolve(session, commit_number, inner, peer, doubt, began, deadline)
 
     def _resolve(
         self,

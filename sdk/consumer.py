@@ -73,6 +73,7 @@ class MessageConsumer:
         "_ended_here",
         "_epoch",
         "_gives_back",
+        "_gives_back_until",
         "_granted",
         "_half",
         "_in_doubt",
@@ -138,6 +139,7 @@ class MessageConsumer:
         self._rejected = 0  #: messages that were redelivered too often
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
         self._gives_back = False  #: what comes before the answer to that drain is given back
+        self._gives_back_until = 0.0  #: when to go on without that answer (monotonic seconds)
         self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
         # After a loss.
         self._epoch = state.epoch  #: of the connection that its credit was granted on
@@ -337,35 +339,32 @@ class MessageConsumer:
 
     def _take(self) -> Message | None:
         """The first of the buffer, delivered and consumed; None where it cannot be given out."""
+        # It stays in the buffer until it is noted as delivered: a handler of a signal may raise anywhere on the way.
+        buffer = self._buffer
         try:
-            delivery = self._buffer.popleft()
+            delivery = buffer[0]
         except IndexError:  # another thread closes it, and has taken what was there
             return None
         state, tag = self._state, delivery.tag
         if tag.epoch != state.epoch or tag.link <= self._stale_link:  # as _is_stale, without a call for each message
+            self._drop(delivery)
             return None  # lost with its connection: it comes again
         envelope = self._opened(delivery)
         if envelope is None:
+            self._drop(delivery)
             return None
         if self._check is not None:
-            try:
-                self._check(message_of(envelope, delivery.delivery_count))
-            except BaseException:
-                self._buffer.appendleft(delivery)
-                raise
+            self._check(message_of(envelope, delivery.delivery_count))
         policy = state.policy
         with state.settling:
             if tag.epoch != state.epoch or tag.link <= self._stale_link:
+                self._drop(delivery)
                 return None
-            if not state.running:  # it was stopped between the look at the buffer and here
-                self._buffer.appendleft(delivery)
-                return None
-            if self._closing:  # by another thread, likewise
-                with contextlib.suppress(ConnectionLostException):
-                    state.settle(policy.passed_over((tag,), Outcome.RELEASED))
+            if not state.running or self._closing:  # by another thread, between the look at the buffer and here
                 return None
             state.gives_out = True
             policy.delivered(tag)
+            buffer.popleft()
             settlements = policy.consumed(tag, time.monotonic())
             # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
             message = message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
@@ -428,18 +427,17 @@ class MessageConsumer:
             self._state.pass_over((delivery.tag,), Outcome.MODIFIED)
             self._count_used()
             return None
-        if delivery.take_in_hand is not None and not self._taken_in_hand(delivery.take_in_hand, delivery):
+        # The broker counts a delivery first that may have ended the process.
+        if delivery.take_in_hand is not None and not delivery.take_in_hand():
             self._count_used()
             return None
         return envelope
 
-    def _taken_in_hand(self, take_in_hand: Callable[[], bool], delivery: Delivery) -> bool:
-        """Have the broker count a delivery first that may have ended the process; whether it may be given out."""
-        try:
-            return take_in_hand()
-        except BaseException:
-            self._buffer.appendleft(delivery)
-            raise
+    def _drop(self, delivery: Delivery) -> None:
+        """Take the first of the buffer out, which is not given out."""
+        with self._state.settling:  # another thread may close it, and take what is there
+            if self._buffer and self._buffer[0] is delivery:
+                self._buffer.popleft()
 
     def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
         """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
@@ -514,7 +512,7 @@ class MessageConsumer:
             if time.monotonic() < self._resumes_at:
                 return False
             self._resumes_at = None
-        there_is = bool(self._buffer) or self._needs_reset or (self._gives_back and not self._is_away)
+        there_is = bool(self._buffer) or self._needs_reset or (self._undrained and not self._is_away)
         return there_is and self._listener is not None and not self._closing
 
     def _ask_for_work(self) -> None:
@@ -530,33 +528,34 @@ class MessageConsumer:
             redeliver: gives back what the listener raised on, such that it comes again next.
         """
         self._reset()
-        if self._gives_back:
-            self._drain_if_there(_LISTENER_DRAIN_SECONDS)
-            if self._gives_back:
+        if self._gives_back or (self._undrained and not self._buffer):
+            self._stop_flow(time.monotonic() + _LISTENER_DRAIN_SECONDS)
+            if self._undrained:
                 self._resumes_at = time.monotonic() + _FIRST_REST
-                return
+            else:
+                self._open_credit()
+            return
         listener = self._listener
         if listener is None or self._closing or not self._buffer:
             return
         try:
-            delivery = self._buffer.popleft()
+            delivery = self._buffer[0]
         except IndexError:  # another thread closes it, and has taken what was there
             return
         state, tag = self._state, delivery.tag
-        if self._is_stale(tag):
-            return  # lost with its connection: it comes again
-        envelope = self._opened(delivery)
+        envelope = None if self._is_stale(tag) else self._opened(delivery)
         if envelope is None:
+            self._drop(delivery)  # where it was lost with its connection, it comes again
             return
         policy = state.policy
         with state.settling:
             if self._is_stale(tag):
+                self._drop(delivery)
                 return
             if self._closing:
-                with contextlib.suppress(ConnectionLostException):
-                    state.settle(policy.passed_over((tag,), Outcome.RELEASED))
                 return
             policy.delivered(tag)
+            self._buffer.popleft()
             if state.acknowledgements is not None:
                 state.acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
         raised = False
@@ -722,9 +721,16 @@ class MessageConsumer:
         if self._granted <= self._arrived and not self._undrained:
             return True
         self._undrained = True
-        if not self._state.transport.drain(self._link, seconds):
-            return False
+        try:
+            answers = self._state.transport.drain(self._link, seconds)
+        except OperationTimedOutException as error:
+            if self._gives_back and time.monotonic() >= self._gives_back_until:
+                log.warning("! %s goes on, though what was given back may come late: %s", self._lifecycle.name, error)
+                self._gives_back = False
+            raise
         self._undrained = False
+        if not answers:
+            return False
         self._granted = self._arrived
         if self._gives_back:
             self._gives_back = False
@@ -734,19 +740,25 @@ class MessageConsumer:
     # Giving back.
 
     def _stop_flow(self, deadline: float) -> None:
-        """Have nothing on its way; what is where the broker does not answer in time is given back later."""
+        """Have nothing on its way, if the broker answers in time."""
         self._reset(grants=False)
         if self._is_away:
             return
         try:
             self._end_flow(max(0.0, deadline - time.monotonic()))
-        except OperationTimedOutException:
-            self._gives_back = True
+        except OperationTimedOutException as error:
+            log.debug("! %s may have something on its way: %s", self._lifecycle.name, error)
         except ConnectionLostException as error:
             log.debug("! %s has lost what was on its way: %s", self._lifecycle.name, error)
         except IllegalStateException:  # the link has ended, and with it what was on its way
             if not self._closing:
                 raise
+
+    def _give_back_late(self) -> None:
+        """Something was given back: what is still on its way is to be given back as well; for the session."""
+        if self._undrained and not self._gives_back:
+            self._gives_back = True
+            self._gives_back_until = time.monotonic() + self._state.settings.request_timeout_seconds
 
     def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""
@@ -809,10 +821,13 @@ class MessageConsumer:
         if not self._begin_close(deadline):
             return
         state = self._state
-        # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
-        if not state.policy.presettled:
-            self._stop_flow(drain_end(deadline, selects=self._selector is not None))
-        self._release_prefetched()
+        try:
+            # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
+            if not state.policy.presettled:
+                self._stop_flow(drain_end(deadline, selects=self._selector is not None))
+            self._release_prefetched()
+        except JMSException as error:
+            log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
         try:
             state.transport.detach(self._link, max(0.001, deadline - time.monotonic()))
             self._release_prefetched()

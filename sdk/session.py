@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement, contradiction
@@ -632,6 +632,7 @@ class Session:
         try:
             for consumer in consumers:
                 consumer._stop_flow(deadline)
+                consumer._give_back_late()
             prefetched = [delivery.tag for consumer in consumers for delivery in consumer._take_prefetched()]
             with state.settling:
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
@@ -795,21 +796,27 @@ class Session:
         sinks = list(self._sinks.values())
         stop_flows(self._transport, sinks, deadline)
         unseen = taken_from(sinks, state.epoch)
-        try:
-            with state.settling:
-                state.settle([*state.policy.recover(), *state.policy.passed_over(unseen, Outcome.RELEASED)])
-            detach_all(self._transport, sinks, state.epoch, deadline)
-            for browser in self._browsers.values():
-                browser._shut(deadline)
+        with self._perhaps_without_the_broker(), state.settling:
+            state.settle([*state.policy.recover(), *state.policy.passed_over(unseen, Outcome.RELEASED)])
+        detach_all(self._transport, sinks, state.epoch, deadline)
+        for browser in self._browsers.values():
+            browser._shut(deadline)
+        with self._perhaps_without_the_broker():
             self._transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
-        except JMSException as error:
-            log.debug("! %s closes without the broker: %s", state.name, error)
-            state.forget_nothing()
         for consumer in consumers:
             consumer._end_close()
         for producer in self._producers.values():
             producer._end()
         self._producers.clear()
+
+    @contextlib.contextmanager
+    def _perhaps_without_the_broker(self) -> Iterator[None]:
+        """A step of closing: where the network is away, what comes after it is done all the same."""
+        try:
+            yield
+        except JMSException as error:
+            log.debug("! %s closes without the broker: %s", self._state.name, error)
+            self._state.forget_nothing()
 
     def _start_thread(self) -> None:
         self._thread = SessionThread(self._state, self._redeliver)

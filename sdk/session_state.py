@@ -262,7 +262,8 @@ class SessionState:
             self.transport.settle(settlements)
         except ConnectionLostException:
             # The news of it is on its way; until it is here nothing more of that connection may be given out.
-            self._lose(self.epoch + 1)
+            if not self.interrupted:
+                self._lose(self.epoch + 1)
             raise
 
     def confirm(self) -> None:
@@ -311,6 +312,8 @@ class SessionState:
         self.wake()
 
     def _lose(self, epoch: int) -> None:
+        if self.interrupted and epoch <= self.epoch:
+            return  # known, by a call that met the loss ahead of the news: what was begun since is not lost
         self.interrupted = True  # before the epoch: who sees that one sees this as well
         self.epoch = epoch
         self.policy.interrupted(epoch)
@@ -334,7 +337,7 @@ class SessionState:
         """The connection works again."""
         with self.settling:
             self.epoch = epoch
-            self.policy.interrupted(epoch)
+            self.policy.restored(epoch)
             self.interrupted = False
         self.wake()
 

@@ -110,6 +110,12 @@ class SessionHistory(RuleBasedStateMachine):
         self.open.clear()
         self.policy.interrupted(self.epoch)
 
+    @rule()
+    def restore(self) -> None:
+        if not self.open and self.in_hand is None:
+            self.epoch += 1
+        self.policy.restored(self.epoch)
+
     def teardown(self) -> None:
         self.take(self.policy.recover())
         assert not self.open

@@ -427,3 +427,13 @@ def test_a_commit_that_was_done_leaves_nothing_of_the_loss_behind() -> None:
 def test_only_auto_tells_of_an_acknowledgement_that_was_lost(mode: str) -> None:
     assert _new(mode).tells_lost_acknowledgements is (mode == "AUTO")
     assert _new(mode).raises_lost_acknowledgements is (mode in ("CLIENT", "INDIVIDUAL"))
+
+
+def test_what_a_transaction_sends_while_the_network_is_away_is_not_lost_with_it() -> None:
+    policy = _new("TRANSACTED")
+    policy.interrupted(1)
+    policy.sent()
+    policy.restored(2)
+    assert policy.commit() == ((), False, 0)
+    policy.delivered(_tag(1, epoch=2))
+    assert policy.commit().settlements == (Settlement(_tag(1, epoch=2), Outcome.ACCEPTED),)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from sdk import AcknowledgeMode, Connection, Message, MessageConsumer, Session
-from tests.faults.conftest import Connect
+from broker_adapter.errors import OperationTimedOutException
+from sdk import AcknowledgeMode, Connection, Message, MessageConsumer, Session, TransactionRolledBackException
+from tests.faults.conftest import Client, Connect
 from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import WAIT, wait_for
 
@@ -176,3 +178,158 @@ def test_closing_gives_up_on_the_answer_when_half_of_its_time_is_over(
         proxy.hold()
         found += received(heir, len(NUMBERS) - len(found))
     assert sorted(found) == NUMBERS, "late, but there"
+
+
+def test_a_listener_gets_what_comes_after_a_drain_that_was_answered_late(
+    proxy: Proxy, connect: Connect, direct: Connection
+) -> None:
+    name = f"queue {uuid4()}"
+    session = connect(OPTIONS).connection.create_session()
+    consumer = session.create_consumer(session.create_queue(name))
+    proxy.hold(Direction.TO_CLIENT)
+    assert consumer.receive_nowait() is None
+    proxy.hold()
+    seen: list[str] = []
+    consumer.listener = lambda message: seen.append(str(message))
+    with direct.create_session() as other:
+        producer = other.create_producer(other.create_queue(name))
+        for number in range(3):
+            producer.send(str(number))
+            assert wait_for(lambda number=number: len(seen) == number + 1)  # type: ignore[misc]
+
+
+def test_a_listener_that_raised_gets_what_comes_after_a_drain_that_was_answered_late(
+    proxy: Proxy, connect: Connect, direct: Connection
+) -> None:
+    name = f"queue {uuid4()}"
+    session = connect(OPTIONS).connection.create_session()
+    consumer = session.create_consumer(session.create_queue(name))
+    seen: list[str] = []
+    flowing = threading.Timer(1.5, proxy.delay, (0,))
+
+    def listener(message: Message) -> None:
+        seen.append(str(message))
+        if len(seen) == 1:
+            proxy.delay(0.17)  # a round trip takes longer than a half of what the listener waits for one
+            flowing.start()
+            raise ValueError("as told")
+
+    consumer.listener = listener
+    with direct.create_session() as other:
+        producer = other.create_producer(other.create_queue(name))
+        producer.send("0")
+        assert wait_for(lambda: len(seen) == 2)
+        flowing.join()
+        producer.send("1")
+        assert wait_for(lambda: len(seen) == 3)
+    assert seen == ["0", "0", "1"]
+
+
+def test_a_broker_that_never_answers_a_drain_is_not_waited_for_for_ever(
+    connect: Connect, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = connect(f"{OPTIONS}&request_timeout_seconds=0.5").connection
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name))
+    wait_for_prefetched(consumer)
+    assert received(consumer, 7) == NUMBERS[:7]
+
+    def no_answer(_link: int, _timeout: float | None) -> bool:
+        raise OperationTimedOutException("no answer")
+
+    monkeypatch.setattr(connection._transport, "drain", no_answer)
+    session.recover()
+    assert sorted(received(consumer, len(NUMBERS))) == NUMBERS, "late, but there"
+    assert "what was given back may come late" in caplog.text
+
+
+# What a loss must not do, as its news is on its way.
+
+
+@pytest.fixture
+def late_news(connect: Connect) -> tuple[Client, threading.Event]:
+    """A client whose connection hears late of what happens to its transport, and whether it is about to."""
+    client = connect(f"prefetch_messages={PREFETCH}&reconnect_delay_seconds=0.01")
+    transport: Any = client.connection._transport
+    hear, happened = transport._listener, threading.Event()
+
+    def late(event: object) -> None:
+        happened.set()
+        threading.Event().wait(0.2)
+        hear(event)
+
+    transport._listener = late
+    return client, happened
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_session_that_closes_as_the_connection_is_lost_leaves_no_consumer_behind(
+    proxy: Proxy, direct: Connection, name: str, late_news: tuple[Client, threading.Event], exclusive: bool
+) -> None:
+    client, happened = late_news
+    session = client.connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue(name), exclusive=exclusive)
+    wait_for_prefetched(consumer)
+    assert received(consumer, 1) == [0]
+    proxy.cut()
+    assert happened.wait(WAIT)
+    session.close()
+    client.wait_for_restore()
+    (found,) = [each for each in direct.statistics().queues if each.name == name]
+    assert found.consumers == 0
+    with direct.create_session() as other:
+        heir = other.create_consumer(other.create_queue(name), exclusive=exclusive)
+        assert received(heir, len(NUMBERS)) == NUMBERS
+
+
+def test_a_transaction_that_was_begun_in_the_outage_is_committed(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    name = f"queue {uuid4()}"
+    client = connect("reconnect_delay_seconds=0.01")
+    session = client.connection.create_session(AcknowledgeMode.TRANSACTED)
+    producer = session.create_producer(session.create_queue(name))
+    producer.send("lost")
+    proxy.refuse()
+    proxy.cut()
+    client.wait_for_loss()
+    with pytest.raises(TransactionRolledBackException):
+        session.commit()
+    producer.send("during")
+    proxy.refuse(False)
+    client.wait_for_restore()
+    producer.send("after")
+    session.commit()
+    with direct.create_session() as other:
+        consumer = other.create_consumer(other.create_queue(name))
+        assert [str(consumer.receive(WAIT)) for _ in range(2)] == ["during", "after"]
+
+
+@pytest.mark.parametrize("resolved", [False, True], ids=["waited", "resolved"])
+def test_a_commit_that_was_done_after_a_loss_leaves_the_next_one_alone(
+    proxy: Proxy, late_news: tuple[Client, threading.Event], resolved: bool
+) -> None:
+    client, _ = late_news
+    session = client.connection.create_session(AcknowledgeMode.TRANSACTED)
+    producer = session.create_producer(session.create_queue(f"queue {uuid4()}"))
+    producer.send("before")
+    session.commit()
+
+    def cut() -> None:
+        proxy.cut()
+        proxy.hold()
+
+    if resolved:
+        producer.send("0")
+        proxy.hold(Direction.TO_CLIENT)
+        threading.Timer(0.2, cut).start()
+    else:
+        proxy.refuse()
+        cut()
+        client.wait_for_loss()
+        producer.send("0")
+        threading.Timer(0.2, proxy.refuse, (False,)).start()
+    session.commit()
+    producer.send("1")
+    client.wait_for_restore()
+    session.commit()

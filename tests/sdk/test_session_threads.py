@@ -357,11 +357,11 @@ def test_a_receive_whose_messages_another_thread_gives_back_as_it_closes_returns
     consumer = session.create_consumer(session.create_queue("q"))
 
     class Emptied(deque[Any]):
-        def popleft(self) -> Any:
+        def __getitem__(self, index: Any) -> Any:
             if threading.current_thread() is threading.main_thread():
                 thread, _ = _in_thread(consumer.close)
                 thread.join(_WAIT)
-            return super().popleft()
+            return super().__getitem__(index)
 
     _send(connection, "a")
     eventually(lambda: len(consumer._buffer) == 1)
