@@ -77,6 +77,7 @@ class MessageConsumer:
         "_granted",
         "_half",
         "_in_doubt",
+        "_is_stopped",
         "_lifecycle",
         "_link",
         "_listener",
@@ -138,6 +139,7 @@ class MessageConsumer:
         self._ended_here = 0  #: messages that were not given out, and do not come again
         self._rejected = 0  #: messages that were redelivered too often
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
+        self._is_stopped = False  #: something is being given back: no credit is granted
         self._gives_back = False  #: what comes before the answer to that drain is given back
         self._gives_back_until = 0.0  #: when to go on without that answer (monotonic seconds)
         self._in_doubt = False  #: credit was granted while the link was lost: it may count for the one after it
@@ -615,15 +617,16 @@ class MessageConsumer:
         self._reset(grants=False)
         if self._is_away or self._gives_back:
             return
-        self._used = 0
-        missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
-        if missing > 0:
-            self._grant(missing)
+        with self._state.settling:  # who starts the connection may be another thread
+            self._used = 0
+            missing = self._prefetch - (self._granted - self._arrived) - len(self._buffer)
+            if missing > 0:
+                self._grant(missing)
 
     def _grant(self, messages: int) -> None:
-        """Let the broker send so many more, unless the consumer is being closed."""
+        """Let the broker send so many more, unless the consumer is being closed, or something is given back."""
         with self._state.settling:  # so none is granted behind the drain of another thread that closes it
-            if self._closing:
+            if self._closing or self._is_stopped:
                 return
             self._granted += messages
             self._state.transport.credit(self._link, messages)
@@ -754,11 +757,19 @@ class MessageConsumer:
             if not self._closing:
                 raise
 
-    def _give_back_late(self) -> None:
-        """Something was given back: what is still on its way is to be given back as well; for the session."""
+    def _hold_flow(self, deadline: float) -> None:
+        """Have nothing on its way, and nothing asked for, until ``_let_flow``; for the session's recover."""
+        with self._state.settling:
+            self._is_stopped = True
+        self._stop_flow(deadline)
         if self._undrained and not self._gives_back:
             self._gives_back = True
             self._gives_back_until = time.monotonic() + self._state.settings.request_timeout_seconds
+
+    def _let_flow(self) -> None:
+        """What was given back is on its way ahead of the credit; for the session."""
+        with self._state.settling:
+            self._is_stopped = False
 
     def _take_prefetched(self) -> list[Delivery]:
         """What the application has not seen, which is not ours any more; for the session."""

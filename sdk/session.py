@@ -631,16 +631,19 @@ class Session:
         deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
-                consumer._stop_flow(deadline)
-                consumer._give_back_late()
+                consumer._hold_flow(deadline)
             prefetched = [delivery.tag for consumer in consumers for delivery in consumer._take_prefetched()]
             with state.settling:
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
-            for consumer in consumers:
-                consumer._open_credit()
         except JMSException as error:
             # The network is away: everything that was held comes again by itself, and recovering has succeeded.
             log.debug("! %s gives back without the broker: %s", state.name, error)
+        finally:
+            for consumer in consumers:
+                consumer._let_flow()
+        with contextlib.suppress(JMSException):
+            for consumer in consumers:
+                consumer._open_credit()
 
     def _acknowledge(self, tag: DeliveryTag) -> None:
         """What ``message.acknowledge()`` does."""

@@ -894,6 +894,36 @@ def test_a_session_is_free_as_soon_as_its_listeners_are_done(connection: Connect
         sys.setswitchinterval(interval)
 
 
+def test_a_start_while_something_is_given_back_grants_nothing_before_that_is_back(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what the broker sends for it passes what is given back."""
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    consumers = [session.create_consumer(session.create_queue(name), prefetch=4) for name in ("a", "b")]
+    _send_to(connection, "a", 10)
+    assert [str(consumers[0].receive(_WAIT)) for _ in range(3)] == ["0", "1", "2"]
+    drain, receiver, on_its_way = broker.drain, broker._receivers[consumers[0]._link], list[Any]()
+    sink, restarts = receiver.sink, 0
+
+    def restart_behind_it(link: int, timeout: float | None) -> bool:
+        nonlocal restarts
+        answer = drain(link, timeout)
+        receiver.sink = on_its_way.extend
+        thread, results = _in_thread(lambda: (connection.stop(), connection.start()))
+        assert results.get(timeout=_WAIT) == (None, None)
+        thread.join()
+        restarts += 1
+        return answer
+
+    monkeypatch.setattr(broker, "drain", restart_behind_it)
+    session.recover()
+    monkeypatch.undo()
+    assert restarts
+    receiver.sink = sink
+    sink(on_its_way)
+    assert [str(consumers[0].receive(_WAIT)) for _ in range(10)] == [str(number) for number in range(10)]
+
+
 def test_taking_a_listener_away_waits_for_it(connection: Connection) -> None:
     session = connection.create_session()
     hanging = Hanging(session, "a")
