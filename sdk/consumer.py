@@ -64,6 +64,7 @@ class MessageConsumer:
     # A misspelt attribute is an error.
     __slots__ = (
         "__weakref__",
+        "_acknowledge",
         "_arrived",
         "_away",
         "_buffer",
@@ -104,6 +105,7 @@ class MessageConsumer:
         no_local: bool,
         prefetch: int,
         on_close: Callable[[MessageConsumer], None],
+        acknowledge: Callable[[DeliveryTag], None],
         source: Source | None = None,
     ) -> None:
         """Made by the session.
@@ -116,6 +118,7 @@ class MessageConsumer:
             no_local: whether those that its own connection sent are left out.
             prefetch: messages that it may hold which the application has not received; 0: it asks for each.
             on_close: called once, when the link is detached.
+            acknowledge: what ``message.acknowledge()`` calls.
             source: the queue or subscription whose messages come again after a loss; None: none do.
         """
         self._link = -1
@@ -125,6 +128,7 @@ class MessageConsumer:
         self._no_local = no_local
         self._state = state
         self._on_close = on_close
+        self._acknowledge = acknowledge
         self._lifecycle = Lifecycle(f"consumer {number} of {state.name}")
         self._listener: Listener | None = None
         self._buffer: deque[Delivery] = deque()
@@ -369,7 +373,7 @@ class MessageConsumer:
             buffer.popleft()
             settlements = policy.consumed(tag, time.monotonic())
             # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
-            message = message_of(envelope, delivery.delivery_count, state.acknowledge, tag)
+            message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
             acknowledgements = state.acknowledgements
             at_once = len(settlements) == 1
             if acknowledgements is not None and not at_once:
@@ -562,7 +566,7 @@ class MessageConsumer:
                 state.acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
         raised = False
         try:
-            listener(message_of(envelope, delivery.delivery_count, state.acknowledge, tag))
+            listener(message_of(envelope, delivery.delivery_count, self._acknowledge, tag))
         except BaseException:  # whatever it is, it is the application's; the session's thread must go on
             raised = True
             log.exception("! the listener of %s raised on %r", self._lifecycle.name, envelope.message_id)

@@ -125,7 +125,7 @@ class Session:
         self._on_close = on_close
         policy = mode.new_policy(Batch(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
         self._state = SessionState(
-            *(number, transport, settings, policy, report, self._acknowledge, self._start_thread),
+            *(number, transport, settings, policy, report, self._start_thread),
             is_holdfast=is_holdfast,
             user_id=user_id,
             lost=lost,
@@ -410,7 +410,8 @@ class Session:
             # What is settled as it is sent does not come again.
             source = None if state.policy.presettled else _source_of(destination, subscription, self._client_id)
             consumer = MessageConsumer(
-                *(state, number, destination, wanted, no_local, prefetch, self._forget_consumer), source
+                *(state, number, destination, wanted, no_local, prefetch, self._forget_consumer, self._acknowledge),
+                source,
             )
             if state.acknowledgements is not None:
                 state.acknowledgements.widen(prefetch)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -106,7 +107,6 @@ class SessionState:
         dispatching: the consumer whose listener runs now, if any.
         served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
-        acknowledge: what ``message.acknowledge()`` calls.
         is_holdfast: whether the broker is ours.
         user_id: what its messages say about who sent them; None: nothing.
         epoch: what deliveries carry that can still be settled.
@@ -122,7 +122,6 @@ class SessionState:
         settings: ClientSettings,
         policy: AckPolicy,
         report: Callable[[JMSException], None],
-        acknowledge: Callable[[DeliveryTag], None],
         start_thread: Callable[[], None],
         *,
         is_holdfast: bool = True,
@@ -135,7 +134,6 @@ class SessionState:
         self.settings = settings
         self.policy = policy
         self.report = report
-        self.acknowledge = acknowledge
         self.is_holdfast = is_holdfast
         self.user_id = user_id
         self.confirms = settings.synchronous_acknowledge
@@ -159,7 +157,7 @@ class SessionState:
         self.ready = threading.Condition(self.lock)
         self.waiting = 0
         self.completions: deque[Completion] = deque()
-        self._start_thread = start_thread
+        self._start_thread = weakref.WeakMethod(start_thread)  # a session that is dropped ends without the collector
         self._timer_at: float | None = None
         # The calls of every message, without a look-up on the way.
         self.own = self.owner.acquire
@@ -236,7 +234,9 @@ class SessionState:
         if self.thread is None:  # one that ends looks once more whether it is needed, behind this
             with self.lock:
                 if self.thread is None:
-                    self._start_thread()
+                    start = self._start_thread()
+                    assert start is not None  # who needs the thread has the session
+                    start()
 
     # Settling.
 

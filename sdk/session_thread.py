@@ -65,6 +65,7 @@ class SessionThread:
             self._leave()
         if self._stopping:  # otherwise another thread may tell by now
             state.complete()
+        del self._redeliver  # the session refers to this
 
     def _leave(self) -> bool:
         """The session is free for other threads; returns False."""
