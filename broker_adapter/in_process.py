@@ -454,7 +454,11 @@ class InProcessTransport:
     def _flush(self) -> None:
         if not self._gathering:
             self._gathering = True
-            self._broker.submit(self._gather)
+            try:
+                self._broker.submit(self._gather)
+            except BaseException:  # a handler of a signal raised here: nobody may be on the way
+                self._gathering = False
+                raise
 
     def _take_outbox(self) -> list[c.Command]:
         """What has gathered, as few commands as its order allows.  In the engine's thread."""

@@ -185,7 +185,7 @@ def _amqp(base: str, options: dict[str, str], whole: str | None = None) -> AmqpU
         reason = str(error)
     if reason is not None:
         # The reason may hold a part of a password, so the error is not the context of this one either.
-        reason = "its host or port is not one" if "@" in normalize("NFKC", whole or base) else reason
+        reason = "its host or port is not one" if "***@" in shown else reason
         raise InvalidURLException(f"connection URL {shown!r}: {reason}")
     scheme = parts.scheme
     if not host:
@@ -236,6 +236,8 @@ def masked(text: str) -> str:
     """The URL without what stands between its scheme and the last ``@``: it may hold passwords."""
     if not text.isascii() and "@" in (usual := normalize("NFKC", text)):
         text = usual  # a full-width @ is one for urlsplit
+    if "@" not in text:
+        text = text.replace("%40", "@")  # what was meant for the password, or for the separator
     head, separator, tail = text.rpartition("@")
     ahead = _AHEAD.match(head)
     return f"{ahead[0] if ahead else ''}***@{tail}" if separator else text

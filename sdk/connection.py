@@ -73,6 +73,7 @@ class Connection:
     __slots__ = (
         "__weakref__",
         "_closed",
+        "_closer",
         "_event_listener",
         "_exception_listener",
         "_has_client_id",
@@ -115,6 +116,7 @@ class Connection:
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
         self._closed = threading.Event()
+        self._closer: int | None = None  #: the thread that closes it
         self._sessions: WeakTable[Session] = WeakTable()
         self._sinks: dict[int, dict[int, Sink]] = {}  #: of the sessions, and of those that are not there any more
         self._session_numbers = itertools.count(1)
@@ -311,8 +313,12 @@ class Connection:
         deadline = time.monotonic() + self._settings.close_timeout_seconds
         with self._lock:
             is_first = self._lifecycle.process(Event.BEGIN_CLOSE)
+            if is_first:
+                self._closer = threading.get_ident()
             sessions = self._sessions.values()
         if not is_first:
+            if self._closer == threading.get_ident():
+                return  # the handler of a signal interrupted this thread as it closes
             self._closed.wait(2 * self._settings.close_timeout_seconds)  # which is longer than the first one takes
             return
         try:

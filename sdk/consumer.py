@@ -827,7 +827,8 @@ class MessageConsumer:
 
         Waits for its listener, if that is running in another thread, and for the broker, together at most
         ``close_timeout_seconds``.  Messages that it prefetched go back to the queue.  Those that it received can still
-        be acknowledged, committed or recovered in the session.
+        be acknowledged, committed or recovered in the session; what is recovered then may come behind later messages,
+        which the next consumer of a group or exclusive queue gets meanwhile.
         """
         self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
 

@@ -12,6 +12,7 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -68,6 +69,7 @@ class Session:
         "__weakref__",
         "_browsers",
         "_client_id",
+        "_closer",
         "_commits",
         "_consumers",
         "_detach_later",
@@ -136,6 +138,7 @@ class Session:
         self._consumers: WeakTable[MessageConsumer] = WeakTable()
         self._sinks: dict[int, Sink] = {}  #: of the consumers, and of those that are not there any more
         self._browsers: WeakTable[QueueBrowser] = WeakTable()
+        self._closer: int | None = None  #: the thread that closes it
         self._made = 0  #: producers, consumers and browsers so far
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
@@ -766,9 +769,12 @@ class Session:
         """Close before this instant (monotonic seconds); for the connection."""
         state = self._state
         if not state.process(Event.BEGIN_CLOSE):
+            if self._closer == threading.get_ident():
+                return  # the handler of a signal interrupted this thread as it closes
             longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
             state.wait_until(lambda: state.lifecycle.state is State.CLOSED, longer)
             return
+        self._closer = threading.get_ident()
         owned = False
         try:
             if not state.policy.transacted:

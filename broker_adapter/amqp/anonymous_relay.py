@@ -35,7 +35,7 @@ class AnonymousRelay:
         """
         self._attach = attach
         self._detach = detach
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may close what it interrupts
         self._producers: dict[int, _Producer] = {}
         self._next = -1
 

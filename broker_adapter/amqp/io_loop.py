@@ -161,7 +161,11 @@ class Connection:
         # since the loop sets False before it takes the work.
         if not self._signalled:
             self._signalled = True
-            self._loop.call_soon_threadsafe(self._take_work)
+            try:
+                self._loop.call_soon_threadsafe(self._take_work)
+            except BaseException:  # a handler of a signal raised here: nobody may be on the way
+                self._signalled = False
+                raise
 
     def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
         """Start to connect; the protocol's ``fail`` is told where that does not work within this time."""

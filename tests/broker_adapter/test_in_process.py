@@ -239,3 +239,28 @@ def test_what_was_settled_is_settled_before_anything_that_a_thread_asks_for_late
             assert found["messages"] == 0
     finally:
         transport.close(WAIT)
+
+
+def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport = InProcessTransport(url(None), decode_payload)
+    transport.open(Credentials(), lambda _event: None, WAIT)
+    link = transport.attach(SenderSpec(1, queue("q")), None, WAIT)
+    answered: list[object] = []
+    message = Envelope(queue("q"), BodyKind.TEXT, "x", identity=Identity("p", 1, 1))
+
+    def interrupted(_command: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transport._broker, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            transport.send(link, message, answered.append, WAIT)
+    came = threading.Event()
+    transport.send(
+        link, Envelope(queue("q"), BodyKind.TEXT, "y", identity=Identity("p", 1, 2)), lambda _error: came.set(), WAIT
+    )
+    assert came.wait(WAIT)
+    assert answered == [None]
+    transport.close(WAIT)

@@ -279,9 +279,13 @@ def test_a_password_that_is_not_encoded_is_told_how_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["amqp://u:hunter2\uff20h:y", "amqp://u:hunter2\ufe6bh/path", "amqps://u:hunter2\uff20:5"]
+    "text",
+    [
+        *("amqp://u:hunter2\uff20h:y", "amqp://u:hunter2\ufe6bh/path", "amqps://u:hunter2\uff20:5"),
+        *("amqp://u:hunter2%40h:y", "amqp://u:hunter2%40h:5672x"),
+    ],
 )
-def test_no_error_has_a_password_ahead_of_a_full_width_sign(text: str) -> None:
+def test_no_error_has_a_password_ahead_of_a_sign_of_another_form(text: str) -> None:
     with pytest.raises(InvalidURLException) as caught:
         parse_url(text)
     assert "hunter2" not in str(caught.value)

@@ -165,7 +165,8 @@ def test_a_session_that_is_dropped_with_its_consumer_gives_back_what_it_holds_wi
             producer = session.create_producer(session.create_queue("other"))
             producer.send("x", on_completion=lambda _message, _error: completed.set())
             assert completed.wait(WAIT)
-            assert wait_for(lambda: session._state.thread is None)
+            state = session._state
+            assert wait_for(lambda: state.thread is None)
             del producer
         consumer = session.create_consumer(session.create_queue(name))
         assert [consumer.receive(WAIT) is not None for _ in range(2)] == [True, True]

@@ -940,3 +940,25 @@ def test_taking_a_listener_away_waits_for_it(connection: Connection) -> None:
     hanging.leave.set()
     assert results.get(timeout=_WAIT) == "1"
     assert hanging.seen == 1
+
+
+@pytest.mark.parametrize("what", ["connection", "session"])
+def test_a_thread_that_is_interrupted_as_it_closes_and_closes_again_does_not_wait_for_itself(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As the handler of a signal does."""
+    session = connection.create_session()
+    close = {"connection": connection, "session": session}[what].close  # type: ignore[attr-defined]
+    ends: list[str] = []
+    end_session = broker.end_session
+
+    def interrupted(number: int, timeout: float | None) -> None:
+        close()
+        ends.append("handler")
+        end_session(number, timeout)
+
+    monkeypatch.setattr(broker, "end_session", interrupted)
+    thread, results = _in_thread(close)
+    assert results.get(timeout=_WAIT / 2) is None
+    thread.join()
+    assert ends == ["handler"]

@@ -704,3 +704,23 @@ def test_a_delay_that_the_broker_does_not_offer_is_refused() -> None:
         opened.transport.send(link, Envelope(QUEUE, deliver_at_ms=1), None, WAIT)
     opened.transport.send(link, Envelope(QUEUE), None, WAIT)
     opened.transport.close(WAIT)
+
+
+def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io = opened.transport._io
+    assert io is not None
+    done: list[int] = []
+    came = threading.Event()
+
+    def interrupted(_call: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            io.submit(lambda: done.append(1))
+    io.submit(came.set)
+    assert came.wait(WAIT)
+    assert done == [1]
