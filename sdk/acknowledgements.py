@@ -96,7 +96,7 @@ class LostAcknowledgements:
     def __init__(self) -> None:
         self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        #: Positions of what was seen, until the broker has heard of it; None: there were too many.
+        #: Positions of what was seen, until the broker has heard of it; None: there were too many since the last loss.
         self._untold: dict[Source, set[int]] | None = {}
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
@@ -192,9 +192,9 @@ class LostAcknowledgements:
             JMSException: the connection is lost again; nothing is forgotten.
         """
         with self._changing:
-            if self._untold is None:
-                return
             untold, self._untold = self._untold, {}
+        if untold is None:
+            return
         try:
             for source, seen in untold.items():
                 positions = sorted(seen)
@@ -205,13 +205,24 @@ class LostAcknowledgements:
             done = request("forgive_rest", {"token": token}, None)
             _log.debug("= %d messages that were lost on their way do not count as failed", done)
         except (ConnectionLostException, OperationTimedOutException):
-            with self._changing:
-                if self._untold is not None:
-                    for source, seen in untold.items():
-                        self._untold.setdefault(source, set()).update(seen)
+            self._keep_untold(untold)
             raise
-        except JMSException as error:  # a broker of an earlier version
+        except JMSException as error:  # a broker of an earlier version, or one whose disk is full
+            self._keep_untold(untold)
             _log.debug("= what was lost on its way counts as failed: %s", error)
+
+    def _keep_untold(self, untold: dict[Source, set[int]]) -> None:
+        """The broker could not be told of these: it may have to be with the next connection."""
+        with self._changing:
+            if self._untold is not None:
+                for source, seen in untold.items():
+                    self._untold.setdefault(source, set()).update(seen)
+                self._bound_untold()
+
+    def forget_untold(self) -> None:
+        """Positions of what was seen mean nothing to the broker that the connection has now."""
+        with self._changing:
+            self._untold = {}
 
 
 def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:

@@ -2206,12 +2206,13 @@ class BrokerState:
 
     def _forgive_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
         forgiven = 0
-        for (number, position), failures in self.losses.take(command.token).items():
+        lost = self.losses.take(command.token, command.most)
+        for (number, position), failures in lost:
             queue = self.queues.get(number)
             if queue is not None:
                 forgiven += queue.forgive(position, failures, effects)
                 self._awake[number] = queue
-        self._reply(command, forgiven, effects)
+        self._reply(command, (forgiven, len(lost) == command.most), effects)
 
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         for kind, raw, key in command.items:

@@ -392,10 +392,12 @@ class Seen(NamedTuple):
 class ForgiveRest(NamedTuple):
     """All else that a lost connection had, nobody saw: its last delivery does not count.
 
-    Replies with the number of messages.  What it had is forgotten, so that asking twice takes nothing back twice.
+    Replies with the number of messages, and whether more may be left: it takes ``most`` of them at most.  What it had
+    is forgotten, so that asking twice takes nothing back twice.
     """
 
     token: str
+    most: int
     reply: Reply | None = None
 
 

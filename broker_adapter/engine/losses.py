@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 #: Most deliveries that are remembered; those of the connections that were lost first are forgotten, and count.
@@ -46,8 +47,13 @@ class Losses:
         self._deliveries -= count
         return count
 
-    def take(self, token: str) -> dict[tuple[int, int], int]:
-        """All that is left of a connection, by queue and position; it is forgotten."""
-        found = self._by_token.pop(token, {})
-        self._deliveries -= len(found)
-        return found
+    def take(self, token: str, most: int) -> list[tuple[tuple[int, int], int]]:
+        """Some of what is left of a connection: (queue and position, failures) each; these are forgotten."""
+        found = self._by_token.get(token, {})
+        taken = list(islice(found.items(), most))
+        for place, _ in taken:
+            del found[place]
+        if not found:
+            self._by_token.pop(token, None)
+        self._deliveries -= len(taken)
+        return taken

@@ -552,7 +552,11 @@ def _seen(arguments: _Arguments) -> Steps:
 
 def _forgive_rest(arguments: _Arguments) -> Steps:
     yield _ENDED
-    return (yield c.ForgiveRest(arguments["token"]))
+    forgiven, has_more = 0, True
+    while has_more:
+        part, has_more = yield c.ForgiveRest(arguments["token"], MAX_GIVEN)
+        forgiven += part
+    return forgiven
 
 
 def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -> Steps:

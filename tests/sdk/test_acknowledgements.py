@@ -19,6 +19,7 @@ from broker_adapter import (
     InvalidDestinationException,
     JMSException,
     MessageFormatException,
+    ResourceAllocationException,
     queue,
 )
 from sdk import acknowledgements
@@ -312,6 +313,27 @@ def test_nothing_is_forgiven_where_more_was_seen_than_is_remembered(monkeypatch:
     broker = Told()
     lost.forgive_rest(broker.request, "token")
     assert broker.asked == []
+    lost.add_seen([given(12)])
+    lost.forgive_rest(broker.request, "next")
+    assert broker.asked == [("seen", [12]), ("forgive_rest", None)], "with the next connection it begins anew"
+
+
+def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:
+    lost = LostAcknowledgements()
+    lost.add_seen([given(1)])
+    broker = Told(ResourceAllocationException("the disk is full"))
+    lost.forgive_rest(broker.request, "token")
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [("seen", [1]), ("seen", [1]), ("forgive_rest", None)]
+
+
+def test_what_was_seen_of_another_broker_is_not_told() -> None:
+    lost = LostAcknowledgements()
+    lost.add_seen([given(1)])
+    lost.forget_untold()
+    broker = Told()
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [("forgive_rest", None)]
 
 
 def test_those_without_a_position_wait_for_their_message() -> None:

@@ -27,10 +27,12 @@ def test_what_was_seen_is_taken_out_and_the_rest_is_taken_once() -> None:
     found.note("other", 1, 0, 9)
     assert found.seen("token", 1, [0, 3, 99]) == 2
     assert found.seen("nobody", 1, [0]) == 0
-    assert found.take("token") == {(1, 1): 10, (1, 2): 20, (1, 4): 40, (2, 0): 7}
-    assert found.take("token") == {}
+    assert found.take("token", 3) == [((1, 1), 10), ((1, 2), 20), ((1, 4), 40)]
+    assert len(found) == 2
+    assert found.take("token", 3) == [((2, 0), 7)]
+    assert found.take("token", 3) == []
     assert len(found) == 1
-    assert found.take("other") == {(1, 0): 9}
+    assert found.take("other", 1) == [((1, 0), 9)]
     assert len(found) == 0
 
 
@@ -38,7 +40,7 @@ def test_what_is_lost_again_has_the_later_count() -> None:
     found = Losses()
     found.note("token", 1, 1, 0)
     found.note("token", 1, 1, 1)
-    assert (len(found), found.take("token")) == (1, {(1, 1): 1})
+    assert (len(found), found.take("token", 9)) == (1, [((1, 1), 1)])
 
 
 def test_the_connection_that_was_lost_first_is_forgotten_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +50,10 @@ def test_the_connection_that_was_lost_first_is_forgotten_at_the_limit(monkeypatc
         for position in range(5):
             found.note(token, 1, position, 0)
     found.note("c", 1, 0, 0)
-    assert [len(found.take(token)) for token in ("a", "b", "c")] == [0, 5, 1]
+    assert [len(found.take(token, 9)) for token in ("a", "b", "c")] == [0, 5, 1]
     for position in range(12):
         found.note("alone", 1, position, 0)
-    assert len(found.take("alone")) == 1, "what alone is more than the limit is forgotten, and noted from there on"
+    assert len(found.take("alone", 9)) == 1, "what alone is more than the limit is forgotten, and noted from there on"
     assert len(found) == 0
 
 
