@@ -1,7 +1,7 @@
 """What the SDK stands on: errors, destinations, envelopes, settings, the transport port and its implementations."""
 
 from broker_adapter.amqp.codec import decode_payload
-from broker_adapter.connect import open_transport
+from broker_adapter.connect import transport_for
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
@@ -35,6 +35,7 @@ from broker_adapter.errors import (
 from broker_adapter.failover import Refresh
 from broker_adapter.selector import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
+from broker_adapter.signals import Condition, uninterrupted
 from broker_adapter.transport import (
     Credentials,
     Delivery,
@@ -61,6 +62,7 @@ __all__ = [
     "BrokerStatistics",
     "BrowserInterruptedException",
     "ClientSettings",
+    "Condition",
     "ConnectionLostException",
     "Credentials",
     "Delivery",
@@ -116,7 +118,6 @@ __all__ = [
     "checked_property_name",
     "copied",
     "decode_payload",
-    "open_transport",
     "own_version",
     "pack",
     "parse_selector",
@@ -124,5 +125,7 @@ __all__ = [
     "queue",
     "statistics_from",
     "topic",
+    "transport_for",
+    "uninterrupted",
     "unpack",
 ]

@@ -75,6 +75,7 @@ from broker_adapter.reconnect import (
     State,
     Try,
 )
+from broker_adapter.signals import Condition
 from broker_adapter.transport import (
     Credentials,
     Failed,
@@ -232,7 +233,7 @@ class FailoverTransport:
         self._rules = Reconnect(url.addresses, url.failover, random, may_refresh=refresh is not None)
         self._identification = Identification(trust=Trust(url.addresses, url.failover.trusted_hosts))
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Condition(self._lock)
         self._telling = threading.RLock()
         self._phase = Phase.NEW
         self._error: JMSException | None = None

@@ -33,6 +33,7 @@ from broker_adapter.errors import (
     copied,
 )
 from broker_adapter.send_window import SendWindow
+from broker_adapter.signals import uninterrupted
 from broker_adapter.transport import (
     Credentials,
     Delivery,
@@ -69,20 +70,35 @@ class EngineLease:
     def __init__(self, url: EmbeddedURL) -> None:
         self._key = None if url.path is None else os.path.realpath(url.path)
         self._released = False
+        self._entry: _Shared | None = None
+        try:
+            self.broker = uninterrupted(partial(self._take, url))
+        except BaseException:  # a handler of a signal may have raised while the engine was opened
+            self.release()
+            raise
+
+    def _take(self, url: EmbeddedURL) -> Broker:
         with _registry_lock:
+            if self._released:
+                raise IllegalStateException("the engine was given back before it was opened")
             entry = _registry.get(self._key)
             if entry is None:
                 entry = _registry[self._key] = _Shared(Broker(url.engine, self._key))
             else:
                 _check_options(url, entry.broker)
             entry.users += 1
-        self.broker = entry.broker
+            self._entry = entry
+            return entry.broker
 
     def release(self) -> None:
         """Give the engine back; legal twice.  The last one closes an engine that has a store."""
+        uninterrupted(self._release)
+
+    def _release(self) -> None:
         with _registry_lock:
-            entry = _registry.get(self._key)
-            if self._released or entry is None or entry.broker is not self.broker:
+            entry = self._entry
+            if self._released or entry is None or _registry.get(self._key) is not entry:
+                self._released = True
                 return
             self._released = True
             entry.users -= 1
@@ -179,13 +195,19 @@ class InProcessTransport:
 
     def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
         """See :meth:`broker_adapter.transport.Transport.open`.  Who may open the directory may connect."""
+        return uninterrupted(partial(self._open, credentials, listener, timeout))
+
+    def _open(
+        self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None
+    ) -> Peer:
         with self._lock:
             if self._lease is not None or self._closed:
                 raise IllegalStateException("the connection was opened before")
+            own = self._url.client.connect_timeout_seconds
             lease = EngineLease(self._url)
             lease.broker.learn_format(AMQP_FORMAT, self._decode_amqp)
             try:
-                self._client = lease.broker.call(c.Connect(credentials.client_id), timeout)
+                self._client = lease.broker.call(c.Connect(credentials.client_id), own if timeout is None else timeout)
             except BaseException:
                 lease.release()
                 raise
@@ -206,6 +228,9 @@ class InProcessTransport:
 
     def close(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.close`."""
+        uninterrupted(partial(self._close, timeout))
+
+    def _close(self, timeout: float | None) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -426,7 +451,7 @@ class InProcessTransport:
         broker = self._usable_to_wait()
         if self._outbox:
             broker.submit(self._gather)
-        return broker.request(operation, arguments, self._request_limit(timeout))
+        return uninterrupted(partial(broker.request, operation, arguments, self._request_limit(timeout)))
 
     def _message(self, link: int, envelope: Envelope) -> tuple[Destination, c.NewMessage]:
         try:

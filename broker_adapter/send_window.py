@@ -6,6 +6,7 @@ import threading
 import time
 
 from broker_adapter.errors import JMSException, OperationTimedOutException, copied
+from broker_adapter.signals import Condition
 
 
 class SendWindow:
@@ -16,7 +17,7 @@ class SendWindow:
         self._used = 0
         self._waiters = 0
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
+        self._room = Condition(self._lock)
         self._error: JMSException | None = None
 
     def enter(self, seconds: float | None, *, waits: bool = True) -> None:

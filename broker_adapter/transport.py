@@ -225,7 +225,12 @@ class Transport(Protocol):
     """One connection to a broker.  See the module's theory of operation for threads and time."""
 
     def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
-        """Connect, log in and open.
+        """Connect, log in and open.  Where this raises, the transport has to be closed all the same.
+
+        Args:
+            credentials: who connects.
+            listener: gets the transport's events.
+            timeout: longest wait in seconds; None: ``connect_timeout_seconds`` of the URL for each attempt.
 
         Raises:
             JMSSecurityException: the broker refused the login.

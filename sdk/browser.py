@@ -65,14 +65,15 @@ class QueueBrowser:
         self._destination = destination
         self._selector = selector
         self._on_close = on_close
-        self._lifecycle = Lifecycle(f"browser {number} of {state.name}")
         self._looks: dict[int, _Look] = {}
+        # At the end: what a handler of a signal interrupts here is not closed.
+        self._lifecycle = Lifecycle(f"browser {number} of {state.name}")
 
     def __repr__(self) -> str:
         return f"<QueueBrowser {self._lifecycle.name} of {str(self._destination)!r}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if self._lifecycle.usable and self._state.lifecycle.usable:
+        if getattr(self, "_lifecycle", None) is not None and self._lifecycle.usable and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> QueueBrowser:

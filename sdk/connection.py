@@ -18,6 +18,7 @@ from broker_adapter import (
     BrokerStatistics,
     ClientSettings,
     ConnectionLostException,
+    Credentials,
     Failed,
     Identity,
     IllegalStateException,
@@ -27,7 +28,6 @@ from broker_adapter import (
     LinkLost,
     LinkRestored,
     OperationTimedOutException,
-    Peer,
     Restored,
     Restoring,
     Transport,
@@ -45,7 +45,6 @@ from sdk.session_state import log
 ExceptionListener = Callable[[JMSException], object]
 EventListener = Callable[[TransportEvent], object]
 #: Opens a transport with a listener for its news; returns it, what is known of the other side, and the settings.
-Connect = Callable[[Callable[[TransportEvent], None]], tuple[Transport, Peer, ClientSettings]]
 
 _numbers = itertools.count(1)
 #: Errors that wait for a slow exception listener; the oldest is dropped, and logged, beyond that.
@@ -93,25 +92,35 @@ class Connection:
         "_sinks",
         "_standing",
         "_transport",
-        "_username",
+        "_user_id",
     )
 
     def __init__(
-        self, connect: Connect, has_client_id: bool, username: str | None = None, *, is_local: bool = False
+        self,
+        transport: Transport,
+        settings: ClientSettings,
+        credentials: Credentials,
+        timeout: float | None,
+        *,
+        user_id: str | None = None,
+        is_local: bool = False,
     ) -> None:
         """Connect; made by the factory.
 
         Args:
-            connect: opens a transport that tells its news to the listener given.
-            has_client_id: whether the application named the client, as durable subscriptions need.
-            username: whom messages say that they are from, where the options ask for it.
+            transport: is opened, and closed where that fails.
+            settings: the options of the client.
+            credentials: who connects; with a client id where the application named the client, as durable
+                subscriptions need.
+            timeout: longest wait in seconds; see ``ConnectionFactory.create_connection``.
+            user_id: whom messages say that they are from, where the options ask for it.
             is_local: whether the broker is in this process, so that there is no network to lose.
 
         Raises:
             JMSException: see ``ConnectionFactory.create_connection``.
         """
         close_what_is_dropped()
-        self._username = username
+        self._user_id = user_id
         self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
@@ -124,22 +133,25 @@ class Connection:
         self._producer_numbers = itertools.count(1)
         self._standing = (0, False)  #: the epoch of deliveries, and whether the connection is being restored
         self._lost_acknowledgements = LostAcknowledgements()
-        self._has_client_id = has_client_id
+        self._has_client_id = credentials.client_id is not None
         self._exception_listener: ExceptionListener | None = None
         self._event_listener: EventListener | None = None
         self._reports_lock = threading.RLock()
         self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
         self._reporting: threading.Thread | None = None
-        self._transport: Transport
-        self._peer: Peer
-        self._settings: ClientSettings
-        self._transport, self._peer, self._settings = connect(weakly(self._on_event))
+        self._transport = transport
+        self._settings = settings
+        try:
+            self._peer = transport.open(credentials, weakly(self._on_event), timeout)
+        except BaseException:  # a handler of a signal may have raised: what is open by now would stay so
+            transport.close(0)
+            raise
 
     def __repr__(self) -> str:
         return f"<Connection {self._peer.client_id!r} to {self._peer.product}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_settings", None) is not None and self._lifecycle.usable:
+        if getattr(self, "_peer", None) is not None and self._lifecycle.usable:
             dropped(self, self.close, self._transport)
 
     def __enter__(self) -> Connection:
@@ -217,7 +229,7 @@ class Connection:
                 self._report,
                 self._forget,
                 is_holdfast=self._peer.is_holdfast,
-                user_id=self._username if self._settings.populate_user_id else None,
+                user_id=self._user_id if self._settings.populate_user_id else None,
                 lost=None if self._is_local else self._lost_acknowledgements,
                 epoch=standing[0],
                 interrupted=standing[1],
@@ -311,17 +323,27 @@ class Connection:
         """
         self._refuse_own_threads("close")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
-        with self._lock:
-            is_first = self._lifecycle.process(Event.BEGIN_CLOSE)
-            if is_first:
-                self._closer = threading.get_ident()
-            sessions = self._sessions.values()
-        if not is_first:
-            if self._closer == threading.get_ident():
-                return  # the handler of a signal interrupted this thread as it closes
-            self._closed.wait(2 * self._settings.close_timeout_seconds)  # which is longer than the first one takes
-            return
+        own, is_first = threading.get_ident(), False
         try:
+            with self._lock:
+                if self._closed.is_set() or self._closer == own:  # the handler of a signal interrupted it as it closes
+                    return
+                is_first = self._closer is None
+                if is_first:
+                    self._closer = own
+            if is_first:
+                self._close(deadline)
+            else:
+                self._closed.wait(2 * self._settings.close_timeout_seconds)  # which is longer than the first one takes
+        finally:
+            if is_first:
+                self._closer = None  # where a handler of a signal has raised, the next call goes on
+
+    def _close(self, deadline: float) -> None:
+        self._lifecycle.process(Event.BEGIN_CLOSE)
+        try:
+            with self._lock:
+                sessions = self._sessions.values()
             if self._standing[1]:
                 self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
@@ -371,6 +393,8 @@ class Connection:
                 self._lost_acknowledgements.give_again(event.request)
                 forgive(event.request, [each for session in sessions for each in session._unseen()])
                 self._lost_acknowledgements.forgive_rest(event.request, event.token)
+            else:
+                self._lost_acknowledgements.forget_untold()
             return
         elif isinstance(event, Restored):
             if event.peer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ack_modes import AcknowledgeMode
-from broker_adapter import Credentials, EmbeddedURL, InvalidClientIDException, Refresh, open_transport, parse_url
+from broker_adapter import Credentials, EmbeddedURL, InvalidClientIDException, Refresh, parse_url, transport_for
 from sdk.connection import Connection
 from sdk.context import JMSContext, open_context
 
@@ -89,11 +89,13 @@ class ConnectionFactory:
             raise InvalidClientIDException(f"client id {client_id!r} is not a string of at least one character")
         if username is None:
             username, password = self._username, self._password if password is None else password
-        credentials = Credentials(username, password, client_id)
+        transport, settings = transport_for(self._url, refresh=self._refresh)
         return Connection(
-            lambda listener: open_transport(self._url, credentials, listener, timeout, refresh=self._refresh),
-            client_id is not None,
-            username if username is not None else self._username_in_url,
+            transport,
+            settings,
+            Credentials(username, password, client_id),
+            timeout,
+            user_id=username if username is not None else self._username_in_url,
             is_local=self._is_local,
         )
 

@@ -121,7 +121,6 @@ class MessageConsumer:
             acknowledge: what ``message.acknowledge()`` calls.
             source: the queue or subscription whose messages come again after a loss; None: none do.
         """
-        self._link = -1
         self._source = source
         self._destination = destination
         self._selector = selector
@@ -153,6 +152,7 @@ class MessageConsumer:
         self._away = False  #: its link is being attached again, while the connection lives
         self._relinked = False  #: its link was attached again
         self._resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
+        self._link = -1  # at the end: what a handler of a signal interrupts here is not closed
 
     def __repr__(self) -> str:
         return (
@@ -161,7 +161,7 @@ class MessageConsumer:
         )
 
     def __del__(self) -> None:
-        if self._link >= 0 and self._lifecycle.usable and self._state.lifecycle.usable:
+        if getattr(self, "_link", -1) >= 0 and self._lifecycle.usable and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport)
 
     def __enter__(self) -> MessageConsumer:
@@ -370,7 +370,10 @@ class MessageConsumer:
                 return None
             state.gives_out = True
             policy.delivered(tag)
-            buffer.popleft()
+            try:
+                buffer.popleft()
+            except IndexError:  # the handler of a signal has closed it, and what was there is given back
+                return None
             settlements = policy.consumed(tag, time.monotonic())
             # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
             message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)

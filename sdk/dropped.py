@@ -33,7 +33,7 @@ from types import MethodType
 from typing import Any, Generic, TypeVar
 
 from ack_modes import DeliveryTag, Outcome, Settlement
-from broker_adapter import Delivery, JMSException, Transport
+from broker_adapter import Delivery, JMSException, Transport, uninterrupted
 from sdk.session_state import log
 
 _T = TypeVar("_T")
@@ -51,9 +51,12 @@ _SELECTING_SECONDS = 0.25
 
 def close_what_is_dropped() -> None:
     """See to it that there is a thread in this process that closes; not for finalizers."""
+    if _process != os.getpid():
+        uninterrupted(_begin)
+
+
+def _begin() -> None:
     global _inbox, _process
-    if _process == os.getpid():
-        return
     with _lock:
         if _process != os.getpid():
             _inbox = queue.SimpleQueue()  # what a parent had in it is the parent's

@@ -82,7 +82,6 @@ class MessageProducer:
         self._time_to_live_ms: int | None = None
         self._delivery_delay_ms: int | None = None
         self._state = state
-        self._lifecycle = Lifecycle(f"producer {number} of {state.name}")
         self._on_close = on_close
         self._producer_id, self._thread_id, self._sequence = identity
         self._id_policy = state.settings.message_id_policy
@@ -92,13 +91,15 @@ class MessageProducer:
         self._sent = 0
         self._settled = 0
         self._told = 0
+        # At the end: what a handler of a signal interrupts here is not closed.
+        self._lifecycle = Lifecycle(f"producer {number} of {state.name}")
 
     def __repr__(self) -> str:
         where = "any destination" if self._destination is None else repr(str(self._destination))
         return f"<MessageProducer {self._lifecycle.name} to {where}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if self._lifecycle.usable and self._state.lifecycle.usable:
+        if getattr(self, "_lifecycle", None) is not None and self._lifecycle.usable and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> MessageProducer:

@@ -40,6 +40,7 @@ from broker_adapter import (
     parse_selector,
     queue,
     topic,
+    uninterrupted,
 )
 from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
@@ -126,13 +127,13 @@ class Session:
         self._client_id = client_id
         self._on_close = on_close
         policy = mode.new_policy(Batch(settings.dups_ok_batch_messages, settings.dups_ok_delay_seconds))
-        self._state = SessionState(
+        state = SessionState(
             *(number, transport, settings, policy, report, self._start_thread),
             is_holdfast=is_holdfast,
             user_id=user_id,
             lost=lost,
         )
-        self._state.epoch, self._state.interrupted = epoch, interrupted
+        state.epoch, state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
         self._producers: WeakTable[MessageProducer] = WeakTable()
         self._consumers: WeakTable[MessageConsumer] = WeakTable()
@@ -142,6 +143,7 @@ class Session:
         self._made = 0  #: producers, consumers and browsers so far
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
+        self._state = state  # at the end: what a handler of a signal interrupts here is not closed
 
     def __repr__(self) -> str:
         return f"<Session {self._state.number} {self._mode.name}, {self._state.lifecycle.state.name}>"
@@ -829,13 +831,15 @@ class Session:
             self._state.forget_nothing()
 
     def _start_thread(self) -> None:
+        uninterrupted(self._make_thread)
+
+    def _make_thread(self) -> None:
         self._thread = SessionThread(self._state, self._redeliver)
         thread = self._state.thread = self._thread.thread
         try:
             thread.start()
-        except BaseException:  # the process has as many threads as it may
-            if not thread.is_alive():
-                self._state.thread = self._thread = None
+        except RuntimeError:  # the process has as many threads as it may
+            self._state.thread = self._thread = None
             raise
 
     def _require_usable(self) -> None:

@@ -29,6 +29,7 @@ from typing import Any, Final
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ClientSettings,
+    Condition,
     ConnectionLostException,
     Envelope,
     IllegalStateException,
@@ -154,7 +155,7 @@ class SessionState:
         # The handler of a signal, which runs in the main thread between any two steps, may close what that thread uses.
         self.settling = threading.RLock()
         self.lock = threading.RLock()
-        self.ready = threading.Condition(self.lock)
+        self.ready = Condition(self.lock)
         self.waiting = 0
         self.completions: deque[Completion] = deque()
         self._start_thread = weakref.WeakMethod(start_thread)  # a session that is dropped ends without the collector

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
+from broker_adapter.signals import uninterrupted
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,10 @@ _connections: weakref.WeakSet[Connection]
 
 def shared_loop() -> LoopThread:
     """The loop of this process, started at the first call."""
+    return uninterrupted(_make_shared) if _shared is None else _shared
+
+
+def _make_shared() -> LoopThread:
     global _shared
     with _lock:
         if _shared is None:

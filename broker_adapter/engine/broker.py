@@ -8,7 +8,8 @@ Theory of operation
 
     A caller that waits for its answer (``call``) takes the runner and carries out the cycle itself if nobody else does:
     a synchronous send costs a commit and no change of threads.  All else is done by the thread ``holdfast-engine``,
-    which also wakes for what falls due.
+    which also wakes for what falls due; also what the main thread waits for, where handlers of signals could raise in
+    the middle of a cycle, or call back into it (:mod:`signals`).
 
     Work that must not stop the engine (trimming a deleted queue, moving a published transaction) is a *chore*: a
     generator of commands, one of which is carried out a cycle (:mod:`chores`).
@@ -73,6 +74,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.selector import Selector
 from broker_adapter.settings import EngineSettings
+from broker_adapter.signals import may_be_interrupted, uninterrupted
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +107,6 @@ _LOOKS = 500
 _KEPT_POSITIONS = 1_000
 #: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
 _MOST_GONE = 10_000
-_MAIN_THREAD = threading.main_thread()
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
@@ -260,19 +261,23 @@ class Broker:
         if ahead is not None:
             self._inbox.append(ahead)
         self._inbox.append(command._replace(reply=waiter.answer))
-        # Python runs the handlers of signals in the main thread, between any two steps, and they may raise.  Where the
-        # engine has failed or is closed, nobody else may look at the command any more.
-        over = self.failed is not None
-        if (over or threading.current_thread() is not _MAIN_THREAD) and self._runner.acquire(blocking=over):
-            try:
-                self._cycle()
-            finally:
-                self._runner.release()
-            if self._inbox or self._has_more:
-                self._signal()
-        else:
+        if self.failed is not None:
+            uninterrupted(self._run_one)  # a closed engine has no thread that would answer
+        elif may_be_interrupted() or not self._run_one(blocking=False):
             self._signal()
         return waiter.wait(type(command).__name__, timeout)
+
+    def _run_one(self, blocking: bool = True) -> bool:
+        """Carry out one cycle, if nobody does or ``blocking``.  Returns whether it was carried out."""
+        if not self._runner.acquire(blocking=blocking):
+            return False
+        try:
+            self._cycle()
+        finally:
+            self._runner.release()
+        if self._inbox or self._has_more:
+            self._signal()
+        return True
 
     def request(
         self,
@@ -372,6 +377,9 @@ class Broker:
 
         Legal twice.  Waits for a cycle under way.
         """
+        uninterrupted(self._close)
+
+    def _close(self) -> None:
         with self._runner:
             if self._closing:
                 return
@@ -387,7 +395,7 @@ class Broker:
             if self.failed is None:
                 self.failed = IllegalStateException("the engine is closed")
             self._give_up_unwritten(self.failed)
-            self._answer_all(self._inbox, self.failed)
+            self._answer_inbox(self.failed)
             self._answer_waiting(self.failed)
         self._signal()
         self._thread.join()
@@ -448,7 +456,7 @@ class Broker:
         self.cycling_thread = threading.get_ident()
         try:
             if self.failed is not None:
-                self._answer_all(self._inbox, self.failed)
+                self._answer_inbox(self.failed)
                 return
             now_ms, elapsed_ms = _now_ms(), _elapsed_ms()
             if self._unwritten is not None:
@@ -1022,7 +1030,7 @@ class Broker:
                 _tell(reply, failure)
         self._answer_all(commands, failure)
         self._answer_waiting(failure, asked)
-        self._answer_all(self._inbox, failure)
+        self._answer_inbox(failure)
         for listener in list(self._failure_listeners):
             _tell(listener, failure)
 
@@ -1044,15 +1052,17 @@ class Broker:
             for reply, _ in effects.replies:
                 _tell(reply, error)
 
+    def _answer_inbox(self, error: JMSException) -> None:
+        """Answer all that was handed over; others may hand over more meanwhile.  The runner is held."""
+        while self._inbox:
+            command = self._inbox.popleft()
+            self._answer_all(command.take() if isinstance(command, c.Gather) else (command,), error)
+
     @staticmethod
-    def _answer_all(commands: Sequence[c.Command] | deque[c.Command | c.Gather], error: JMSException) -> None:
-        for command in list(commands):
-            gathered = command.take() if isinstance(command, c.Gather) else (command,)
-            for each in gathered:
-                if each.reply is not None:
-                    _tell(each.reply, error)
-        if isinstance(commands, deque):
-            commands.clear()
+    def _answer_all(commands: Sequence[c.Command], error: JMSException) -> None:
+        for command in commands:
+            if command.reply is not None:
+                _tell(command.reply, error)
 
     def _answer_waiting(self, error: JMSException, answered: Container[c.Reply | None] = ()) -> None:
         for reply in self._state.waiting():

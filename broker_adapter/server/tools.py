@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TextIO
 
-from broker_adapter.connect import open_transport
+from broker_adapter.connect import transport_for
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.maintenance import existing_store
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException
@@ -48,18 +48,17 @@ def connected(
     password = None
     if options.username is not None:
         password = given_password() or asked_password(options.username)
-    transport, settings = _opened(options.url, Credentials(options.username, password), listener)
+    transport, settings = transport_for(options.url, restores=False)
     try:
+        _open(transport, Credentials(options.username, password), listener)
         yield transport, settings
     finally:
         transport.close(settings.close_timeout_seconds)
 
 
-def _opened(
-    url: str, credentials: Credentials, listener: Callable[[TransportEvent], None]
-) -> tuple[Transport, ClientSettings]:
+def _open(transport: Transport, credentials: Credentials, listener: Callable[[TransportEvent], None]) -> None:
     try:
-        transport, _, settings = open_transport(url, credentials, listener, restores=False)
+        transport.open(credentials, listener, None)
     except ConnectionLostException as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise ConnectionLostException(
@@ -72,7 +71,6 @@ def _opened(
             raise
         advice = f"give --username NAME, and its password in ${PASSWORD}"
         raise JMSSecurityException(error.reason.removesuffix(GIVE_LOGIN) + advice) from error
-    return transport, settings
 
 
 def decoded(text: str, shown: str) -> str:

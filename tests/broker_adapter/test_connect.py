@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.amqp.sasl import SASL_HEADER, ServerLogin
-from broker_adapter.connect import open_transport
+from broker_adapter.connect import transport_for
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, InvalidURLException, JMSException, JMSSecurityException
 from broker_adapter.server.listener import Listener
@@ -75,10 +75,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def connect(url: str, credentials: Credentials | None = None, timeout: float = WAIT) -> Peer:
     """Open, close; what is known of the other side."""
-    transport, peer, _ = open_transport(url, credentials or Credentials(), lambda _event: None, timeout)
-    assert transport.request("statistics", {}, WAIT)["clients"] >= 1
-    transport.close(WAIT)
-    return peer
+    transport, _ = transport_for(url)
+    try:
+        peer = transport.open(credentials or Credentials(), lambda _event: None, timeout)
+        assert transport.request("statistics", {}, WAIT)["clients"] >= 1
+        return peer
+    finally:
+        transport.close(WAIT)
 
 
 @pytest.mark.parametrize(

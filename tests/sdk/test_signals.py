@@ -73,6 +73,84 @@ except JMSException as error:
     assert closed, error
 """
 
+#: A program that is interrupted as it opens and closes engines.
+OPENING = """
+import signal, sys, time
+from broker_adapter import StoreLockedException
+from broker_adapter.engine.broker import Broker
+from broker_adapter.settings import EngineSettings
+from sdk import ConnectionFactory
+
+class Alarm(Exception): pass
+
+def alarm(*_):
+    global alarms
+    alarms += 1
+    if sys.argv[2] == "raises":
+        raise Alarm
+    other.close()
+
+signal.signal(signal.SIGALRM, alarm)
+alarms = 0
+for number in range(100):
+    other = ConnectionFactory(f"embedded:{sys.argv[1]}/{number % 2}").create_connection()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 * (1 + number % 50))
+        connection = None
+        try:
+            connection = ConnectionFactory(f"embedded:{sys.argv[1]}/2").create_connection()
+            session = connection.create_session()
+            session.create_producer(session.create_queue("q")).send("x")
+            connection.close()
+        except Alarm:
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Alarm:
+        pass
+    if connection is not None:
+        connection.close()
+    del connection
+    other.close()
+assert alarms > 10, alarms
+end = time.monotonic() + 60
+for number in range(3):
+    while True:
+        try:
+            Broker(EngineSettings(), f"{sys.argv[1]}/{number}").close()
+            break
+        except StoreLockedException:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+"""
+
+#: A program whose handler closes the connection that makes a request.
+REQUESTING = """
+import signal, sys
+from broker_adapter import JMSException
+from broker_adapter.amqp.codec import decode_payload
+from broker_adapter.in_process import InProcessTransport
+from broker_adapter.transport import Credentials
+from broker_adapter.url import parse_url
+
+closed = []
+
+def close(*_):
+    transport.close(10)
+    closed.append(True)
+
+signal.signal(signal.SIGALRM, close)
+for number in range(20):
+    transport = InProcessTransport(parse_url(f"embedded:{sys.argv[1]}"), decode_payload)
+    transport.open(Credentials(), lambda _event: None, 10)
+    closed.clear()
+    signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0003 * number)
+    try:
+        while not closed:
+            transport.request("statistics", {}, 10)
+    except JMSException as error:
+        assert closed, error
+"""
+
 
 def run(program: str, *arguments: str) -> None:
     done = subprocess.run(
@@ -84,6 +162,15 @@ def run(program: str, *arguments: str) -> None:
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_a_handler_that_raises_harms_no_engine_in_its_process(where: str, tmp_path: object) -> None:
     run(RAISING, f"embedded:{tmp_path}" if where == "disk" else "embedded:")
+
+
+@pytest.mark.parametrize("handler", ["raises", "closes"])
+def test_a_handler_may_run_while_an_engine_is_opened_or_closed(handler: str, tmp_path: object) -> None:
+    run(OPENING, str(tmp_path), handler)
+
+
+def test_a_handler_may_close_the_connection_that_makes_a_request(tmp_path: object) -> None:
+    run(REQUESTING, str(tmp_path))
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "CLIENT"])
