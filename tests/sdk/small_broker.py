@@ -86,10 +86,7 @@ class SmallBroker:
         self._listener: Callable[[TransportEvent], None] = lambda _event: None
 
     def connect(self) -> Connection:
-        def open_it(listener: Callable[[TransportEvent], None]) -> tuple[SmallBroker, Peer, ClientSettings]:
-            return self, self.open(Credentials(), listener, None), self.settings
-
-        return Connection(open_it, has_client_id=False)
+        return Connection(self, self.settings, Credentials(), None)
 
     # What happens to the network.
 
