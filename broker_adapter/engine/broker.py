@@ -435,6 +435,8 @@ class Broker:
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._state.next_deadline_ms()]
+        if self._state.waits_for_room:
+            alarms.append(self._room_checked_ms + _ROOM_CHECK_MS)
         if self._by_itself:
             if self._due_ms is not None:
                 alarms.append(self._due_ms - _now_ms() + _elapsed_ms())

@@ -473,6 +473,11 @@ class BrokerState:
         """Whether another decision is due although nothing is asked for."""
         return bool(self._awake or self._holding.is_choosing)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether somebody may go on when the store has more room."""
+        return self.room is not None and self._holding.waits_at_large
+
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused, or a resting message delivered again; by ``elapsed_ms``."""
         due = [self._holding.next_deadline_ms(), self._next_rested_ms()]
@@ -1480,6 +1485,7 @@ class BrokerState:
         for queue in list(self._awake.values()):
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
+        self._resume(holding.making_room, now_ms, effects)
         self._resume(holding.at_large, now_ms, effects)
         self._go_on_choosing(now_ms, effects)
         for held in holding.overdue(self._elapsed_ms):
@@ -1826,6 +1832,7 @@ class BrokerState:
         #: by queue: messages and bytes that it will have beside those that it has
         more: dict[int, tuple[int, int]] = {}
         promised: dict[int, tuple[int, int]] = {}
+        ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
         for consumer_number, number, outcome in command.settlements:
             consumer = self.consumers.get(consumer_number)
             if consumer is None or number not in consumer.unsettled or (consumer_number, number) in settled:
@@ -1834,11 +1841,15 @@ class BrokerState:
                 )
             settled.add((consumer_number, number))
             if outcome is Outcome.ACCEPTED:
+                entry = consumer.unsettled[number]
                 count, size = more.get(consumer.queue.id, (0, 0))
-                more[consumer.queue.id] = count - 1, size - consumer.unsettled[number].size
+                more[consumer.queue.id] = count - 1, size - entry.size
+                if self.room is not None and entry.flags & FLAG_PERSISTENT and consumer.queue.durable:
+                    # What a subscription has, others may have as well.
+                    ended.append((entry.size if consumer.queue.record.kind == "queue" else 0, 1))
         sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
         entries = 0
-        room = None if self.room is None else self.room.taken(())  # by itself, until the commit is certain
+        room = None if self.room is None else self.room.lent(ended)  # by itself, until the commit is certain
         volatile_bytes = 0
         for destination, message in command.sends:
             if len(message.payload) > settings.max_message_bytes:
@@ -1857,7 +1868,7 @@ class BrokerState:
             sends.append((queues, destination, message))
             entries += len(queues)
             self._check_places(entries)
-            reason = self.held_because
+            reason = None if ended else self.held_because
             if message.persistent and room is not None and not room.take(len(message.payload), len(queues)):
                 reason = room.reason
             if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
@@ -1881,7 +1892,8 @@ class BrokerState:
                     return not self._hold(held, queue, refusal, effects)
                 more[queue.id] = count + 1, size + len(message.payload)
         # From here on nothing can fail.
-        self.room = room
+        if room is not None and self.room is not None:
+            self.room = room.repaid(self.room)
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes
         streams: dict[tuple[Any, ...], Sequences] = {}

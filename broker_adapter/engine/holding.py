@@ -2,9 +2,11 @@
 
 Theory of operation
     Who waits stands in a *line*: that of the queue that has no room, or the one *at large* where the whole engine has
-    none.  A line is in the order of arrival; who has to go back into one takes the place that is due to it.  Each
-    connection has one more line, of what a topic's subscriptions are *choosing* for, where their selectors take longer
-    than one decision may.  Connections take turns there, and nobody is refused for the time that it takes.
+    none.  Commits that end messages make room as well, and have a line at large of their own, so that they do not wait
+    behind those who only want some.  A line is in the order of arrival; who has to go back into one takes the place
+    that is due to it.  Each connection has one more line, of what a topic's subscriptions are *choosing* for, where
+    their selectors take longer than one decision may.  Connections take turns there, and nobody is refused for the
+    time that it takes.
 
     What a connection sends or commits to one destination stays in its order, whatever each message waits for: those of
     them that wait are a *row*, and only who is the first in each of its rows stands in a line.  A commit is in the rows
@@ -103,10 +105,12 @@ class Holding:
 
     Attributes:
         at_large: the line of those who wait for no queue in particular.
+        making_room: the line of the commits among them that end messages.
     """
 
     def __init__(self) -> None:
         self.at_large: deque[Held] = deque()
+        self.making_room: deque[Held] = deque()
         #: lines of those for which subscriptions are choosing, by connection, in the order of their turns
         self._choosing: dict[int, deque[Held]] = {}
         self._all: dict[Held, None] = {}
@@ -126,6 +130,11 @@ class Holding:
     def count(self) -> int:
         """How many wait."""
         return len(self._all)
+
+    @property
+    def waits_at_large(self) -> bool:
+        """Whether somebody waits for no queue in particular."""
+        return bool(self.at_large or self.making_room)
 
     def arrived(self, command: c.Enqueue | c.Commit | c.Publish, now_ms: int, deadline_ms: int) -> Held:
         """A send, commit or publication has come; it does not wait yet."""
@@ -175,6 +184,8 @@ class Holding:
             self._queues[queue.id] = queue
         elif is_choosing and not isinstance(command, c.Publish):
             line = self._choosing.setdefault(command.client, deque())
+        elif isinstance(command, c.Commit) and command.settlements:
+            line = self.making_room
         else:
             line = self.at_large
         held.line, held.queue, held.is_choosing = line, queue, is_choosing

@@ -6,7 +6,8 @@ Theory of operation
     The pages that earlier commits have freed (*reusable*) serve for the former; whether there is a run of them that is
     long enough for the latter, nobody knows, so these are counted against the end of the file as well.
 
-    A part of the store and of the disk is never given to messages: settling needs room, too.
+    A part of the store and of the disk is never given to messages: settling needs room, too.  A commit that ends as
+    much as it sends may borrow from it, since the pages that it frees can be used by the next commits only.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ _RECORD_BYTES: Final = 48
 _ENTRY_BYTES: Final = 96
 #: Part of the store that is kept for settling.
 RESERVE: Final = 1 / 16
+#: Part of what is kept for settling that commits may borrow before the next look, and that they leave in any case.
+_LENT: Final = 1 / 4
+_NEVER_LENT: Final = 1 / 2
+#: Bytes by which a message that is sent may be longer than the one that it is lent for: its numbers grow.
+_LONGER_BYTES: Final = 32
 #: Pages that commits need beside those of the records: what they change is written anew.
 _MARGIN_PAGES: Final = 64
 
@@ -49,20 +55,53 @@ class Room:
     run_pages: float
     page_bytes: int
     reason: str
+    #: what may be lent, of the pages that are kept for settling
+    spare_single_pages: float = 0.0
+    spare_run_pages: float = 0.0
 
     def take(self, size: int, entries: int) -> bool:
         """Take the room for a message of so many bytes, that so many queues hold; returns False where there is none."""
-        singles = entries * _ENTRY_BYTES / self.page_bytes
-        runs = 0
-        if size > _LONGEST_IN_PAGE:
-            runs = -(-(size + _RECORD_BYTES) // self.page_bytes)
-        else:
-            singles += (size + _RECORD_BYTES) / self.page_bytes
+        singles, runs = self._pages(size, entries)
         if singles > self.single_pages or runs > self.run_pages:
             return False
         self.single_pages -= singles + runs  # what a run takes, single pages cannot have
         self.run_pages -= runs
         return True
+
+    def _pages(self, size: int, entries: int) -> tuple[float, int]:
+        """What a message needs of single pages, and of pages one behind another; ``size`` 0: only its entries."""
+        singles = entries * _ENTRY_BYTES / self.page_bytes
+        if size > _LONGEST_IN_PAGE:
+            return singles, -(-(size + _RECORD_BYTES) // self.page_bytes)
+        return singles + (size + _RECORD_BYTES if size else 0) / self.page_bytes, 0
+
+    def lent(self, ended: Iterable[tuple[int, int]]) -> Room:
+        """The room of a commit that ends these messages, of (bytes, queues) each; see ``repaid``."""
+        singles, runs = 0.0, 0
+        for size, entries in ended:
+            of_message = self._pages(size + _LONGER_BYTES if size else 0, entries)
+            singles += of_message[0] + of_message[1]
+            runs += of_message[1]
+        singles, runs = min(singles, self.spare_single_pages), int(min(runs, self.spare_run_pages))
+        return attrs.evolve(
+            self,
+            single_pages=self.single_pages + singles,
+            run_pages=self.run_pages + runs,
+            spare_single_pages=self.spare_single_pages - singles,
+            spare_run_pages=self.spare_run_pages - runs,
+        )
+
+    def repaid(self, before: Room) -> Room:
+        """The room for all others, where this is left of what was lent from ``before``."""
+        singles = max(0.0, self.single_pages - before.single_pages)
+        runs = max(0.0, self.run_pages - before.run_pages)
+        return attrs.evolve(
+            self,
+            single_pages=self.single_pages - singles,
+            run_pages=self.run_pages - runs,
+            spare_single_pages=self.spare_single_pages + singles,
+            spare_run_pages=self.spare_run_pages + runs,
+        )
 
     def taken(self, messages: Iterable[tuple[int, int]]) -> Room | None:
         """The room that is left behind these messages, of (bytes, queues) each; None where they do not all fit."""
@@ -98,6 +137,10 @@ def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:
         # Probably there are runs among the free pages; if not, a part of the disk's reserve makes up for it.
         runs = min(store, end, reusable // 2)
     singles, runs = max(0, singles), max(0, runs)
+    kept = figures.limit_pages * RESERVE
+    lent = min(kept * _LENT, figures.limit_pages - kept * _NEVER_LENT - figures.used_pages)
+    spare_singles = (reusable + max(0, min(figures.free_disk_pages, end)) - singles - _MARGIN_PAGES) * _LENT
+    spare_runs = (min(figures.free_disk_pages, end) - runs) * _LENT
     scarcest = min(store, disk, end)
     if scarcest == store:
         reason = (
@@ -114,4 +157,8 @@ def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:
             f"the free pages of the store in {path!r} are too scattered: {reusable * page} bytes; stop it and run:"
             f" holdfast compact {path!r}"
         )
-    return Room(singles, runs, page, reason)
+    return Room(
+        *(singles, runs, page, reason),
+        spare_single_pages=max(0.0, min(lent, spare_singles)),
+        spare_run_pages=max(0.0, min(lent, spare_runs)),
+    )

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.errors import ResourceAllocationException
+from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.full_disk import SCENARIOS
+
+WAIT = 120.0
 
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--mount")
 
@@ -34,3 +38,31 @@ def test_an_engine_on_a_full_disk(scenario: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_transactions_that_take_as_much_as_they_put_go_on_in_a_full_store(tmp_path: Path) -> None:
+    body = b"x" * 5000
+    url = f"embedded:{tmp_path}?max_store_bytes={16 * 2**20}&hold_timeout_seconds=2"
+    with ConnectionFactory(url).create_connection() as connection:
+        connection.start()
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        source, target = session.create_queue("source"), session.create_queue("target")
+        with connection.create_session() as filling:
+            producer = filling.create_producer(source)
+
+            def fill() -> None:
+                while True:
+                    producer.send(body)
+
+            with pytest.raises(ResourceAllocationException, match="is full"):
+                fill()
+        consumer, producer = session.create_consumer(source), session.create_producer(target)
+        for _ in range(60):
+            for _ in range(5):
+                message = consumer.receive(WAIT)
+                assert message is not None
+                producer.send(message.body)
+            session.commit()
+        found = {each.name: each.messages for each in connection.statistics().queues}
+        assert found["target"] == 300
+        assert not found["DLQ"]

@@ -784,6 +784,25 @@ def test_who_waits_for_room_in_memory_takes_none_on_the_disk() -> None:
     assert (scarce.pages, scarce.rules.state.volatile_room) == (100, 10)
 
 
+def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for _ in range(3):
+        rules.send(client, Q, LARGE)
+    consumer = rules.attach(client, Q, credit=3)
+    rules.state.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
+    rules.state.held_because = FULL
+
+    sends = [(queue("other"), c.NewMessage(0, LARGE))]
+    assert rules.do(c.Commit(rules.connect(), c.CommitId("only sends", 1), sends, [])) == "held"
+    first, *others = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.consumers[consumer].unsettled]
+    assert rules.do(c.Commit(client, c.CommitId("s", 1), sends, [first])) is None
+    assert rules.state.room is not None
+    assert rules.state.room.single_pages == 0.5
+    assert 30 < rules.state.room.spare_single_pages < 36
+    assert rules.do(c.Commit(client, c.CommitId("s", 2), sends * 3, others)) == "held", "it sends more than it takes"
+
+
 def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
     rules = Rules(max_queue_messages=1)
     client = rules.connect()

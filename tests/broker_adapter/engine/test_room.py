@@ -75,6 +75,44 @@ def test_scattered_pages_take_short_messages_only() -> None:
     assert not scattered.take(5000, 1)
 
 
+def test_who_ends_as_much_as_he_sends_borrows_what_is_kept_for_settling() -> None:
+    full = room(used_pages=1900 * MIB, file_pages=1950 * MIB)
+    assert (full.single_pages, full.run_pages) == (0, 0)
+    lent = full.lent([(10_000, 1), (100, 1)])
+    assert lent.take(10_000, 1)
+    assert not lent.take(10_000, 1)
+    assert lent.take(100, 1)
+    left = lent.repaid(full)
+    assert not left.take(1, 1)
+    assert full.spare_single_pages - left.spare_single_pages == pytest.approx(3.08, rel=0.01)
+    assert full.spare_run_pages - left.spare_run_pages == 3
+
+
+def test_what_is_lent_and_not_used_is_given_back() -> None:
+    low = room(free_disk_pages=200 * MIB)
+    assert low.lent([(10_000, 1)] * 5).repaid(low) == low
+    assert low.lent([]) == low
+    took = low.lent([(10_000, 1)])
+    assert took.take(1000, 1)
+    left = took.repaid(low)
+    assert (left.single_pages, left.run_pages) == (low.single_pages, low.run_pages)
+
+
+def test_a_quarter_of_what_is_kept_is_lent_at_most() -> None:
+    full = room(used_pages=1900 * MIB, file_pages=1950 * MIB)
+    lent = full.lent([(1_000_000, 1)] * 10_000)
+    taken = 0
+    while lent.take(1_000_000, 1):
+        taken += 1
+    assert 30 <= taken * 1_000_000 / 2**20 <= 2000 / 16 / 4
+    assert not lent.repaid(full).lent([(1_000_000, 1)] * 10_000).take(1_000_000, 1)
+
+
+def test_a_disk_that_has_nothing_lends_nothing() -> None:
+    full = room(free_disk_pages=0, file_pages=50 * MIB)
+    assert not full.lent([(100, 1)] * 100).take(100, 1)
+
+
 @pytest.mark.parametrize(("size", "entries", "pages"), [(100, 1, 0.06), (10_000, 1, 3.02), (100, 300, 7.1)])
 def test_fan_out_and_long_messages_count(size: int, entries: int, pages: float) -> None:
     low = room(free_disk_pages=200 * MIB)
