@@ -35,7 +35,7 @@ from broker_adapter.errors import (
 from broker_adapter.failover import Refresh
 from broker_adapter.selector import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
-from broker_adapter.signals import Condition, uninterrupted
+from broker_adapter.signals import Waiters, uninterrupted
 from broker_adapter.transport import (
     Credentials,
     Delivery,
@@ -62,7 +62,6 @@ __all__ = [
     "BrokerStatistics",
     "BrowserInterruptedException",
     "ClientSettings",
-    "Condition",
     "ConnectionLostException",
     "Credentials",
     "Delivery",
@@ -114,6 +113,7 @@ __all__ = [
     "TransactionRolledBackException",
     "Transport",
     "TransportEvent",
+    "Waiters",
     "annotated",
     "checked_property_name",
     "copied",

@@ -356,6 +356,9 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.close`.  Never waits for a network that is away."""
         with self._lock:
             if self._phase is Phase.CLOSED:
+                inner = self._inner
+                if inner is not None:  # the handler of a signal may have raised before this was done
+                    inner.close(0)
                 return
             was_serving = self._phase is Phase.SERVING
             self._phase = Phase.CLOSED
@@ -1020,12 +1023,13 @@ class FailoverTransport:
         """
         limit = self._url.client.request_timeout_seconds if timeout is None else timeout
         deadline = time.monotonic() + limit
-        at_first = self._inner
+        used = [] if self._inner is None else [self._inner]
         try:
-            self._commit(session, commit_number, sends, settlements, deadline - limit, deadline)
+            self._commit(session, commit_number, sends, settlements, (deadline - limit, deadline), used)
         except JMSException:
-            if at_first is not None and at_first.is_lost:
-                self._wait_until_told(at_first, deadline)  # or one loss would roll back the next transaction as well
+            for inner in used:
+                if inner.is_lost:
+                    self._wait_until_told(inner, deadline)  # or one loss would roll back the next transaction as well
             raise
 
     def _commit(
@@ -1034,13 +1038,16 @@ class FailoverTransport:
         commit_number: int,
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
-        began: float,
-        deadline: float,
+        times: tuple[float, float],
+        used: list[Inner],
     ) -> None:
+        """Between two instants; ``used`` gets the inner transports that it is carried out on."""
+        began, deadline = times
         try:
             inner = self._serving(deadline, "the commit")
         except OperationTimedOutException as error:
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        used.append(inner)
         peer = self._peer
         try:
             mapped = [(self._attached(link, deadline, "the commit").inner, envelope) for link, envelope in sends]

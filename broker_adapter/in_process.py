@@ -61,6 +61,7 @@ class EngineLease:
 
     Attributes:
         broker: the engine.
+        is_released: whether it was given back.
 
     Raises:
         StoreException, StoreLockedException: it cannot be opened.
@@ -69,7 +70,7 @@ class EngineLease:
 
     def __init__(self, url: EmbeddedURL) -> None:
         self._key = None if url.path is None else os.path.realpath(url.path)
-        self._released = False
+        self.is_released = False
         self._entry: _Shared | None = None
         try:
             self.broker = uninterrupted(partial(self._take, url))
@@ -79,7 +80,7 @@ class EngineLease:
 
     def _take(self, url: EmbeddedURL) -> Broker:
         with _registry_lock:
-            if self._released:
+            if self.is_released:
                 raise IllegalStateException("the engine was given back before it was opened")
             entry = _registry.get(self._key)
             if entry is None:
@@ -97,10 +98,10 @@ class EngineLease:
     def _release(self) -> None:
         with _registry_lock:
             entry = self._entry
-            if self._released or entry is None or _registry.get(self._key) is not entry:
-                self._released = True
+            if self.is_released or entry is None or _registry.get(self._key) is not entry:
+                self.is_released = True
                 return
-            self._released = True
+            self.is_released = True
             entry.users -= 1
             if entry.users == 0 and (self._key is not None or entry.broker.failed is not None):
                 del _registry[self._key]
@@ -134,9 +135,11 @@ def _after_fork() -> None:
     global _registry_lock
     _registry_lock = threading.Lock()
     for entry in _registry.values():
-        entry.broker.failed = IllegalStateException(
-            "this engine belongs to the process that this one was forked from; connect after the fork, to a directory"
-            " of its own or to a server"
+        entry.broker.disown(
+            IllegalStateException(
+                "this engine belongs to the process that this one was forked from; connect after the fork, to a"
+                " directory of its own or to a server"
+            )
         )
         _inherited.append(entry.broker)  # kept, so that nothing closes the parent's files
     _registry.clear()
@@ -228,32 +231,27 @@ class InProcessTransport:
 
     def close(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.close`."""
-        uninterrupted(partial(self._close, timeout))
-
-    def _close(self, timeout: float | None) -> None:
+        # The handler of a signal may have interrupted this thread as it held the lock: it is taken here, and not in the
+        # thread apart.  Where a handler has raised in the middle of this, the next call goes on.
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
             lease = self._lease
-        was_open = self._error is None
         self._error = IllegalStateException("the connection is closed")
         self._window.close(self._error)
         self._forget_failure()
-        if lease is None:
+        if lease is None or lease.is_released:
             return
         own = self._url.client.close_timeout_seconds
         limit = own if timeout is None else min(own, timeout)
         if lease.broker.cycling_thread == get_ident():
             # A callback cannot wait for the engine that calls it.
-            threading.Thread(target=self._leave, args=(lease, was_open, limit), name="holdfast-close").start()
+            threading.Thread(target=self._leave, args=(lease, limit), name="holdfast-close").start()
         else:
-            self._leave(lease, was_open, limit)
+            uninterrupted(partial(self._leave, lease, limit))
 
-    def _leave(self, lease: EngineLease, was_open: bool, limit: float) -> None:
+    def _leave(self, lease: EngineLease, limit: float) -> None:
         try:
-            if was_open:
-                lease.broker.call(c.Disconnect(self._client), limit, self._gather)
+            lease.broker.call(c.Disconnect(self._client), limit, self._gather)
         except JMSException:
             pass  # an engine that is gone takes nothing from a close
         finally:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -61,6 +64,48 @@ class Condition(threading.Condition):
             if not self._is_owned():  # type: ignore[attr-defined]  # as the methods of Condition ask
                 self.acquire()
             raise
+
+
+class Waiters:
+    """Threads that wait for something, and are woken without any lock that one of them may hold.
+
+    A thread that is interrupted while it holds one could wait, in the handler of the signal, for the thread that wakes.
+    """
+
+    def __init__(self) -> None:
+        self._locks: deque[threading.Lock] = deque()  #: of each waiter, which waits for its own
+
+    def __bool__(self) -> bool:
+        return bool(self._locks)
+
+    def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until something is so, looking again whenever somebody wakes.
+
+        Args:
+            condition: asked without any lock.
+            deadline: in monotonic seconds; None: no limit.
+
+        Returns:
+            Whether it is so; False when the deadline passed first.
+        """
+        lock = threading.Lock()
+        lock.acquire()
+        self._locks.append(lock)
+        try:
+            while not condition():
+                remaining = -1.0 if deadline is None else deadline - time.monotonic()
+                if deadline is not None and remaining <= 0:
+                    return False
+                lock.acquire(timeout=min(remaining, threading.TIMEOUT_MAX))
+            return True
+        finally:
+            self._locks.remove(lock)
+
+    def wake(self) -> None:
+        """Have all of them look again; after the change that they wait for."""
+        for lock in list(self._locks):
+            with suppress(RuntimeError):  # it is awake already
+                lock.release()
 
 
 class _Work(Generic[T]):

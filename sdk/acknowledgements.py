@@ -96,7 +96,7 @@ class LostAcknowledgements:
     def __init__(self) -> None:
         self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        #: Positions of what was seen, until the broker has heard of it; None: there were too many since the last loss.
+        #: Positions of what was seen, until the broker has heard of it; None: there were too many.
         self._untold: dict[Source, set[int]] | None = {}
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
@@ -192,9 +192,9 @@ class LostAcknowledgements:
             JMSException: the connection is lost again; nothing is forgotten.
         """
         with self._changing:
+            if self._untold is None:
+                return  # the broker would take what it was not told of for unseen, also after another loss
             untold, self._untold = self._untold, {}
-        if untold is None:
-            return
         try:
             for source, seen in untold.items():
                 positions = sorted(seen)

@@ -44,7 +44,6 @@ from sdk.session_state import log
 
 ExceptionListener = Callable[[JMSException], object]
 EventListener = Callable[[TransportEvent], object]
-#: Opens a transport with a listener for its news; returns it, what is known of the other side, and the settings.
 
 _numbers = itertools.count(1)
 #: Errors that wait for a slow exception listener; the oldest is dropped, and logged, beyond that.
@@ -340,7 +339,8 @@ class Connection:
                 self._closer = None  # where a handler of a signal has raised, the next call goes on
 
     def _close(self, deadline: float) -> None:
-        self._lifecycle.process(Event.BEGIN_CLOSE)
+        with self._lock:
+            self._lifecycle.process(Event.BEGIN_CLOSE)
         try:
             with self._lock:
                 sessions = self._sessions.values()
@@ -414,7 +414,8 @@ class Connection:
             self._report(event.error)
         else:
             assert isinstance(event, Failed)
-            self._lifecycle.fail(event.error)
+            with self._lock:
+                self._lifecycle.fail(event.error)
             for session in self._sessions.values():
                 session._fail(event.error)
             self._report(_as_lost(event.error))

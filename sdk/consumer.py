@@ -212,6 +212,11 @@ class MessageConsumer:
                 if message is not None or self._ended():
                     return message
             return self._receive_slowly(timeout)
+        except JMSException:
+            raise
+        except BaseException:  # the handler of a signal: credit may have been counted, and not granted
+            self._undrained = True
+            raise
         finally:
             state.gives_out = False
             if not state.running:
@@ -499,7 +504,7 @@ class MessageConsumer:
                     state.listening[self._link] = self
                 else:
                     state.listening.pop(self._link, None)
-                state.ready.notify_all()
+                state.wake()
         finally:
             if owned:
                 state.disown()
@@ -740,6 +745,7 @@ class MessageConsumer:
             raise
         self._undrained = False
         if not answers:
+            self._gives_back = False  # it never says, so that nothing is waited for
             return False
         self._granted = self._arrived
         if self._gives_back:
@@ -866,7 +872,7 @@ class MessageConsumer:
         with state.lock:
             self._listener = None
             state.listening.pop(self._link, None)
-            state.ready.notify_all()
+            state.wake()
         self._wait_for_listener(deadline, "is closed")
         return True
 

@@ -183,8 +183,8 @@ class JMSContext:
             return
         self._session.close()
         self._closed = True
-        self._leaving.detach()
-        self._shared.leave()
+        if self._leaving.detach() is not None:  # else another thread closes it as well
+            self._shared.leave()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -246,11 +246,12 @@ def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> 
         sinks: theirs.
         deadline: of all that closes them (monotonic seconds).
     """
-    ends = {selects: drain_end(deadline, selects=selects) for selects in (False, True)}
+    common = drain_end(deadline, selects=False)
     for sink in sinks:
         if not sink.presettled:  # what comes on such a link cannot be given back
             try:
-                transport.drain(sink.link, max(0.0, ends[sink.selects] - time.monotonic()))
+                end = min(common, drain_end(deadline, selects=sink.selects))
+                transport.drain(sink.link, max(0.0, end - time.monotonic()))
             except JMSException as error:
                 log.debug("! what is on its way on link %d comes: %s", sink.link, error)
 

@@ -76,6 +76,7 @@ class Session:
         "_detach_later",
         "_identify",
         "_made",
+        "_making",
         "_mode",
         "_on_close",
         "_producers",
@@ -135,6 +136,7 @@ class Session:
         )
         state.epoch, state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
+        self._making = threading.Lock()
         self._producers: WeakTable[MessageProducer] = WeakTable()
         self._consumers: WeakTable[MessageConsumer] = WeakTable()
         self._sinks: dict[int, Sink] = {}  #: of the consumers, and of those that are not there any more
@@ -581,6 +583,9 @@ class Session:
             if isinstance(error, TransactionRolledBackException):
                 raise
             raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+        except BaseException:  # the handler of a signal: the commit may have been done, or be done yet
+            self._committed(ending.settlements, TransactionInDoubtException("the commit was interrupted"))
+            raise
         self._committed(ending.settlements, None)
 
     def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
@@ -834,6 +839,11 @@ class Session:
         uninterrupted(self._make_thread)
 
     def _make_thread(self) -> None:
+        with self._making:
+            if self._state.thread is None:  # else a handler of a signal interrupted a call that has started it
+                self._start_new_thread()
+
+    def _start_new_thread(self) -> None:
         self._thread = SessionThread(self._state, self._redeliver)
         thread = self._state.thread = self._thread.thread
         try:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,7 +28,6 @@ from typing import Any, Final
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ClientSettings,
-    Condition,
     ConnectionLostException,
     Envelope,
     IllegalStateException,
@@ -37,6 +35,7 @@ from broker_adapter import (
     ResourceAllocationException,
     StaleAcknowledgementException,
     Transport,
+    Waiters,
     pack,
 )
 from sdk.acknowledgements import Acknowledgements, Given, LostAcknowledgements
@@ -155,8 +154,7 @@ class SessionState:
         # The handler of a signal, which runs in the main thread between any two steps, may close what that thread uses.
         self.settling = threading.RLock()
         self.lock = threading.RLock()
-        self.ready = Condition(self.lock)
-        self.waiting = 0
+        self.waiters = Waiters()
         self.completions: deque[Completion] = deque()
         self._start_thread = weakref.WeakMethod(start_thread)  # a session that is dropped ends without the collector
         self._timer_at: float | None = None
@@ -212,23 +210,12 @@ class SessionState:
 
     def wake(self) -> None:
         """Let those that wait look again; free of cost where nobody waits."""
-        if self.waiting:
-            with self.lock:
-                self.ready.notify_all()
+        if self.waiters:
+            self.waiters.wake()
 
     def wait_until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for something; returns whether it is so, False when the deadline (monotonic seconds) passed first."""
-        with self.lock:
-            self.waiting += 1
-            try:
-                while not condition():
-                    remaining = None if deadline is None else deadline - time.monotonic()
-                    if remaining is not None and remaining <= 0:
-                        return False
-                    self.ready.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
-                return True
-            finally:
-                self.waiting -= 1
+        return self.waiters.wait(condition, deadline)
 
     def ensure_thread(self) -> None:
         """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile."""
@@ -236,7 +223,8 @@ class SessionState:
             with self.lock:
                 if self.thread is None:
                     start = self._start_thread()
-                    assert start is not None  # who needs the thread has the session
+                    if start is None:
+                        raise RuntimeError(f"{self.name} was dropped, and starts no thread any more")
                     start()
 
     # Settling.
@@ -420,7 +408,7 @@ class SessionState:
         with self.lock:
             changed = self.lifecycle.process(event)
             self.running = self.lifecycle.state is State.STARTED
-            self.ready.notify_all()
+            self.wake()
             return changed
 
     def start_or_stop(self, event: Event) -> bool:
@@ -433,4 +421,4 @@ class SessionState:
         with self.lock:
             self.lifecycle.fail(error)
             self.running = False
-            self.ready.notify_all()
+            self.wake()

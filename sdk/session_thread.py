@@ -42,7 +42,7 @@ class SessionThread:
         """End after what runs now; ``thread.join`` waits for that."""
         with self._state.lock:
             self._stopping = True
-            self._state.ready.notify_all()
+            self._state.wake()
 
     def _run(self) -> None:
         state = self._state

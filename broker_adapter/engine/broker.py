@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from heapq import merge
 from typing import Any
 
@@ -261,15 +262,15 @@ class Broker:
         if ahead is not None:
             self._inbox.append(ahead)
         self._inbox.append(command._replace(reply=waiter.answer))
-        if self.failed is not None:
-            uninterrupted(self._run_one)  # a closed engine has no thread that would answer
-        elif may_be_interrupted() or not self._run_one(blocking=False):
+        if self.failed is not None:  # a closed engine has no thread that would answer
+            uninterrupted(partial(self._run_one, -1 if timeout is None else max(timeout, 0)))
+        elif may_be_interrupted() or not self._run_one(0):
             self._signal()
         return waiter.wait(type(command).__name__, timeout)
 
-    def _run_one(self, blocking: bool = True) -> bool:
-        """Carry out one cycle, if nobody does or ``blocking``.  Returns whether it was carried out."""
-        if not self._runner.acquire(blocking=blocking):
+    def _run_one(self, seconds: float) -> bool:
+        """Carry out one cycle, if nobody else does one for so long; -1: no limit.  Returns whether it was."""
+        if not self._runner.acquire(timeout=seconds):
             return False
         try:
             self._cycle()
@@ -371,6 +372,15 @@ class Broker:
                 self._failure_listeners.remove(listener)
 
         return remove
+
+    def disown(self, error: JMSException) -> None:
+        """In a child made by fork: what the parent's threads were about is the parent's, and this engine has failed."""
+        self._runner = threading.Lock()
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._inbox = deque()
+        self._failure_listeners = []
+        self.failed = error
 
     def close(self) -> None:
         """Carry out what was handed over, take back what clients hold, and give the store free.
@@ -1055,8 +1065,8 @@ class Broker:
                 _tell(reply, error)
 
     def _answer_inbox(self, error: JMSException) -> None:
-        """Answer all that was handed over; others may hand over more meanwhile.  The runner is held."""
-        while self._inbox:
+        """Answer what was handed over so far: who is answered may hand over more at once.  The runner is held."""
+        for _ in range(len(self._inbox)):
             command = self._inbox.popleft()
             self._answer_all(command.take() if isinstance(command, c.Gather) else (command,), error)
 

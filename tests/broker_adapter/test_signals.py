@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from broker_adapter.signals import Condition, may_be_interrupted, uninterrupted
+from broker_adapter.signals import Waiters, may_be_interrupted, uninterrupted
 
 WAIT = 120.0
 
@@ -113,32 +113,72 @@ def test_a_function_runs_in_the_main_thread_where_no_thread_can_start(monkeypatc
     assert uninterrupted(threading.get_ident) == threading.get_ident()
 
 
-def test_a_condition_has_its_lock_when_a_handler_raises_in_the_middle_of_its_wait() -> None:
-    class Interrupted(Condition):
-        def _release_save(self) -> NoReturn:
-            self.release()
-            raise Alarm  # before the wait that takes the lock again
-
-    condition = Interrupted(threading.Lock())
-    with pytest.raises(Alarm), condition:
-        condition.wait(WAIT)
-    assert not condition._is_owned()  # type: ignore[attr-defined]
-
-
-def test_a_condition_waits_as_that_of_python() -> None:
-    condition = Condition()
-    with condition:
-        assert not condition.wait(0.001)
-
-    def notify() -> None:
-        with condition:
-            condition.notify()
-
-    with condition:
-        thread = threading.Thread(target=notify)
+def test_who_waits_looks_again_when_somebody_wakes() -> None:
+    waiters = Waiters()
+    assert not waiters
+    waiters.wake()
+    found: list[int] = []
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(waiters.wait(lambda: bool(found), time.monotonic() + WAIT)))
+        for _ in range(5)
+    ]
+    for thread in threads:
         thread.start()
-        assert condition.wait(WAIT)
-    thread.join()
+    end = time.monotonic() + WAIT
+    while len(waiters._locks) < 5:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    for _ in range(3):
+        waiters.wake()  # nothing has changed
+    assert results == []
+    found.append(1)
+    waiters.wake()
+    for thread in threads:
+        thread.join(WAIT)
+    assert results == [True] * 5
+    assert not waiters
+
+
+def test_who_waits_for_too_long_hears_that() -> None:
+    waiters = Waiters()
+    asked: list[int] = []
+    assert not waiters.wait(lambda: bool(asked.append(1)), time.monotonic() + 0.01)
+    assert len(asked) >= 1
+    assert not waiters.wait(lambda: False, time.monotonic() - 1)
+    assert waiters.wait(lambda: True, time.monotonic() - 1), "what is so already needs no time"
+    assert not waiters
+
+
+def test_a_handler_that_raises_ends_a_wait_and_leaves_nothing_behind(
+    alarm_after: Callable[[float], threading.Thread],
+) -> None:
+    waiters = Waiters()
+    alarm_after(0.05)
+    with pytest.raises(Alarm):
+        waiters.wait(lambda: False, time.monotonic() + WAIT)
+    assert not waiters
+    assert waiters.wait(lambda: True, None)
+
+
+def test_a_handler_may_wait_for_who_wakes_what_it_interrupts() -> None:
+    waiters, woken = Waiters(), threading.Event()
+
+    def handler(*_: object) -> None:
+        def wake() -> None:
+            waiters.wake()
+            woken.set()
+
+        threading.Thread(target=wake).start()
+        assert woken.wait(WAIT)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        sender = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident or 0, signal.SIGUSR1))
+        sender.start()
+        assert waiters.wait(woken.is_set, time.monotonic() + WAIT)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -314,8 +314,8 @@ def test_nothing_is_forgiven_where_more_was_seen_than_is_remembered(monkeypatch:
     lost.forgive_rest(broker.request, "token")
     assert broker.asked == []
     lost.add_seen([given(12)])
-    lost.forgive_rest(broker.request, "next")
-    assert broker.asked == [("seen", [12]), ("forgive_rest", None)], "with the next connection it begins anew"
+    lost.forgive_rest(broker.request, "token")
+    assert broker.asked == [], "nor after another loss of the same connection"
 
 
 def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:

@@ -72,7 +72,7 @@ def _receiving(session: Session) -> None:
     """Return when another thread waits in this session's receive."""
     state = session._state
     assert state.wait_until(lambda: True, None)
-    while not state.waiting:
+    while not state.waiters:
         threading.Event().wait(0.001)
 
 
