@@ -34,6 +34,12 @@ class AutoPolicy:
         self._in_hand = None
         return (Settlement(tag, _ACCEPTED),)
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        if self._in_hand != tag:
+            return False
+        self._in_hand = None
+        return True
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         if self._in_hand != tag:
             return NOTHING

@@ -35,6 +35,12 @@ class ClientPolicy:
     def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        if not self._held or self._held[-1] != tag:
+            return False
+        self._held.pop()
+        return True
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 

@@ -41,6 +41,15 @@ class DupsOkPolicy:
             due_at = self.due_at = now + self._delay_seconds
         return self._flush() if now >= due_at or len(batch) >= self._messages else NOTHING
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        if self._batch and self._batch[-1].tag == tag:
+            self._batch.pop()
+        elif self._in_hand == tag:
+            self._in_hand = None
+        else:
+            return False
+        return True
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         if self._in_hand != tag:
             return NOTHING

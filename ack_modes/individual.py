@@ -38,6 +38,9 @@ class IndividualPolicy:
     def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        return self._held.pop(tag, tag) is None
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 

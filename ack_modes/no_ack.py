@@ -28,6 +28,9 @@ class NoAckPolicy:
     def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        return True  # the broker has forgotten it, and nobody else has it
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 

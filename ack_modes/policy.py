@@ -78,6 +78,12 @@ class AckPolicy(Protocol):
     def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         """``receive`` is about to return it, or its listener has returned."""
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        """``receive`` was interrupted, and did not return the last delivery: it may be delivered again.
+
+        Returns whether that is so; False: it is settled, or lost with the connection.
+        """
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         """Its listener has raised.  What this gives back as failed comes again next, before anything prefetched."""
 

@@ -37,6 +37,12 @@ class TransactedPolicy:
     def consumed(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 
+    def withdrawn(self, tag: DeliveryTag) -> bool:
+        if not self._held or self._held[-1] != tag:
+            return False
+        self._held.pop()
+        return True
+
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING
 

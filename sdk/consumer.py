@@ -92,6 +92,7 @@ class MessageConsumer:
         "_source",
         "_stale_link",
         "_state",
+        "_taken",
         "_undrained",
         "_used",
     )
@@ -141,6 +142,7 @@ class MessageConsumer:
         self._used = 0  #: messages taken from the buffer whose credit was not granted again
         self._ended_here = 0  #: messages that were not given out, and do not come again
         self._rejected = 0  #: messages that were redelivered too often
+        self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
         self._is_stopped = False  #: something is being given back: no credit is granted
         self._gives_back = False  #: what comes before the answer to that drain is given back
@@ -206,22 +208,25 @@ class MessageConsumer:
         state = self._state
         if not state.own(False):
             state.own_or_refuse()
+        self._taken = None
         try:
-            if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
-                message = self._take()
-                if message is not None or self._ended():
-                    return message
-            return self._receive_slowly(timeout)
+            try:
+                if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
+                    message = self._take()
+                    if message is not None or self._ended():
+                        return message
+                return self._receive_slowly(timeout)
+            finally:
+                state.gives_out = False
+                if not state.running:
+                    state.wake()  # whoever stops the session waits for this
+                state.disown()
         except JMSException:
             raise
-        except BaseException:  # the handler of a signal: credit may have been counted, and not granted
-            self._undrained = True
+        except BaseException:  # the handler of a signal
+            self._put_back_taken()
+            self._undrained = True  # credit may have been counted, and not granted
             raise
-        finally:
-            state.gives_out = False
-            if not state.running:
-                state.wake()  # whoever stops the session waits for this
-            state.disown()
 
     def _receive_checked(self, check: Callable[[Message], None], timeout: float | None = None) -> Message | None:
         """``receive``, with a look at the message before it counts as received.
@@ -374,6 +379,7 @@ class MessageConsumer:
             if not state.running or self._closing:  # by another thread, between the look at the buffer and here
                 return None
             state.gives_out = True
+            self._taken = delivery
             policy.delivered(tag)
             try:
                 buffer.popleft()
@@ -403,6 +409,19 @@ class MessageConsumer:
         if state.confirms and settlements:
             state.confirm_or_report()
         return message
+
+    def _put_back_taken(self) -> None:
+        """The application did not get what the interrupted ``receive`` took: it is the next one again."""
+        delivery, state = self._taken, self._state
+        if delivery is None:
+            return
+        with state.settling:
+            if not state.policy.withdrawn(delivery.tag):
+                return
+            if self._closing:
+                state.pass_over((delivery.tag,), Outcome.RELEASED)
+            elif not (self._buffer and self._buffer[0] is delivery):
+                self._buffer.appendleft(delivery)
 
     def _opened(self, delivery: Delivery) -> Envelope | None:
         """The envelope; None where it cannot be read or has expired: it is then settled here."""

@@ -437,3 +437,41 @@ def test_what_a_transaction_sends_while_the_network_is_away_is_not_lost_with_it(
     assert policy.commit() == ((), False, 0)
     policy.delivered(_tag(1, epoch=2))
     assert policy.commit().settlements == (Settlement(_tag(1, epoch=2), Outcome.ACCEPTED),)
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK", "CLIENT", "INDIVIDUAL", "TRANSACTED", "NO_ACK"])
+def test_what_a_receive_was_interrupted_on_is_delivered_again(mode: str) -> None:
+    policy = _new(mode)
+    before = _see(policy, 1)
+    policy.delivered(_tag(2))
+    assert policy.withdrawn(_tag(2))
+    settled = before + _see(policy, 2, 3)
+    settled += policy.acknowledge(_tag(3)).settlements
+    settled += policy.commit().settlements
+    policy.committed()
+    settled += _everything(policy)
+    assert [each.tag.number for each in settled].count(2) == (mode != "NO_ACK")
+
+
+@pytest.mark.parametrize(
+    ("mode", "again"), [("AUTO", False), ("DUPS_OK", True), ("CLIENT", True), ("TRANSACTED", True)]
+)
+def test_what_is_consumed_is_delivered_again_unless_it_is_settled(mode: str, again: bool) -> None:
+    policy = _new(mode)
+    settled = _see(policy, 1)
+    assert policy.withdrawn(_tag(1)) is again
+    assert bool(settled) is not again
+    assert not policy.withdrawn(_tag(1))
+    assert [*policy.acknowledge(_tag(1)).settlements, *policy.commit().settlements, *_everything(policy)] == []
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK", "CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_what_the_broker_took_back_meanwhile_is_not_delivered_again_from_here(mode: str) -> None:
+    for what in ("connection", "link"):
+        policy = _new(mode)
+        policy.delivered(_tag(1))
+        if what == "connection":
+            policy.interrupted(1)
+        else:
+            policy.link_lost(1)
+        assert not policy.withdrawn(_tag(1))
