@@ -187,6 +187,7 @@ class InProcessTransport:
         self._outbox: deque[Any] = deque()
         self._gather = c.Gather(self._take_outbox)
         self._gathering = False
+        self._submitting = False
         self._batches: deque[_Batch] = deque()  #: sends in the engine's hands; only used in its cycle
         self._forget_failure: Callable[[], None] = _nothing
         self._listener: Callable[[TransportEvent], None] = _nothing_heard
@@ -475,13 +476,15 @@ class InProcessTransport:
         return self._broker.call(command, self._request_limit(timeout), self._gather if self._outbox else None)
 
     def _flush(self) -> None:
-        if not self._gathering:
-            self._gathering = True
+        if not self._gathering or self._submitting:  # else the handler of a signal may wait for who is not on the way
+            self._gathering = self._submitting = True
             try:
                 self._broker.submit(self._gather)
             except BaseException:  # a handler of a signal raised here: nobody may be on the way
                 self._gathering = False
                 raise
+            finally:
+                self._submitting = False
 
     def _take_outbox(self) -> list[c.Command]:
         """What has gathered, as few commands as its order allows.  In the engine's thread."""

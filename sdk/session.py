@@ -76,7 +76,6 @@ class Session:
         "_detach_later",
         "_identify",
         "_made",
-        "_making",
         "_mode",
         "_on_close",
         "_producers",
@@ -136,7 +135,6 @@ class Session:
         )
         state.epoch, state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
-        self._making = threading.Lock()
         self._producers: WeakTable[MessageProducer] = WeakTable()
         self._consumers: WeakTable[MessageConsumer] = WeakTable()
         self._sinks: dict[int, Sink] = {}  #: of the consumers, and of those that are not there any more
@@ -839,8 +837,8 @@ class Session:
         uninterrupted(self._make_thread)
 
     def _make_thread(self) -> None:
-        with self._making:
-            if self._state.thread is None:  # else a handler of a signal interrupted a call that has started it
+        with self._state.making_thread:
+            if self._state.thread is None:  # else another one has started it
                 self._start_new_thread()
 
     def _start_new_thread(self) -> None:

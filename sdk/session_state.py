@@ -155,6 +155,7 @@ class SessionState:
         self.settling = threading.RLock()
         self.lock = threading.RLock()
         self.waiters = Waiters()
+        self.making_thread = threading.Lock()  #: never held by the main thread, which a signal may interrupt
         self.completions: deque[Completion] = deque()
         self._start_thread = weakref.WeakMethod(start_thread)  # a session that is dropped ends without the collector
         self._timer_at: float | None = None
@@ -220,12 +221,10 @@ class SessionState:
     def ensure_thread(self) -> None:
         """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile."""
         if self.thread is None:  # one that ends looks once more whether it is needed, behind this
-            with self.lock:
-                if self.thread is None:
-                    start = self._start_thread()
-                    if start is None:
-                        raise RuntimeError(f"{self.name} was dropped, and starts no thread any more")
-                    start()
+            start = self._start_thread()
+            if start is None:
+                raise RuntimeError(f"{self.name} was dropped, and starts no thread any more")
+            start()
 
     # Settling.
 

@@ -140,7 +140,7 @@ class SessionThread:
         if owned:
             instants += [consumer._resumes_at for consumer in list(state.listening.values())]
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
-        with state.lock:
+        with state.making_thread:
             if end_at is not None and time.monotonic() >= end_at and not self._is_needed():
                 state.thread = None  # who needs one from here on starts another one
                 if not self._is_needed():  # else whoever needs it may have seen that it was there

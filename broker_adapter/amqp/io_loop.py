@@ -143,6 +143,7 @@ class Connection:
         self._loop = self._thread.loop
         self._work: deque[Work] = deque()
         self._signalled = False
+        self._signalling = False
         self._ended = False
         self._disowned = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -163,14 +164,17 @@ class Connection:
         self._check_owner()
         self._work.append(work)
         # Two threads may both see False and wake the loop twice, which is harmless; that none wakes it cannot be,
-        # since the loop sets False before it takes the work.
-        if not self._signalled:
-            self._signalled = True
+        # since the loop sets False before it takes the work.  While one is about to wake it, others do so as well:
+        # the handler of a signal may have interrupted it, and wait for work of its own.
+        if not self._signalled or self._signalling:
+            self._signalled = self._signalling = True
             try:
                 self._loop.call_soon_threadsafe(self._take_work)
             except BaseException:  # a handler of a signal raised here: nobody may be on the way
                 self._signalled = False
                 raise
+            finally:
+                self._signalling = False
 
     def connect(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> None:
         """Start to connect; the protocol's ``fail`` is told where that does not work within this time."""

@@ -56,7 +56,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.resting import redelivery_delay_ms
-from broker_adapter.engine.room import Room
+from broker_adapter.engine.room import LONGER_BYTES, Room
 from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
@@ -1832,6 +1832,7 @@ class BrokerState:
         #: by queue: messages and bytes that it will have beside those that it has
         more: dict[int, tuple[int, int]] = {}
         promised: dict[int, tuple[int, int]] = {}
+        taken: dict[int, int] = {}  #: by queue: messages that end
         ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
         for consumer_number, number, outcome in command.settlements:
             consumer = self.consumers.get(consumer_number)
@@ -1844,6 +1845,7 @@ class BrokerState:
                 entry = consumer.unsettled[number]
                 count, size = more.get(consumer.queue.id, (0, 0))
                 more[consumer.queue.id] = count - 1, size - entry.size
+                taken[consumer.queue.id] = taken.get(consumer.queue.id, 0) + 1
                 if self.room is not None and entry.flags & FLAG_PERSISTENT and consumer.queue.durable:
                     # What a subscription has, others may have as well.
                     ended.append((entry.size if consumer.queue.record.kind == "queue" else 0, 1))
@@ -1881,6 +1883,9 @@ class BrokerState:
                 return not self._hold(held, None, reason, effects)
             for queue in queues if self._is_limited else ():
                 count, size = more.get(queue.id, (0, 0))
+                more[queue.id] = count + 1, size + len(message.payload)
+                if count < 0 and size + len(message.payload) <= LONGER_BYTES * taken[queue.id]:
+                    continue  # the queue does not grow
                 never = self.limits.never("the transaction", count + 1, size)
                 if never is not None:
                     raise rolled_back(ResourceAllocationException(never))
@@ -1890,7 +1895,6 @@ class BrokerState:
                 refusal = self.limits.refusal(queue, count + moving, size + moving_bytes)
                 if refusal is not None:
                     return not self._hold(held, queue, refusal, effects)
-                more[queue.id] = count + 1, size + len(message.payload)
         # From here on nothing can fail.
         if room is not None and self.room is not None:
             self.room = room.repaid(self.room)

@@ -803,6 +803,20 @@ def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> Non
     assert rules.do(c.Commit(client, c.CommitId("s", 2), sends * 3, others)) == "held", "it sends more than it takes"
 
 
+@pytest.mark.parametrize(("sizes", "answer"), [((410,), None), ((10,), None), ((200, 201), "held"), ((500,), "held")])
+def test_a_transaction_that_makes_a_queue_no_longer_goes_on_though_it_is_full_of_bytes(
+    sizes: tuple[int, ...], answer: object
+) -> None:
+    rules = Rules(max_queue_bytes=1000)
+    client = rules.connect()
+    for size in (400, 100, 900):
+        assert rules.send(client, Q, b"x" * size) is None
+    consumer = rules.attach(client, Q, credit=1)
+    settled = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.consumers[consumer].unsettled]
+    sends = [(Q, c.NewMessage(0, b"x" * size)) for size in sizes]
+    assert rules.do(c.Commit(client, c.CommitId("s", 1), sends, settled)) == answer
+
+
 def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
     rules = Rules(max_queue_messages=1)
     client = rules.connect()
