@@ -38,7 +38,7 @@ from broker_adapter import (
 from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
 from sdk.dropped import drain_end, dropped, taken_out
-from sdk.lifecycle import Event, Lifecycle
+from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
 
@@ -78,6 +78,7 @@ class MessageConsumer:
         "_granted",
         "_half",
         "_in_doubt",
+        "_is_closing",
         "_is_stopped",
         "_lifecycle",
         "_link",
@@ -133,6 +134,7 @@ class MessageConsumer:
         self._listener: Listener | None = None
         self._buffer: deque[Delivery] = deque()
         self._closing = False
+        self._is_closing = False  #: somebody is at it
         self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
         self._prefetch = prefetch
@@ -809,7 +811,13 @@ class MessageConsumer:
             return [delivery for delivery in taken_out(self._buffer) if not self._is_stale(delivery.tag)]
 
     def _release_prefetched(self) -> None:
-        self._state.pass_over([delivery.tag for delivery in self._take_prefetched()], Outcome.RELEASED)
+        with self._state.settling:
+            found = list(self._buffer)
+            self._state.pass_over([each.tag for each in found if not self._is_stale(each.tag)], Outcome.RELEASED)
+            # Behind that: where a handler of a signal raises, the next call gives them back.
+            with contextlib.suppress(IndexError):
+                for _ in found:
+                    self._buffer.popleft()
 
     def _unseen(self) -> list[tuple[Given, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
@@ -862,8 +870,19 @@ class MessageConsumer:
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds)."""
-        if not self._begin_close(deadline):
-            return
+        state, is_first = self._state, False
+        try:
+            with state.settling:
+                if self._lifecycle.state is State.CLOSED or self._is_closing:
+                    return
+                is_first = self._is_closing = True
+            self._close(deadline)
+        finally:
+            if is_first:
+                self._is_closing = False  # where a handler of a signal has raised, the next call goes on
+
+    def _close(self, deadline: float) -> None:
+        self._begin_close(deadline)
         state = self._state
         try:
             # Once the link is gone, another consumer of its group or exclusive queue gets what comes next.
@@ -880,20 +899,17 @@ class MessageConsumer:
             log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
         self._end_close()
 
-    def _begin_close(self, deadline: float) -> bool:
-        """Give nothing out any more, and wait for its listener; returns whether nobody has closed it before."""
+    def _begin_close(self, deadline: float) -> None:
+        """Give nothing out any more, and wait for its listener."""
         state = self._state
         with state.settling:
             self._closing = True
-            changed = self._lifecycle.process(Event.BEGIN_CLOSE)
-        if not changed:
-            return False
+            self._lifecycle.process(Event.BEGIN_CLOSE)
         with state.lock:
             self._listener = None
             state.listening.pop(self._link, None)
             state.wake()
         self._wait_for_listener(deadline, "is closed")
-        return True
 
     def _wait_for_listener(self, deadline: float, what: str) -> None:
         state = self._state
@@ -901,8 +917,9 @@ class MessageConsumer:
             log.warning("! the listener of %s %s while it runs", self._lifecycle.name, what)
 
     def _end_close(self) -> None:
-        self._lifecycle.process(Event.END_CLOSE)
-        self._on_close(self)
+        if self._lifecycle.state is not State.CLOSED:
+            self._on_close(self)
+            self._lifecycle.process(Event.END_CLOSE)
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()

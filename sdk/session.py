@@ -773,13 +773,26 @@ class Session:
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the connection."""
         state = self._state
-        if not state.process(Event.BEGIN_CLOSE):
-            if self._closer == threading.get_ident():
-                return  # the handler of a signal interrupted this thread as it closes
-            longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
-            state.wait_until(lambda: state.lifecycle.state is State.CLOSED, longer)
-            return
-        self._closer = threading.get_ident()
+        own, is_first = threading.get_ident(), False
+        try:
+            with state.lock:
+                if state.lifecycle.state is State.CLOSED or self._closer == own:  # a handler of a signal, as it closes
+                    return
+                is_first = self._closer is None
+                if is_first:
+                    self._closer = own
+            if is_first:
+                self._close(deadline)
+            else:
+                longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
+                state.wait_until(lambda: state.lifecycle.state is State.CLOSED, longer)
+        finally:
+            if is_first:
+                self._closer = None  # where a handler of a signal has raised, the next call goes on
+
+    def _close(self, deadline: float) -> None:
+        state = self._state
+        state.process(Event.BEGIN_CLOSE)
         owned = False
         try:
             if not state.policy.transacted:
@@ -794,18 +807,20 @@ class Session:
             if late:
                 state.report(too_late(state.name, late))  # nobody will acknowledge any more
             state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
-        finally:
             if self._thread is not None:
                 self._thread.stop()
                 self._thread.thread.join(max(0.001, deadline - time.monotonic()))
+            self._on_close(self)
             state.process(Event.END_CLOSE)
+        finally:
             if owned:
                 state.disown()
-            self._on_close(self)
 
     def _end_links(self, deadline: float) -> None:
         state = self._state
-        consumers = [consumer for consumer in self._consumers.values() if consumer._begin_close(deadline)]
+        consumers = self._consumers.values()
+        for consumer in consumers:
+            consumer._begin_close(deadline)
         # Once a link is gone, another consumer of its group or exclusive queue gets what comes next: all that comes
         # back has to be there before that.
         sinks = list(self._sinks.values())

@@ -46,6 +46,53 @@ assert not again, again
 assert len(acknowledged) > 500
 """
 
+#: A program whose closing is interrupted, and done again.
+CLOSING_AGAIN = """
+import random, signal, sys, time
+from sdk import AcknowledgeMode, ConnectionFactory, DeliveryMode
+
+class Alarm(Exception): pass
+
+def alarm(*_):
+    if armed: raise Alarm
+
+armed = False
+signal.signal(signal.SIGALRM, alarm)
+alarms, chance = 0, random.Random(1)
+with ConnectionFactory(sys.argv[1]).create_connection() as connection:
+    connection.start()
+    sending = connection.create_session()
+    for number in range(100):
+        queue = sending.create_queue(f"q{number}")
+        producer = sending.create_producer(queue)
+        for body in range(20):
+            producer.send(str(body), delivery_mode=DeliveryMode.NON_PERSISTENT)
+        session = connection.create_session(AcknowledgeMode.CLIENT)
+        consumer = session.create_consumer(queue)
+        for _ in range(3):
+            assert consumer.receive(60)
+        closed = session if sys.argv[2] == "session" else consumer
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 0.0015))
+            closed.close()
+            armed = False
+        except Alarm:
+            armed = False
+            alarms += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        began = time.monotonic()
+        closed.close()
+        assert time.monotonic() - began < 5
+        other = connection.create_session()
+        receiver = other.create_consumer(queue)
+        for _ in range(20 if closed is session else 17):
+            assert receiver.receive(60), number
+        other.close()
+        session.close()
+assert alarms > 5, alarms
+"""
+
 #: A program that is interrupted as it receives, and goes on with what it got.
 RECEIVING = """
 import random, signal, sys
@@ -223,6 +270,11 @@ def test_a_handler_that_raises_harms_no_engine_in_its_process(where: str, tmp_pa
 @pytest.mark.parametrize("prefetch", [0, 1, 10, 500])
 def test_what_a_receive_was_interrupted_on_is_received_next(mode: str, prefetch: int) -> None:
     run(RECEIVING, f"embedded:?prefetch_messages={prefetch}", mode, str(prefetch))
+
+
+@pytest.mark.parametrize("what", ["session", "consumer"])
+def test_a_close_that_was_interrupted_is_done_by_the_next_call(what: str) -> None:
+    run(CLOSING_AGAIN, "embedded:", what)
 
 
 @pytest.mark.parametrize("handler", ["raises", "closes"])
