@@ -19,6 +19,7 @@ from sdk import (
     JMSException,
     Message,
     MessageFormatException,
+    Session,
     TextMessage,
 )
 from tests.faults.scenarios import wait_for
@@ -292,3 +293,25 @@ def test_a_durable_consumer_needs_a_client_id(factory: ConnectionFactory, name: 
         assert consumer.receive_body(str, WAIT) == "x"
     with factory.create_context() as context, pytest.raises(IllegalStateException, match="client id"):
         context.create_durable_consumer(topic, "s")
+
+
+def test_two_threads_that_close_one_context_leave_the_connection_to_the_others(
+    context: JMSContext, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = context.create_context(AcknowledgeMode.AUTO)
+    both = threading.Barrier(2)
+    close = Session.close
+
+    def together(session: Session) -> None:
+        both.wait(WAIT)
+        close(session)
+
+    monkeypatch.setattr(Session, "close", together)
+    threads = [threading.Thread(target=context.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    monkeypatch.undo()
+    other.create_producer().send(other.create_queue(name), "it is open")
+    other.close()

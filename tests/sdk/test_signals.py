@@ -46,6 +46,32 @@ assert not again, again
 assert len(acknowledged) > 500
 """
 
+#: A program whose handler closes the connection whose window of sends is full.
+FULL_WINDOW = """
+import signal, sys, time
+from sdk import ConnectionFactory, DeliveryMode, JMSException
+
+took = []
+
+def close(*_):
+    began = time.monotonic()
+    connection.close()
+    took.append(time.monotonic() - began)
+
+signal.signal(signal.SIGALRM, close)
+for number in range(40):
+    connection = ConnectionFactory(f"embedded:{sys.argv[1]}?send_window_messages=2&close_timeout_seconds=0.2").create_connection()
+    session = connection.create_session()
+    producer = session.create_producer(session.create_queue("q"))
+    signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0001 * number)
+    try:
+        while len(took) <= number:
+            producer.send("x", delivery_mode=DeliveryMode.NON_PERSISTENT)
+    except JMSException:
+        assert len(took) > number
+assert max(took) < 5, max(took)
+"""
+
 #: A program whose closing is interrupted, and done again.
 CLOSING_AGAIN = """
 import random, signal, sys, time
@@ -270,6 +296,10 @@ def test_a_handler_that_raises_harms_no_engine_in_its_process(where: str, tmp_pa
 @pytest.mark.parametrize("prefetch", [0, 1, 10, 500])
 def test_what_a_receive_was_interrupted_on_is_received_next(mode: str, prefetch: int) -> None:
     run(RECEIVING, f"embedded:?prefetch_messages={prefetch}", mode, str(prefetch))
+
+
+def test_a_handler_may_close_a_connection_whose_send_waits_for_a_place(tmp_path: object) -> None:
+    run(FULL_WINDOW, str(tmp_path))
 
 
 @pytest.mark.parametrize("what", ["session", "consumer"])

@@ -561,6 +561,35 @@ def test_a_failed_engine_says_what_to_do(disk: Engines, monkeypatch: pytest.Monk
         send(broker, client, "q", "a")
 
 
+def test_a_failing_engine_tells_everybody_though_those_who_are_answered_send_again(disk: Engines) -> None:
+    """Else the listeners of its failure, who would end that, wait for the end of it."""
+    broker = disk.start()
+    client = connect(broker)
+    told = threading.Event()
+    broker.on_failure(lambda _error: told.set())
+
+    def again(_answer: Any) -> None:
+        if not told.is_set():
+            broker.submit(c.Enqueue(client, queue("q"), [message("again")], again))
+
+    assert broker._disk is not None
+    broker._disk._env.close()
+    broker.submit(c.Enqueue(client, queue("q"), [message("first")], again))
+    assert told.wait(WAIT)
+    with pytest.raises(StoreException):
+        send(broker, client, "q", "x")
+
+
+def test_a_call_of_a_failed_engine_ends_in_time_where_somebody_else_has_it(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    broker.failed = StoreException("failed")
+    with broker._runner, pytest.raises(OperationTimedOutException):
+        broker.call(c.Connect(None), 0.05)
+    broker.failed = None
+    send(broker, client, "q", "x")
+
+
 def test_a_closed_engine_says_so(engines: Engines) -> None:
     broker = engines.start()
     client = connect(broker)
