@@ -60,7 +60,8 @@ def close(*_):
 
 signal.signal(signal.SIGALRM, close)
 for number in range(40):
-    connection = ConnectionFactory(f"embedded:{sys.argv[1]}?send_window_messages=2&close_timeout_seconds=0.2").create_connection()
+    options = "send_window_messages=2&close_timeout_seconds=0.2"
+    connection = ConnectionFactory(f"embedded:{sys.argv[1]}?{options}").create_connection()
     session = connection.create_session()
     producer = session.create_producer(session.create_queue("q"))
     signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0001 * number)
