@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from broker_adapter.signals import Waiters, may_be_interrupted, uninterrupted
+from broker_adapter.signals import Condition, Waiters, may_be_interrupted, uninterrupted
 
 WAIT = 120.0
 
@@ -111,6 +111,18 @@ def test_a_function_runs_in_the_main_thread_where_no_thread_can_start(monkeypatc
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
     assert uninterrupted(threading.get_ident) == threading.get_ident()
+
+
+def test_a_condition_has_its_lock_when_a_handler_raises_in_the_middle_of_its_wait() -> None:
+    class Interrupted(Condition):
+        def _release_save(self) -> NoReturn:
+            self.release()
+            raise Alarm  # before the wait that takes the lock again
+
+    condition = Interrupted(threading.Lock())
+    with pytest.raises(Alarm), condition:
+        condition.wait(WAIT)
+    assert not condition._is_owned()  # type: ignore[attr-defined]
 
 
 def test_who_waits_looks_again_when_somebody_wakes() -> None:
