@@ -125,6 +125,35 @@ def _use_in_child(connection: Any, path: str, results: Any) -> None:
         results.put(type(error).__name__)
 
 
+def _close_in_child(connection: Any, results: Any) -> None:
+    connection.close()
+    results.put("closed")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_closes_a_connection_whose_engine_was_at_work(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    stop = threading.Event()
+
+    def send() -> None:
+        with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as other, other.create_session() as session:
+            producer = session.create_producer(session.create_queue("q"))
+            while not stop.is_set():
+                producer.send("x")
+
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
+        sender = threading.Thread(target=send)
+        sender.start()
+        for _ in range(5):
+            results = context.Queue()
+            child = context.Process(target=_close_in_child, args=(connection, results))
+            child.start()
+            assert results.get(timeout=WAIT) == "closed"
+            child.join(WAIT)
+        stop.set()
+        sender.join(WAIT)
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_does_not_touch_its_parents_engine(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
