@@ -2,7 +2,7 @@
 
 from broker_adapter.amqp.codec import decode_payload
 from broker_adapter.connect import transport_for
-from broker_adapter.destination import Destination, DestinationKind, queue, topic
+from broker_adapter.destination import Destination, DestinationKind, checked_name, queue, topic
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
 from broker_adapter.errors import (
@@ -115,6 +115,7 @@ __all__ = [
     "TransportEvent",
     "Waiters",
     "annotated",
+    "checked_name",
     "checked_property_name",
     "copied",
     "decode_payload",

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ack_modes import AcknowledgeMode
-from broker_adapter import Credentials, EmbeddedURL, InvalidClientIDException, Refresh, parse_url, transport_for
+from broker_adapter import (
+    Credentials,
+    EmbeddedURL,
+    InvalidClientIDException,
+    InvalidDestinationException,
+    Refresh,
+    checked_name,
+    parse_url,
+    transport_for,
+)
 from sdk.connection import Connection
 from sdk.context import JMSContext, open_context
 
@@ -72,7 +81,8 @@ class ConnectionFactory:
         Args:
             username: None: the factory's, or the one in the URL.
             password: of that user.
-            client_id: names this client to the broker, and its durable subscriptions; None: one is invented.
+            client_id: names this client to the broker, and its durable subscriptions, in at most 400 bytes; None: one
+                is invented.
             timeout: longest wait in seconds; None: ``connect_timeout_seconds`` of the URL for each attempt.  A new
                 connection tries each address once, and again as the options say.
 
@@ -85,8 +95,11 @@ class ConnectionFactory:
         """
         if client_id is None:
             client_id = self._client_id
-        if client_id is not None and (not isinstance(client_id, str) or not client_id):
-            raise InvalidClientIDException(f"client id {client_id!r} is not a string of at least one character")
+        if client_id is not None:
+            try:
+                checked_name(client_id, "client")
+            except InvalidDestinationException as error:
+                raise InvalidClientIDException(f"no client id: {error.reason}") from None
         if username is None:
             username, password = self._username, self._password if password is None else password
         transport, settings = transport_for(self._url, refresh=self._refresh)

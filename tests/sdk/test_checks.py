@@ -10,6 +10,7 @@ import pytest
 from sdk import (
     Connection,
     ConnectionFactory,
+    InvalidClientIDException,
     MessageConsumer,
     MessageFormatException,
     MessageProducer,
@@ -82,6 +83,18 @@ def test_names_that_no_subscription_can_have_are_refused_alike_by_every_transpor
         ):
             with pytest.raises(ValueError, match="subscription name"):
                 make()
+
+
+@pytest.mark.parametrize("client_id", ["", 7, "a\0b", "\ud800", "x" * 401, "\N{SNOWMAN}" * 400_000])
+@pytest.mark.parametrize("url", ["embedded:", "amqp://127.0.0.1:1"])
+def test_a_client_id_that_no_client_can_have_is_refused_ahead_of_the_network(url: str, client_id: Any) -> None:
+    with pytest.raises(InvalidClientIDException, match=r"client name .{0,600}$"):
+        ConnectionFactory(url).create_connection(client_id=client_id)
+
+
+def test_a_client_id_may_have_four_hundred_bytes() -> None:
+    with ConnectionFactory("embedded:").create_connection(client_id="x" * 400) as connection:
+        assert connection.client_id == "x" * 400
 
 
 def test_misspelt_attributes_are_errors(connection: Connection) -> None:
