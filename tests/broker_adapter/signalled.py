@@ -1,7 +1,8 @@
-"""What handlers of signals do to who waits: ``python -m tests.broker_adapter.signalled SCENARIO``."""
+"""What handlers of signals, and forks, do to who waits: ``python -m tests.broker_adapter.signalled SCENARIO``."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from broker_adapter.signals import Waiters, uninterrupted
+from broker_adapter.signals import Waiters, may_be_interrupted, uninterrupted
 
 WAIT = 60.0
 
@@ -94,6 +95,21 @@ def a_handler_may_wait_for_who_wakes_what_it_interrupts() -> None:
     assert waiters.wait(woken.is_set, time.monotonic() + WAIT)
 
 
+def in_a_child_the_thread_that_forked_is_the_main_thread() -> None:
+    statuses: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if may_be_interrupted() and uninterrupted(threading.get_ident) != threading.get_ident() else 1)
+        statuses.append(os.waitpid(child, 0)[1])
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    assert statuses == [0]
+
+
 SCENARIOS = {
     each.__name__: each
     for each in (
@@ -101,6 +117,7 @@ SCENARIOS = {
         the_function_is_called_once_wherever_the_handler_raises,
         a_handler_that_raises_ends_a_wait_and_leaves_nothing_behind,
         a_handler_may_wait_for_who_wakes_what_it_interrupts,
+        in_a_child_the_thread_that_forked_is_the_main_thread,
     )
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import os
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ WAIT = 120.0
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_handlers_of_signals(scenario: str) -> None:
-    """In a process of its own: they would interrupt whatever the collector finds in this one."""
+    """In processes of their own, so that nothing else is interrupted, or loses what belongs to a thread by a fork."""
     command = [sys.executable, "-m", "tests.broker_adapter.signalled", scenario]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -103,19 +102,3 @@ def test_who_waits_for_too_long_hears_that() -> None:
     assert not waiters.wait(lambda: False, time.monotonic() - 1)
     assert waiters.wait(lambda: True, time.monotonic() - 1), "what is so already needs no time"
     assert not waiters
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_in_a_child_the_thread_that_forked_is_the_main_thread() -> None:
-    statuses: list[int] = []
-
-    def fork() -> None:
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if may_be_interrupted() and uninterrupted(threading.get_ident) != threading.get_ident() else 1)
-        statuses.append(os.waitpid(child, 0)[1])
-
-    thread = threading.Thread(target=fork)
-    thread.start()
-    thread.join()
-    assert statuses == [0]
