@@ -82,7 +82,7 @@ def test_sends_that_wait_are_taken_one_by_one_as_there_is_room(make_engine: Make
     answers: list[Any] = []
     for body in "bcd":
         client.transport.send(link, message(Q, body), answers.append, WAIT)
-    eventually(lambda: held_producers(client, "q") == 1)
+    eventually(lambda: held_producers(client, "q") >= 1)
     for body in "abcd":
         receiver = client.receiver(Q, 1)
         assert [each.envelope.body for each in receiver.wait_for(1)] == [body]

@@ -41,7 +41,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Alarm:
             alarms += 1
-assert alarms > 10, alarms
+assert alarms, alarms
 assert not again, again
 assert len(acknowledged) > 500
 """
@@ -117,7 +117,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
             assert receiver.receive(60), number
         other.close()
         session.close()
-assert alarms > 5, alarms
+assert alarms, alarms
 """
 
 #: A program that is interrupted as it receives, and goes on with what it got.
@@ -170,7 +170,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
     consumer = session.create_consumer(session.create_queue("q"))
     while (message := consumer.receive(1)) is not None:
         got.add(int(message.body))
-assert alarms > 10, alarms
+assert alarms, alarms
 lost = count - len(got)
 assert lost <= outside, (lost, outside, alarms)
 """
@@ -240,7 +240,7 @@ for number in range(100):
         connection.close()
     del connection
     other.close()
-assert alarms > 10, alarms
+assert alarms, alarms
 end = time.monotonic() + 60
 for number in range(3):
     while True:
