@@ -30,7 +30,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
     producer = sender.create_producer(sender.create_queue("q"))
     for number in range(1000):
         try:
-            if number < 500:
+            if number < 500 or alarms <= 10:  # as many on a slow machine
                 signal.setitimer(signal.ITIMER_REAL, 0.0001 * (1 + number % 20))
             producer.send(str(number))
             message = consumer.receive(10)
@@ -41,7 +41,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Alarm:
             alarms += 1
-assert alarms, alarms
+assert alarms > 10, alarms
 assert not again, again
 assert len(acknowledged) > 500
 """
@@ -73,8 +73,8 @@ for number in range(40):
 assert max(took) < 5, max(took)
 """
 
-#: A program whose closing is interrupted, and done again.
-CLOSING_AGAIN = """
+#: What a program begins with whose handler raises while it is armed.
+ARMED = """
 import random, signal, sys, time
 from sdk import AcknowledgeMode, ConnectionFactory, DeliveryMode
 
@@ -85,6 +85,10 @@ def alarm(*_):
 
 armed = False
 signal.signal(signal.SIGALRM, alarm)
+"""
+
+#: A program whose closing is interrupted, and done again; behind ARMED.
+CLOSING_AGAIN = """
 alarms, chance = 0, random.Random(1)
 with ConnectionFactory(sys.argv[1]).create_connection() as connection:
     connection.start()
@@ -117,22 +121,12 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
             assert receiver.receive(60), number
         other.close()
         session.close()
-assert alarms, alarms
+assert alarms > 5, alarms
 """
 
-#: A program that is interrupted as it receives, and goes on with what it got.
+#: A program that is interrupted as it receives, and goes on with what it got; behind ARMED.
 RECEIVING = """
-import random, signal, sys
-from sdk import AcknowledgeMode, ConnectionFactory, DeliveryMode
-
-class Alarm(Exception): pass
-
-def alarm(*_):
-    if armed: raise Alarm
-
-armed = False
-signal.signal(signal.SIGALRM, alarm)
-count, mode, chance = 1500, AcknowledgeMode[sys.argv[2]], random.Random(int(sys.argv[3]))
+count, mode, chance = 4000, AcknowledgeMode[sys.argv[2]], random.Random(int(sys.argv[3]))
 got, alarms, outside = set(), 0, 0
 with ConnectionFactory(sys.argv[1]).create_connection() as connection:
     connection.start()
@@ -170,7 +164,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
     consumer = session.create_consumer(session.create_queue("q"))
     while (message := consumer.receive(1)) is not None:
         got.add(int(message.body))
-assert alarms, alarms
+assert alarms > 10, alarms
 lost = count - len(got)
 assert lost <= outside, (lost, outside, alarms)
 """
@@ -240,7 +234,7 @@ for number in range(100):
         connection.close()
     del connection
     other.close()
-assert alarms, alarms
+assert alarms > 10, alarms
 end = time.monotonic() + 60
 for number in range(3):
     while True:
@@ -296,7 +290,7 @@ def test_a_handler_that_raises_harms_no_engine_in_its_process(where: str, tmp_pa
 @pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
 @pytest.mark.parametrize("prefetch", [0, 1, 10, 500])
 def test_what_a_receive_was_interrupted_on_is_received_next(mode: str, prefetch: int) -> None:
-    run(RECEIVING, f"embedded:?prefetch_messages={prefetch}", mode, str(prefetch))
+    run(ARMED + RECEIVING, f"embedded:?prefetch_messages={prefetch}", mode, str(prefetch))
 
 
 def test_a_handler_may_close_a_connection_whose_send_waits_for_a_place(tmp_path: object) -> None:
@@ -305,7 +299,7 @@ def test_a_handler_may_close_a_connection_whose_send_waits_for_a_place(tmp_path:
 
 @pytest.mark.parametrize("what", ["session", "consumer"])
 def test_a_close_that_was_interrupted_is_done_by_the_next_call(what: str) -> None:
-    run(CLOSING_AGAIN, "embedded:", what)
+    run(ARMED + CLOSING_AGAIN, "embedded:", what)
 
 
 @pytest.mark.parametrize("handler", ["raises", "closes"])
