@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +38,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.checks import check_request, check_timeout
+from sdk.closing import Closing
 from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.session import Session
@@ -71,7 +73,7 @@ class Connection:
     __slots__ = (
         "__weakref__",
         "_closed",
-        "_closer",
+        "_closing",
         "_event_listener",
         "_exception_listener",
         "_has_client_id",
@@ -124,7 +126,7 @@ class Connection:
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        self._closer: int | None = None  #: the thread that closes it
+        self._closing = Closing()
         self._sessions: WeakTable[Session] = WeakTable()
         self._sinks: dict[int, dict[int, Sink]] = {}  #: of the sessions, and of those that are not there any more
         self._session_numbers = itertools.count(1)
@@ -322,21 +324,8 @@ class Connection:
         """
         self._refuse_own_threads("close")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
-        own, is_first = threading.get_ident(), False
-        try:
-            with self._lock:
-                if self._closed.is_set() or self._closer == own:  # the handler of a signal interrupted it as it closes
-                    return
-                is_first = self._closer is None
-                if is_first:
-                    self._closer = own
-            if is_first:
-                self._close(deadline)
-            else:
-                self._closed.wait(2 * self._settings.close_timeout_seconds)  # which is longer than the first one takes
-        finally:
-            if is_first:
-                self._closer = None  # where a handler of a signal has raised, the next call goes on
+        longer = 2 * self._settings.close_timeout_seconds  # than the first one takes
+        self._closing.take_turn(partial(self._close, deadline), self._closed.is_set, partial(self._closed.wait, longer))
 
     def _close(self, deadline: float) -> None:
         with self._lock:

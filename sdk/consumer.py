@@ -23,6 +23,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter import (
@@ -37,6 +38,7 @@ from broker_adapter import (
 )
 from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
+from sdk.closing import Closing
 from sdk.dropped import drain_end, dropped, taken_out
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message, message_of
@@ -78,7 +80,6 @@ class MessageConsumer:
         "_granted",
         "_half",
         "_in_doubt",
-        "_is_closing",
         "_is_stopped",
         "_lifecycle",
         "_link",
@@ -94,6 +95,7 @@ class MessageConsumer:
         "_stale_link",
         "_state",
         "_taken",
+        "_turns",
         "_undrained",
         "_used",
     )
@@ -134,7 +136,7 @@ class MessageConsumer:
         self._listener: Listener | None = None
         self._buffer: deque[Delivery] = deque()
         self._closing = False
-        self._is_closing = False  #: somebody is at it
+        self._turns = Closing()
         self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
         # Credit: counted up by the thread that grants, and by the transport's thread in its sink.
         self._prefetch = prefetch
@@ -870,16 +872,7 @@ class MessageConsumer:
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds)."""
-        state, is_first = self._state, False
-        try:
-            with state.settling:
-                if self._lifecycle.state is State.CLOSED or self._is_closing:
-                    return
-                is_first = self._is_closing = True
-            self._close(deadline)
-        finally:
-            if is_first:
-                self._is_closing = False  # where a handler of a signal has raised, the next call goes on
+        self._turns.take_turn(partial(self._close, deadline), lambda: self._lifecycle.state is State.CLOSED)
 
     def _close(self, deadline: float) -> None:
         self._begin_close(deadline)

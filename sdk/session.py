@@ -12,9 +12,9 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement, contradiction
@@ -45,6 +45,7 @@ from broker_adapter import (
 from sdk.acknowledgements import Given, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
+from sdk.closing import Closing
 from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, WeakTable, detach_all, dropped, stop_flows, taken_from
 from sdk.lifecycle import Event, State
@@ -70,7 +71,7 @@ class Session:
         "__weakref__",
         "_browsers",
         "_client_id",
-        "_closer",
+        "_closing",
         "_commits",
         "_consumers",
         "_detach_later",
@@ -139,7 +140,7 @@ class Session:
         self._consumers: WeakTable[MessageConsumer] = WeakTable()
         self._sinks: dict[int, Sink] = {}  #: of the consumers, and of those that are not there any more
         self._browsers: WeakTable[QueueBrowser] = WeakTable()
-        self._closer: int | None = None  #: the thread that closes it
+        self._closing = Closing()
         self._made = 0  #: producers, consumers and browsers so far
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
@@ -773,22 +774,12 @@ class Session:
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the connection."""
         state = self._state
-        own, is_first = threading.get_ident(), False
-        try:
-            with state.lock:
-                if state.lifecycle.state is State.CLOSED or self._closer == own:  # a handler of a signal, as it closes
-                    return
-                is_first = self._closer is None
-                if is_first:
-                    self._closer = own
-            if is_first:
-                self._close(deadline)
-            else:
-                longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
-                state.wait_until(lambda: state.lifecycle.state is State.CLOSED, longer)
-        finally:
-            if is_first:
-                self._closer = None  # where a handler of a signal has raised, the next call goes on
+        longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
+
+        def is_over() -> bool:
+            return state.lifecycle.state is State.CLOSED
+
+        self._closing.take_turn(partial(self._close, deadline), is_over, partial(state.wait_until, is_over, longer))
 
     def _close(self, deadline: float) -> None:
         state = self._state
