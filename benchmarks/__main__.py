@@ -6,6 +6,7 @@ Exit status 1 where a message was lost, doubled or came out of order; a slow fig
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ def main() -> int:
         "scale": lambda directory: scale.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }
+    logging.disable(logging.WARNING)  # servers are killed here, and networks cut
     figures: list[Figure] = []
     progress = Console(stderr=True)
     try:

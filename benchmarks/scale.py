@@ -82,9 +82,9 @@ def _waiting(broker: Broker, client: int, count: int) -> None:
 
 def _held(broker: Broker, client: int, count: int) -> None:
     """Queues that are full, each with a send that waits."""
-    for _ in range(2):
+    for messages in (_BATCH, 1):
         for number in range(count):
-            broker.submit(c.Enqueue(client, queue(f"idle {number}"), [c.NewMessage(0xFF, _BODY)]))
+            broker.submit(c.Enqueue(client, queue(f"idle {number}"), [c.NewMessage(0xFF, _BODY)] * messages))
     broker.call(c.Due(()), _WAIT)
 
 
@@ -105,7 +105,7 @@ def _consumers(broker: Broker, client: int, count: int) -> None:
 
 _CROWDS: dict[str, tuple[Callable[[Broker, int, int], None], dict[str, Any]]] = {
     "queues that wait": (_waiting, {}),
-    "queues that are full": (_held, {"max_queue_messages": 1, "hold_timeout_seconds": 600}),
+    "queues that are full": (_held, {"max_queue_messages": _BATCH, "hold_timeout_seconds": 600}),
     "queues whose messages rest": (_resting, {"redelivery_delay_seconds": 600, "max_redelivery_delay_seconds": 600}),
     "consumers without credit": (_consumers, {}),
 }
@@ -116,12 +116,8 @@ def crowds(directory: Path, sizes: tuple[int, ...]) -> Iterator[Figure]:
     for name, (crowd, settings) in _CROWDS.items():
         alone = 0.0
         for size in sizes:
-            limits = {**settings, "max_queue_messages": None} if False else settings
-            broker, client = _opened(directory / f"{name} {size}".replace(" ", "-"), **limits)
+            broker, client = _opened(directory / f"{name} {size}".replace(" ", "-"), **settings)
             crowd(broker, client, size)
-            if settings.get("max_queue_messages"):
-                # The busy queue takes its batches; only the others are full.
-                object.__setattr__(broker._state.settings, "max_queue_messages", 1_000_000)
             flow = _Flow(broker, client, "busy")
             flow.run(_MESSAGES // 5)
             cost = min(flow.run(_MESSAGES) for _ in range(3))
