@@ -243,7 +243,7 @@ class EngineSettings:
         least=1000,
     )
     message_cache_bytes: int = _option(
-        32 * MIB, "memory for bodies on their way from a producer to a consumer", least=0
+        32 * MIB, "memory for messages on their way from a producer to a consumer", least=0
     )
     max_volatile_bytes: int = _option(
         256 * MIB, "memory for non-persistent messages and their places; at the limit producers are held back", least=1

@@ -108,6 +108,8 @@ _LOOKS = 500
 _KEPT_POSITIONS = 1_000
 #: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
 _MOST_GONE = 10_000
+#: What a message in the cache takes beside the bytes of its body.
+_CACHED_BYTES = 330
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
@@ -888,18 +890,18 @@ class Broker:
         if messages:
             cache.update(messages)
             self._cached.extend(messages)
-            size += sum([len(message.payload) for message in messages.values()])
+            size += sum([len(message.payload) for message in messages.values()]) + _CACHED_BYTES * len(messages)
         for number in gone:
             message = cache.pop(number, None)
             if message is not None:
-                size -= len(message.payload)
+                size -= len(message.payload) + _CACHED_BYTES
         limit = self.settings.message_cache_bytes
         cached = self._cached
         while size > limit:
             # The first key of the dictionary would be found behind the places of all that are gone.
             message = cache.pop(cached.popleft(), None)
             if message is not None:
-                size -= len(message.payload)
+                size -= len(message.payload) + _CACHED_BYTES
         if len(cached) > 2 * len(cache) + _MOST_GONE:
             self._cached = deque(cache)
         self._cache_bytes = size

@@ -89,6 +89,18 @@ def test_the_cache_drops_the_oldest_without_passing_over_numbers_that_are_gone(b
     assert len(broker._cached) < 25_000
 
 
+def test_the_cache_counts_what_messages_without_a_body_take_in_memory(brokers: Any) -> None:
+    broker = brokers(message_cache_bytes=100_000)
+    client = connect(broker)
+    for _ in range(20):
+        send(broker, client, "q", *[""] * 50)
+    assert 100 < len(broker._cache) < 400
+    consumer, inbox = attach(broker, client, "q", credit=1000)
+    settle(broker, consumer, inbox.handouts)
+    assert len(inbox.handouts) == 1000
+    assert broker._cache_bytes == len(broker._cache) == 0
+
+
 def test_consumers_that_were_limited_go_on_when_others_have_settled(brokers: Any) -> None:
     broker = brokers(durable=False, max_in_hand_messages=1000)
     client = connect(broker)
