@@ -822,7 +822,15 @@ class FailoverTransport:
             unsent = self._forget(record)
             inner = self._inner if self._phase is Phase.SERVING and number != _NO_LINK else None
         _tell_closed(unsent)
-        self._leave(inner, lambda there: there.detach(number, timeout))
+        try:
+            self._leave(inner, lambda there: there.detach(number, timeout))
+        except JMSException:
+            raise
+        except BaseException:  # the handler of a signal: the next call detaches it
+            with self._lock:
+                if inner is self._inner and self._phase is Phase.SERVING:
+                    self._links[link] = self._by_inner[number] = record
+            raise
 
     def _forget(self, link: _Link) -> list[_Send]:
         """Under the lock: a link ends; returns its sends that are not sent again any more."""

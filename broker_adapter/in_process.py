@@ -215,6 +215,9 @@ class InProcessTransport:
             except BaseException:
                 lease.release()
                 raise
+            if self._closed:  # who closed it meanwhile may have been interrupted, and not be waiting for this
+                self._leave(lease, own)
+                raise IllegalStateException("the connection was closed as it opened")
             self._lease = lease
             self._broker = lease.broker
             self._listener = listener
@@ -234,8 +237,8 @@ class InProcessTransport:
         """See :meth:`broker_adapter.transport.Transport.close`."""
         # The handler of a signal may have interrupted this thread as it held the lock: it is taken here, and not in the
         # thread apart.  Where a handler has raised in the middle of this, the next call goes on.
+        self._closed = True
         with self._lock:
-            self._closed = True
             lease = self._lease
         self._error = IllegalStateException("the connection is closed")
         self._window.close(self._error)
@@ -346,8 +349,9 @@ class InProcessTransport:
         if consumer is None:
             self._forget(link)
         elif link not in self._detached:
-            self._detached.add(link)
-            if not self._call(c.Detach(consumer), timeout):
+            holds = self._call(c.Detach(consumer), timeout)
+            self._detached.add(link)  # only now: where the handler of a signal has raised, the next call does it
+            if not holds:
                 self._forget(link)  # it holds nothing that could be settled
 
     def _forget(self, link: int) -> None:

@@ -90,8 +90,8 @@ class Waiters:
         """
         lock = threading.Lock()
         lock.acquire()
-        self._locks.append(lock)
         try:
+            self._locks.append(lock)
             while not condition():
                 remaining = -1.0 if deadline is None else deadline - time.monotonic()
                 if deadline is not None and remaining <= 0:
@@ -99,7 +99,8 @@ class Waiters:
                 lock.acquire(timeout=min(remaining, threading.TIMEOUT_MAX))
             return True
         finally:
-            self._locks.remove(lock)
+            with suppress(ValueError):  # the handler of a signal has raised ahead of the first step
+                self._locks.remove(lock)
 
     def wake(self) -> None:
         """Have all of them look again; after the change that they wait for."""

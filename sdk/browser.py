@@ -18,7 +18,7 @@ from broker_adapter import (
     copied,
 )
 from sdk.dropped import dropped
-from sdk.lifecycle import Event, Lifecycle
+from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message, message_of
 from sdk.session_state import SessionState, log
 
@@ -124,8 +124,14 @@ class QueueBrowser:
 
     def _open(self) -> _Look:
         state = self._state
-        self._enter()
+        if state.calling:
+            state.refuse_nested()
+        entered = False
         try:
+            if not state.own(False):
+                state.own_or_refuse()
+            entered = state.calling = True
+            self._require_usable()
             look = _Look()
             spec = ReceiverSpec(
                 session=state.number,
@@ -138,13 +144,24 @@ class QueueBrowser:
             self._looks[look.link] = look
             return look
         finally:
-            state.disown()
+            if entered:
+                state.calling = False
+            try:
+                state.disown()
+            except RuntimeError:  # it was refused
+                pass
 
     def _fetch(self, look: _Look, window: int) -> int:
         """Wait for the next copies; returns how many came, fewer than the window at the end."""
         state = self._state
-        self._enter()
+        if state.calling:
+            state.refuse_nested()
+        entered = False
         try:
+            if not state.own(False):
+                state.own_or_refuse()
+            entered = state.calling = True
+            self._require_usable()
             self._check(look)
             state.transport.credit(look.link, window)
             state.transport.drain(look.link, state.settings.request_timeout_seconds)
@@ -154,7 +171,16 @@ class QueueBrowser:
             self._state.lifecycle.require_usable()
             raise _interrupted(self._destination) from error
         finally:
-            state.disown()
+            if entered:
+                state.calling = False
+            try:
+                state.disown()
+            except RuntimeError:  # it was refused
+                pass
+
+    def _require_usable(self) -> None:
+        self._state.lifecycle.require_usable()
+        self._lifecycle.require_usable()
 
     @staticmethod
     def _check(look: _Look) -> None:
@@ -169,26 +195,16 @@ class QueueBrowser:
             return None
 
     def _end(self, look: _Look, timeout: float) -> None:
-        if self._looks.pop(look.link, None) is None:
+        if look.link not in self._looks:
             return
         try:
             self._state.transport.detach(look.link, timeout)
         except JMSException as error:
             log.debug("! %s ends without the broker: %s", self._lifecycle.name, error)
+        self._looks.pop(look.link, None)
 
     def _end_elsewhere(self, look: _Look, timeout: float) -> None:
         dropped(look, partial(self._end, look, timeout), self._state.transport, warns=False)
-
-    def _enter(self) -> None:
-        state = self._state
-        if not state.own(False):
-            state.own_or_refuse()
-        try:
-            state.lifecycle.require_usable()
-            self._lifecycle.require_usable()
-        except BaseException:
-            state.disown()
-            raise
 
     def _interrupted(self) -> None:
         """The connection was lost; for the session."""
@@ -209,11 +225,13 @@ class QueueBrowser:
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds); for the session."""
-        if self._lifecycle.process(Event.BEGIN_CLOSE):
-            for look in list(self._looks.values()):
-                self._end(look, max(0.001, deadline - time.monotonic()))
-            self._lifecycle.process(Event.END_CLOSE)
-            self._on_close()
+        if self._lifecycle.state is State.CLOSED:
+            return
+        self._lifecycle.process(Event.BEGIN_CLOSE)
+        for look in list(self._looks.values()):
+            self._end(look, max(0.001, deadline - time.monotonic()))
+        self._on_close()
+        self._lifecycle.process(Event.END_CLOSE)
 
 
 def _interrupted(destination: Destination) -> BrowserInterruptedException:

@@ -84,14 +84,13 @@ class Connection:
         "_peer",
         "_producer_id",
         "_producer_numbers",
-        "_reporting",
         "_reports",
-        "_reports_lock",
         "_session_numbers",
         "_sessions",
         "_settings",
         "_sinks",
         "_standing",
+        "_telling",
         "_transport",
         "_user_id",
     )
@@ -137,9 +136,8 @@ class Connection:
         self._has_client_id = credentials.client_id is not None
         self._exception_listener: ExceptionListener | None = None
         self._event_listener: EventListener | None = None
-        self._reports_lock = threading.RLock()
+        self._telling = threading.Lock()  #: held by the thread that tells the listeners
         self._reports: deque[JMSException | TransportEvent] = deque(maxlen=_MAX_REPORTS)
-        self._reporting: threading.Thread | None = None
         self._transport = transport
         self._settings = settings
         try:
@@ -340,9 +338,10 @@ class Connection:
             self._give_back_unseen(deadline)
         finally:
             self._transport.close(max(0.001, deadline - time.monotonic()))
-            with self._lock:
-                self._lifecycle.process(Event.END_CLOSE)
-            self._closed.set()
+        # Not where the handler of a signal has raised: the next call closes the sessions that are left.
+        with self._lock:
+            self._lifecycle.process(Event.END_CLOSE)
+        self._closed.set()
 
     def _give_back_unseen(self, deadline: float) -> None:
         """Give back what came for consumers whose sessions are not there any more."""
@@ -403,8 +402,7 @@ class Connection:
             self._report(event.error)
         else:
             assert isinstance(event, Failed)
-            with self._lock:
-                self._lifecycle.fail(event.error)
+            self._lifecycle.fail(event.error)
             for session in self._sessions.values():
                 session._fail(event.error)
             self._report(_as_lost(event.error))
@@ -413,31 +411,28 @@ class Connection:
 
     def _report(self, news: JMSException | TransportEvent) -> None:
         """Tell the exception listener of an error, or the event listener of an event, on a thread of their own."""
-        with self._reports_lock:
-            if len(self._reports) == _MAX_REPORTS:
-                log.error(
-                    "! more than %d errors wait for the exception listener; dropped: %s", _MAX_REPORTS, self._reports[0]
-                )
-            self._reports.append(news)
-            if self._reporting is None:
-                name = f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}"
-                thread = threading.Thread(target=self._tell, name=name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as failure:  # the process has as many threads as it may
-                    log.error(
-                        "! %s has no thread for its listeners, who hear with the next: %s (%s)", name, news, failure
-                    )
-                else:
-                    self._reporting = thread
+        # Without a lock: the handler of a signal may have interrupted a thread here, and wait for the one that calls.
+        if len(self._reports) == _MAX_REPORTS:
+            log.error("! more than %d errors wait for the exception listener; the oldest is dropped", _MAX_REPORTS)
+        self._reports.append(news)
+        if not self._telling.locked():
+            name = f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}"
+            try:
+                threading.Thread(target=self._tell, name=name, daemon=True).start()
+            except RuntimeError as failure:  # the process has as many threads as it may
+                log.error("! %s has no thread for its listeners, who hear with the next: %s (%s)", name, news, failure)
 
     def _tell(self) -> None:
-        while True:
-            with self._reports_lock:
-                if not self._reports:
-                    self._reporting = None
-                    return
-                news = self._reports.popleft()
+        # What is reported while the lock is let go is seen by this thread, or by one that its reporter has started.
+        while self._reports and self._telling.acquire(blocking=False):
+            try:
+                self._tell_all()
+            finally:
+                self._telling.release()
+
+    def _tell_all(self) -> None:
+        while self._reports:
+            news = self._reports.popleft()
             try:
                 if not isinstance(news, JMSException):
                     if self._event_listener is not None:

@@ -209,12 +209,26 @@ class MessageConsumer:
             ConnectionLostException: the connection is gone for good; or (AUTO) it was lost before the message could
                 be acknowledged, which will come again.
         """
+        return self._receive(timeout, None)
+
+    def _receive(self, timeout: float | None, check: Callable[[Message], None] | None) -> Message | None:
+        """``receive``, with a look at the message before it counts as received.
+
+        Args:
+            timeout: as for ``receive``.
+            check: raises what is to be raised; the message is then the next one again, as if nothing had been.
+        """
         state = self._state
-        if not state.own(False):
-            state.own_or_refuse()
-        self._taken = None
+        if state.calling:
+            state.refuse_nested()
+        entered = False
         try:
             try:
+                if not state.own(False):
+                    state.own_or_refuse()
+                self._taken = None
+                entered = state.calling = True
+                self._check = check
                 if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
                     message = self._take()
                     if message is not None or self._ended():
@@ -222,32 +236,19 @@ class MessageConsumer:
                 return self._receive_slowly(timeout)
             finally:
                 state.gives_out = False
+                if entered:
+                    state.calling = False
+                try:
+                    state.disown()
+                except RuntimeError:  # it was refused
+                    pass
                 if not state.running:
                     state.wake()  # whoever stops the session waits for this
-                state.disown()
-        except JMSException:
+        except BaseException:  # perhaps of the handler of a signal
+            if entered:
+                self._put_back_taken()
+                self._undrained = True  # credit may have been counted, and not granted
             raise
-        except BaseException:  # the handler of a signal
-            self._put_back_taken()
-            self._undrained = True  # credit may have been counted, and not granted
-            raise
-
-    def _receive_checked(self, check: Callable[[Message], None], timeout: float | None = None) -> Message | None:
-        """``receive``, with a look at the message before it counts as received.
-
-        Args:
-            check: raises what is to be raised; the message is then the next one again, as if nothing had been.
-            timeout: as for ``receive``.
-        """
-        state = self._state
-        if not state.own(False):
-            state.own_or_refuse()
-        try:
-            self._check = check
-            return self.receive(timeout)
-        finally:
-            self._check = None
-            state.disown()
 
     def receive_nowait(self) -> Message | None:
         """The next message if one waits in the buffer or at the broker, else None.
@@ -388,6 +389,7 @@ class MessageConsumer:
             try:
                 buffer.popleft()
             except IndexError:  # the handler of a signal has closed it, and what was there is given back
+                policy.withdrawn(tag)
                 return None
             settlements = policy.consumed(tag, time.monotonic())
             # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
@@ -772,8 +774,8 @@ class MessageConsumer:
             return False
         self._granted = self._arrived
         if self._gives_back:
-            self._gives_back = False
             self._release_prefetched()
+            self._gives_back = False
         return True
 
     # Giving back.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from ack_modes import AcknowledgeMode
@@ -55,31 +56,33 @@ class _SharedConnection:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._lock = threading.RLock()
-        self._contexts = 0
+        self._contexts: set[int] = set()  #: the numbers of their sessions
 
-    def enter(self) -> None:
+    def enter(self, session: int) -> None:
         with self._lock:
-            self._contexts += 1
+            self._contexts.add(session)
 
-    def leave(self) -> None:
+    def leave(self, session: int) -> None:
+        """Legal twice: what the handler of a signal has interrupted, the next call does."""
         with self._lock:
-            self._contexts -= 1
-            is_last = self._contexts == 0
+            self._contexts.discard(session)
+            is_last = not self._contexts
         if is_last:
             self.connection.close()
 
-    def leave_behind(self, session: Session) -> weakref.finalize[[weakref.ref[_SharedConnection]], Session]:
+    def leave_behind(self, session: Session) -> weakref.finalize[[weakref.ref[_SharedConnection], int], Session]:
         """Leave when a session is gone; returns what calls that off."""
-        leaving = weakref.finalize(session, _session_is_gone, weakref.ref(self))
+        leaving = weakref.finalize(session, _session_is_gone, weakref.ref(self), session._state.number)
         leaving.atexit = False  # the interpreter ends, and with it the connection
         return leaving
 
 
-def _session_is_gone(reference: weakref.ref[_SharedConnection]) -> None:
+def _session_is_gone(reference: weakref.ref[_SharedConnection], number: int) -> None:
     """The finalizer of a session whose context was not closed."""
     shared = reference()
     if shared is not None:
-        dropped(shared, shared.leave, shared.connection._transport, warns=False)  # the session has warned
+        # The session has warned.
+        dropped(shared, partial(shared.leave, number), shared.connection._transport, warns=False)
 
 
 class JMSContext:
@@ -103,7 +106,7 @@ class JMSContext:
         """Made by the factory, or by another context."""
         self._shared = shared
         self._session = shared.connection.create_session(mode)
-        shared.enter()
+        shared.enter(self._session._state.number)
         self._leaving = shared.leave_behind(self._session)
         self._producer: MessageProducer | None = None
         self._closed = False
@@ -182,9 +185,9 @@ class JMSContext:
         if self._closed:
             return
         self._session.close()
+        self._shared.leave(self._session._state.number)
+        self._leaving.detach()
         self._closed = True
-        if self._leaving.detach() is not None:  # else another thread closes it as well
-            self._shared.leave()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -519,7 +522,7 @@ class JMSConsumer:
                     " receive() takes it as it is"
                 )
 
-        message = self._consumer._receive_checked(check, timeout)
+        message = self._consumer._receive(timeout, check)
         return None if message is None else message.get_body(kind)
 
     def receive_body_nowait(self, kind: type[_T]) -> _T | None:

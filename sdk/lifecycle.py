@@ -47,6 +47,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.STARTED, Event.BEGIN_CLOSE): State.CLOSING,
     (State.FAILED, Event.FAIL): State.FAILED,
     (State.FAILED, Event.BEGIN_CLOSE): State.CLOSING,
+    (State.FAILED, Event.END_CLOSE): State.CLOSED,  # it failed while another thread began to close it
     (State.CLOSING, Event.FAIL): State.CLOSING,
     (State.CLOSING, Event.BEGIN_CLOSE): State.CLOSING,
     (State.CLOSING, Event.END_CLOSE): State.CLOSED,
@@ -57,7 +58,10 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
 
 
 class Lifecycle:
-    """The state of one object.  Not locked: its owner calls ``process`` under a lock of its own.
+    """The state of one object.
+
+    Its owner calls ``process`` under a lock of its own, and ``fail`` from any thread without one: who fails it may be
+    the thread that the handler of a signal waits for, in the middle of what holds that lock.
 
     Attributes:
         name: what the object is called in errors and logs, such as ``session 3``.
@@ -88,17 +92,21 @@ class Lifecycle:
             raise self._refusal(f"cannot {event.value}")
         changed = state is not self.state
         if changed:
-            self.state = state
-            self.usable = state in (State.STOPPED, State.STARTED)
-            _log.debug("= %s is %s", self.name, state.name)
+            self._go_to(state)
+            if self.usable and self.error is not None:  # another thread has failed it meanwhile
+                self._go_to(State.FAILED)
         return changed
+
+    def _go_to(self, state: State) -> None:
+        self.state = state
+        self.usable = state in (State.STOPPED, State.STARTED)
+        _log.debug("= %s is %s", self.name, state.name)
 
     def fail(self, error: JMSException) -> bool:
         """``process(FAIL)`` with the reason; the first reason is kept."""
-        changed = self.process(Event.FAIL)
-        if changed:
-            self.error = error
-        return changed
+        if self.error is None and TRANSITIONS[self.state, Event.FAIL] is State.FAILED:
+            self.error = error  # ahead of the state, which another thread may be changing
+        return self.process(Event.FAIL)
 
     def require_usable(self) -> None:
         """Raises where the object is closed, closing or failed.

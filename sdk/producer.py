@@ -15,7 +15,7 @@ from broker_adapter import (
     JMSException,
 )
 from sdk.dropped import dropped
-from sdk.lifecycle import Event, Lifecycle
+from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import DeliveryMode, Message, envelope_of, wrapped
 from sdk.session_state import Completion, OnCompletion, SessionState, log
 
@@ -195,9 +195,13 @@ class MessageProducer:
             IllegalStateException: closed, or the session is in use by another thread.
         """
         state = self._state
-        if not state.own(False):
-            state.own_or_refuse()
+        if state.calling:
+            state.refuse_nested()
+        entered = False
         try:
+            if not state.own(False):
+                state.own_or_refuse()
+            entered = state.calling = True
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()
             message = wrapped(message)
@@ -239,7 +243,12 @@ class MessageProducer:
                     self._sent -= 1
                     raise
         finally:
-            state.disown()
+            if entered:
+                state.calling = False
+            try:
+                state.disown()
+            except RuntimeError:  # it was refused
+                pass
 
     def _message_id(self, sequence: int) -> str | None:
         policy = self._id_policy
@@ -256,19 +265,17 @@ class MessageProducer:
                 raise TypeError(f"on_completion={on_completion!r} cannot be called")
             completion = Completion(state, message, on_completion, self._on_told)
             self._sent += 1
-            # Ahead of the send: its answer may come before send() returns.
-            state.completions.append(completion)
         try:
             if completion is not None:
+                # Ahead of the send: its answer may come before send() returns.
+                state.completions.append(completion)
                 state.ensure_thread()
             if state.policy.transacted:
                 state.keep_send(self._link, envelope, completion)
             else:
                 state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)
         except BaseException:
-            if completion is not None:
-                # Only this thread appends and only those that are done are taken away: it is still the last.
-                state.completions.pop()
+            if completion is not None and completion.withdraw():
                 self._sent -= 1
             raise
 
@@ -314,13 +321,13 @@ class MessageProducer:
         """
         state = self._state
         deadline = time.monotonic() + state.settings.close_timeout_seconds
-        if not self._lifecycle.usable and self._lifecycle.error is None:
+        if self._lifecycle.state is State.CLOSED:
             return
         if not state.policy.transacted and not state.in_own_thread() and not self._wait_for_answers(deadline):
             log.warning("! %s closes with %d sends unanswered", self._lifecycle.name, self._unanswered)
-        if self._lifecycle.process(Event.BEGIN_CLOSE):
-            self._lifecycle.process(Event.END_CLOSE)
-            self._on_close(self)
+        self._lifecycle.process(Event.BEGIN_CLOSE)
+        self._on_close(self)
+        self._lifecycle.process(Event.END_CLOSE)
 
 
 _PERSISTENT = DeliveryMode.PERSISTENT

@@ -535,9 +535,13 @@ class Session:
 
     def _end(self, what: str, transacted: bool, act: Callable[[], None]) -> None:
         state = self._state
-        if not state.own(False):
-            state.own_or_refuse()
+        if state.calling:
+            state.refuse_nested()
+        entered = False
         try:
+            if not state.own(False):
+                state.own_or_refuse()
+            entered = state.calling = True
             self._require_usable()
             if state.policy.transacted != transacted:
                 raise IllegalStateException(
@@ -551,7 +555,12 @@ class Session:
                 )
             act()
         finally:
-            state.disown()
+            if entered:
+                state.calling = False
+            try:
+                state.disown()
+            except RuntimeError:  # it was refused
+                pass
 
     def _commit(self) -> None:
         state = self._state
@@ -658,9 +667,13 @@ class Session:
     def _acknowledge(self, tag: DeliveryTag) -> None:
         """What ``message.acknowledge()`` does."""
         state = self._state
-        if not state.own(False):
-            state.own_or_refuse()
+        if state.calling:
+            state.refuse_nested()
+        entered = False
         try:
+            if not state.own(False):
+                state.own_or_refuse()
+            entered = state.calling = True
             self._require_usable()
             with state.settling:
                 ending = state.policy.acknowledge(tag)
@@ -682,7 +695,12 @@ class Session:
             if late:
                 raise too_late(state.name, late)
         finally:
-            state.disown()
+            if entered:
+                state.calling = False
+            try:
+                state.disown()
+            except RuntimeError:  # it was refused
+                pass
 
     # What the connection does with its sessions.
 
@@ -800,7 +818,8 @@ class Session:
             state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             if self._thread is not None:
                 self._thread.stop()
-                self._thread.thread.join(max(0.001, deadline - time.monotonic()))
+                with contextlib.suppress(RuntimeError):  # it has not started yet, and ends by itself
+                    self._thread.thread.join(max(0.001, deadline - time.monotonic()))
             self._on_close(self)
             state.process(Event.END_CLOSE)
         finally:

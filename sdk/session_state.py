@@ -69,14 +69,14 @@ OnCompletion = Callable[[Message, JMSException | None], None]
 class Completion:
     """The end of one asynchronous send, kept until those before it have been told."""
 
-    __slots__ = ("_answered", "_message", "_on_completion", "_state", "done", "error")
+    __slots__ = ("_answered", "_message", "_state", "_untold", "done", "error")
 
     def __init__(
         self, state: SessionState, message: Message, on_completion: OnCompletion, answered: Callable[[], None]
     ) -> None:
         self._state = state
         self._message = message
-        self._on_completion = on_completion
+        self._untold = [on_completion]  #: taken out by who tells it, or withdraws it
         self._answered = answered
         self.done = False
         self.error: JMSException | None = None
@@ -88,13 +88,26 @@ class Completion:
         self._state.wake()
 
     def run(self) -> None:
-        """Tell the application; called by the session's thread."""
+        """Tell the application, unless it is withdrawn; called by the session's thread."""
         try:
-            self._on_completion(self._message, self.error)
+            on_completion = self._untold.pop()
+        except IndexError:
+            return
+        try:
+            on_completion(self._message, self.error)
         except BaseException:  # whatever it is, it is the application's; the session's thread must go on
-            log.exception("! the completion callback %r of %s raised", self._on_completion, self._state.name)
+            log.exception("! the completion callback %r of %s raised", on_completion, self._state.name)
         finally:
             self._answered()
+
+    def withdraw(self) -> bool:
+        """The send has raised, so the application is not told; returns whether that comes in time."""
+        try:
+            self._untold.pop()
+        except IndexError:
+            return False
+        self(None)  # those behind it go on
+        return True
 
 
 class SessionState:
@@ -105,6 +118,7 @@ class SessionState:
         gives_out: whether a receiver has taken a message, and is about to return it.
         listening: the consumers that have a listener, by link; under ``lock``.
         dispatching: the consumer whose listener runs now, if any.
+        calling: whether a call that nothing may come into is under way.
         served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
         is_holdfast: whether the broker is ours.
@@ -145,6 +159,7 @@ class SessionState:
         self.running = False
         self.listening: dict[int, Any] = {}
         self.dispatching: object = None
+        self.calling = False
         self.served = False
         self.gives_out = False
         self.thread: threading.Thread | None = None
@@ -167,7 +182,38 @@ class SessionState:
         self.send_completions: list[Completion] = []
         self._sends_bytes = 0
 
-    # One thread at a time.
+    # One thread at a time, and one call.
+    #
+    # A call that receives, sends or ends deliveries begins and ends like this.  Handlers of signals run behind a call
+    # and as a function of Python begins: so what gives the session back is not in a function of its own.
+    #
+    #     if state.calling:
+    #         state.refuse_nested()
+    #     entered = False
+    #     try:
+    #         if not state.own(False):
+    #             state.own_or_refuse()
+    #         entered = state.calling = True
+    #         ...
+    #     finally:
+    #         if entered:
+    #             state.calling = False
+    #         try:
+    #             state.disown()
+    #         except RuntimeError:  # it was refused
+    #             pass
+
+    def refuse_nested(self) -> None:
+        """What follows where ``calling`` says that a call is under way: in this thread, or in another.
+
+        Raises:
+            RuntimeError: in this one, which the handler of a signal has interrupted.
+        """
+        if self.owner._is_owned() and not self.in_own_thread():  # type: ignore[attr-defined]  # as Condition asks
+            raise RuntimeError(
+                f"{self.name} is in the middle of a call that the handler of a signal has interrupted; a handler may"
+                " close it, and set what the program looks at afterwards"
+            )
 
     def own_or_refuse(self) -> None:
         """What follows where ``own(False)`` said that another thread has this session.
@@ -407,6 +453,8 @@ class SessionState:
         with self.lock:
             changed = self.lifecycle.process(event)
             self.running = self.lifecycle.state is State.STARTED
+            if self.lifecycle.error is not None:  # another thread has failed it meanwhile
+                self.running = False
             self.wake()
             return changed
 
@@ -417,7 +465,6 @@ class SessionState:
 
     def fail(self, error: JMSException) -> None:
         """The connection is gone for good: everybody who waits is to raise this."""
-        with self.lock:
-            self.lifecycle.fail(error)
-            self.running = False
-            self.wake()
+        self.lifecycle.fail(error)
+        self.running = False
+        self.wake()

@@ -265,7 +265,8 @@ class Broker:
             self._inbox.append(ahead)
         self._inbox.append(command._replace(reply=waiter.answer))
         if self.failed is not None:  # a closed engine has no thread that would answer
-            uninterrupted(partial(self._run_one, -1 if timeout is None else max(timeout, 0)))
+            seconds = -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+            uninterrupted(partial(self._run_one, seconds))
         elif may_be_interrupted() or not self._run_one(0):
             self._signal()
         return waiter.wait(type(command).__name__, timeout)
@@ -1329,7 +1330,7 @@ class _Waiter:
             self._answered.release()
 
     def wait(self, what: str, timeout: float | None) -> Any:
-        if not self._answered.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+        if not self._answered.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
             raise OperationTimedOutException(f"no answer to {what} within {timeout:g} s")
         if isinstance(self._result, JMSException):
             raise copied(self._result)

@@ -19,6 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Any
 
 from ack_modes import Outcome
@@ -85,6 +86,8 @@ _IDLE_STEP = 1000
 _LOOK_AGAIN_MS = 60_000
 #: How often one decision lets go out what its own steps have made available, such as dead letters.
 _ROUNDS = 8
+#: Of the commits that make room, so many are tried in each decision while the first of them have to wait.
+_MAKING_ROOM = 16
 
 #: What the names of temporary destinations begin with.
 TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
@@ -1088,21 +1091,19 @@ class BrokerState:
         self._reply(command, None, effects)
 
     def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
-        held = 0
         consumer = self.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer, effects)
             consumer.unseen = command.unseen
             numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
             self._give_back_of(consumer, numbers, command, effects)
-            held = len(consumer.unsettled)
-            if not held:
+            if not consumer.unsettled:
                 self._forget_consumer(consumer, self.clients[consumer.client], effects)
         browser = self.browsers.pop(command.consumer, None)
         if browser is not None:
             del self.clients[browser.client].browsers[browser.id]
             self._end_browser(browser, effects)
-        self._reply(command, held, effects)
+        self._reply(command, 0 if consumer is None else len(consumer.unsettled), effects)
 
     def _give_back_of(
         self,
@@ -1485,7 +1486,12 @@ class BrokerState:
         for queue in list(self._awake.values()):
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
-        self._resume(holding.making_room, now_ms, effects)
+        # What makes room does not wait for the first of them, which may want more than there is.
+        for held in list(islice(holding.making_room, _MAKING_ROOM)):
+            if held.line is holding.making_room:  # else it has ended with another one
+                holding.withdraw(held)
+                if self._retry(held, now_ms, effects):
+                    self._end_waiting((held,), now_ms, effects)
         self._resume(holding.at_large, now_ms, effects)
         self._go_on_choosing(now_ms, effects)
         for held in holding.overdue(self._elapsed_ms):

@@ -25,7 +25,7 @@ STOPPED     STARTED  STOPPED  FAILED   CLOSING      -
 STARTED     STARTED  STOPPED  FAILED   CLOSING      -
 CLOSING     -        -        CLOSING  CLOSING      CLOSED
 CLOSED      -        -        CLOSED   CLOSED       CLOSED
-FAILED      -        -        FAILED   CLOSING      -
+FAILED      -        -        FAILED   CLOSING      CLOSED
 """
 
 
@@ -81,3 +81,20 @@ def test_change_of_state_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     assert [record.getMessage() for record in caplog.records] == ["= session 3 is STARTED", "= session 3 is STOPPED"]
     assert repr(_in(State.CLOSED)) == "<Lifecycle session 3 is CLOSED>"
+
+
+def test_a_failure_is_not_lost_to_what_another_thread_does_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifecycle = _in(State.STOPPED)
+
+    class Table(dict[tuple[State, Event], State]):
+        def get(self, key: tuple[State, Event], default: State | None = None) -> State | None:
+            if key == (State.STOPPED, Event.START):
+                lifecycle.fail(ConnectionLostException("the cable was cut"))  # by another thread, between the two steps
+            return dict.get(self, key, default)
+
+    monkeypatch.setattr("sdk.lifecycle.TRANSITIONS", Table(TRANSITIONS))
+    lifecycle.process(Event.START)
+
+    assert lifecycle.state is State.FAILED
+    with pytest.raises(ConnectionLostException, match="the cable was cut"):
+        lifecycle.require_usable()

@@ -803,6 +803,46 @@ def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> Non
     assert rules.do(c.Commit(client, c.CommitId("s", 2), sends * 3, others)) == "held", "it sends more than it takes"
 
 
+def test_a_transaction_that_makes_room_does_not_wait_behind_one_that_wants_more_than_there_is() -> None:
+    rules = Rules()
+    clients = [rules.connect() for _ in range(3)]
+    answers: dict[int, Any] = {}
+    for _ in clients:
+        rules.send(clients[0], Q, LARGE)
+    rules.state.room = Room(0.5, 0, 4096, "the store is full")
+    rules.state.held_because = FULL
+    for index, client in enumerate(clients):
+        consumer = rules.attach(client, Q, credit=1)
+        settled = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.consumers[consumer].unsettled]
+        sends = [(queue("other"), c.NewMessage(0, LARGE))] * (1 if index else 9)
+        answer = partial(answers.__setitem__, index)
+        rules.state.decide([c.Commit(client, c.CommitId(f"s{index}", 1), sends, settled, answer)], rules.now_ms)
+    assert not answers
+    rules.state.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
+    for reply, result in rules.pass_time(1).replies:
+        reply(result)
+    assert answers == {1: None, 2: None}
+
+
+def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules()
+    client = rules.connect()
+    for _ in range(100):
+        rules.send(client, Q, LARGE)
+    rules.state.room = Room(0.5, 0, 4096, "the store is full")
+    rules.state.held_because = FULL
+    consumer = rules.attach(client, Q, credit=100)
+    for index, number in enumerate(list(rules.state.consumers[consumer].unsettled)):
+        sends = [(queue(f"other {index}"), c.NewMessage(0, LARGE))] * 9
+        commit = c.Commit(client, c.CommitId(f"s{index}", 1), sends, [(consumer, number, Outcome.ACCEPTED)])
+        assert rules.do(commit) == "held"
+    tried: list[Held] = []
+    plain = rules.state._retry
+    monkeypatch.setattr(rules.state, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1])
+    rules.pass_time(1)
+    assert len(tried) == 16
+
+
 @pytest.mark.parametrize(("sizes", "answer"), [((410,), None), ((10,), None), ((200, 201), "held"), ((500,), "held")])
 def test_a_transaction_that_makes_a_queue_no_longer_goes_on_though_it_is_full_of_bytes(
     sizes: tuple[int, ...], answer: object

@@ -1,0 +1,355 @@
+"""What a handler of a signal does at the worst of places: programs that raise the signal there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.server_process import ServerProcess
+
+BEGIN = """
+import os, signal, sys, threading, time
+from sdk import *
+
+class Alarm(Exception): pass
+
+def alarm(*_):
+    raise Alarm
+
+def hit():
+    signal.raise_signal(signal.SIGUSR1)
+
+def once(function, first=hit, behind=False):
+    # the function, whose first call begins, or ends, with something
+    done = []
+    def call(*arguments, **named):
+        is_first = not done
+        done.append(1)
+        if is_first and not behind: first()
+        result = function(*arguments, **named)
+        if is_first and behind: first()
+        return result
+    return call
+
+class Hooked:
+    # an object with some methods of its own
+    def __init__(self, inner, **methods): self.__dict__.update(methods, inner=inner)
+    def __getattr__(self, name): return getattr(self.inner, name)
+
+signal.signal(signal.SIGUSR1, alarm)
+connection = ConnectionFactory(sys.argv[1]).create_connection()
+connection.start()
+transport = connection._transport
+
+def session_of(mode="AUTO"): return connection.create_session(AcknowledgeMode[mode])
+
+def filled(count, name="q"):
+    session = session_of()
+    queue = session.create_queue(name)
+    for number in range(count): session.create_producer(queue).send(str(number))
+    return queue
+
+def bodies(consumer, seconds=1):
+    found = []
+    while (message := consumer.receive(seconds)) is not None: found.append(message.body)
+    return found
+
+def interrupted(function, *arguments, **named):
+    try: function(*arguments, **named)
+    except Alarm: return
+    raise AssertionError("nothing was interrupted")
+"""
+
+ENGINE_FAILS = """
+queue = filled(0)
+producer = session_of().create_producer(queue)
+broker = transport._broker
+
+def persist(effects): raise OSError(5, "Input/output error")
+
+def send():
+    try: producer.send("x")
+    except JMSException: pass
+
+def handler(*_):
+    broker._persist = persist
+    threading.Thread(target=send, daemon=True).start()
+    while broker.failed is None: time.sleep(0.01)
+    began = time.monotonic()
+    connection.close()
+    took.append(time.monotonic() - began)
+
+took = []
+signal.signal(signal.SIGUSR1, handler)
+with connection._lock, session_of()._state.lock: hit()
+assert took[0] < 5, took
+"""
+
+NESTED = """
+queue = filled(3)
+session = session_of("TRANSACTED")
+consumer, producer = session.create_consumer(queue), session.create_producer(queue)
+refused = []
+
+def handler(*_):
+    for call in (consumer.receive_nowait, lambda: producer.send("x"), session.commit, session.rollback):
+        try: call()
+        except RuntimeError as error: refused.append(str(error))
+
+signal.signal(signal.SIGUSR1, handler)
+session._state.policy = Hooked(session._state.policy, consumed=once(session._state.policy.consumed))
+assert bodies(consumer) == ["0", "1", "2"]
+assert len(refused) == 4 and "handler of a signal" in refused[0], refused
+transport.commit = once(transport.commit)
+session.commit()
+assert len(refused) == 8, refused
+producer.send("x")
+session.commit()
+assert bodies(consumer) == ["x"]
+session.commit()
+"""
+
+OWN_ERROR = """
+def handler(*_): raise OperationTimedOutException("the time-out of the application")
+
+queue = filled(3)
+session = session_of(sys.argv[2])
+consumer = session.create_consumer(queue)
+signal.signal(signal.SIGUSR1, handler)
+session._state.policy = Hooked(session._state.policy, consumed=once(session._state.policy.consumed))
+try: consumer.receive(10)
+except OperationTimedOutException: pass
+else: raise AssertionError("nothing was interrupted")
+assert bodies(consumer) == ["0", "1", "2"]
+"""
+
+CLOSE_CONNECTION = """
+first, second = session_of(), session_of()
+consumer = second.create_consumer(filled(0))
+got = []
+thread = threading.Thread(target=lambda: got.append(consumer.receive()), daemon=True)
+thread.start()
+time.sleep(0.2)
+transport.end_session = once(transport.end_session)
+interrupted(connection.close)
+connection.close()
+thread.join(30)
+assert got == [None]
+"""
+
+CLOSE_CONSUMER = """
+queue = filled(0)
+one, other = session_of(), session_of()
+first, second = one.create_consumer(queue, exclusive=True), other.create_consumer(queue, exclusive=True)
+if sys.argv[1].startswith("embedded"):
+    from broker_adapter.engine.commands import Detach
+    plain, at_detach = transport._call, once(lambda: None)
+    transport._call = lambda command, timeout: (type(command) is Detach and at_detach(), plain(command, timeout))[1]
+else:
+    transport._leave = once(transport._leave)
+interrupted(first.close)
+first.close()
+filled(1)
+assert bodies(second, 10)[:1] == ["0"]
+"""
+
+CLOSE_OTHERS = """
+queue = filled(1)
+session = session_of()
+producer = session.create_producer(queue)
+links = len(transport._senders)
+type(session)._detach = once(type(session)._detach)
+interrupted(producer.close)
+producer.close()
+assert len(transport._senders) == links - 1
+browser = session.create_browser(queue)
+look = iter(browser)
+next(look)
+transport.detach = once(transport.detach)
+interrupted(browser.close)
+browser.close()
+assert not browser._looks
+context = ConnectionFactory("embedded:").create_context()
+shared = context._shared
+type(shared).leave = once(type(shared).leave, behind=len(sys.argv) > 2)
+interrupted(context.close)
+context.close()
+assert shared.connection._lifecycle.state.name == "CLOSED"
+"""
+
+COMPLETIONS = """
+from collections import deque
+
+class Interrupted(deque):
+    def append(self, thing):
+        super().append(thing)
+        if armed: armed.pop(); hit()
+
+armed, told, runs = [1], [], threading.Event()
+session = session_of()
+producer = session.create_producer(filled(0))
+session._state.completions = Interrupted()
+interrupted(producer.send, "withdrawn", on_completion=lambda message, error: told.append(message.body))
+
+def slow(message, error):
+    runs.set()
+    time.sleep(0.3)
+    told.append(message.body)
+
+def send(*arguments):  # interrupted when its answer is being told already
+    plain(*arguments)
+    assert runs.wait(30)
+    hit()
+
+plain, transport.send = transport.send, send
+interrupted(producer.send, "told", on_completion=slow)
+transport.send = plain
+for number in range(3): producer.send(str(number), on_completion=lambda message, error: told.append(message.body))
+session.close()
+assert told == ["told", "0", "1", "2"], told
+"""
+
+OPENING = """
+import broker_adapter.engine.broker as module
+
+connection.close()
+plain, started = module.Broker._restore, threading.Event()
+
+def slow(self, disk):
+    started.set()
+    time.sleep(1)
+    return plain(self, disk)
+
+def twice():
+    for _ in range(2):
+        started.wait(30)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+module.Broker._restore = slow
+threading.Thread(target=twice).start()
+try:
+    try: ConnectionFactory(f"embedded:{sys.argv[2]}").create_connection()
+    except Alarm: time.sleep(30)
+except Alarm: pass
+from broker_adapter.in_process import _registry
+end = time.monotonic() + 30
+while list(_registry) != [None] and _registry and time.monotonic() < end: time.sleep(0.05)
+assert not [key for key in _registry if key is not None]
+"""
+
+GIVEN_BACK = """
+queue = filled(5)
+session = session_of("CLIENT")
+consumer = session.create_consumer(queue)
+assert consumer.receive(10).body == "0"
+plain, answers = transport.drain, []
+
+def drain(*arguments):
+    if not answers:
+        answers.append(1)
+        raise OperationTimedOutException("the network stalls")
+    return plain(*arguments)
+
+transport.drain = drain
+session.recover()
+time.sleep(0.2)
+session._state.pass_over = once(session._state.pass_over, behind=True)
+interrupted(consumer.receive, 1)
+assert bodies(consumer) == ["0", "1", "2", "3", "4"]
+"""
+
+CLOSED_WITHIN = """
+a, b = filled(1, "a"), filled(1, "b")
+session = session_of("TRANSACTED")
+first, second = session.create_consumer(a), session.create_consumer(b)
+assert bodies(second) == ["0"]
+time.sleep(0.2)
+signal.signal(signal.SIGUSR1, lambda *_: first.close())
+session._state.policy = Hooked(session._state.policy, delivered=once(session._state.policy.delivered))
+assert first.receive(10) is None
+session.commit()
+assert bodies(session_of().create_consumer(b)) == []
+assert bodies(session_of().create_consumer(a)) == ["0"]
+"""
+
+LEFT_OWNED = """
+session = session_of()
+producer, consumer = session.create_producer(filled(0)), session.create_consumer(filled(0))
+plain = session._state.own
+session._state.own = once(plain, behind=True)
+interrupted(producer.send, "x")
+session._state.own = once(plain, behind=True)
+interrupted(consumer.receive, 1)
+got = threading.Event()
+consumer.listener = lambda message: got.set()
+filled(1)
+assert got.wait(30)
+"""
+
+
+def run(program: str, *arguments: str) -> None:
+    end = "\nconnection.close()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program + end, *(arguments or ("embedded:",))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_handler_may_close_the_connection_whose_engine_fails_meanwhile(tmp_path: object) -> None:
+    run(ENGINE_FAILS, f"embedded:{tmp_path}?close_timeout_seconds=1")
+
+
+def test_a_handler_cannot_receive_send_or_commit_in_the_middle_of_a_call_of_that_session() -> None:
+    run(NESTED)
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_a_message_is_received_next_whatever_the_handler_has_raised(mode: str) -> None:
+    run(OWN_ERROR, "embedded:", mode)
+
+
+def test_the_next_close_of_a_connection_closes_the_sessions_that_are_left() -> None:
+    run(CLOSE_CONNECTION)
+
+
+@pytest.mark.parametrize("embedded", [True, False], ids=["embedded", "amqp"])
+def test_the_next_close_of_an_exclusive_consumer_gives_its_place_away(
+    tmp_path_factory: pytest.TempPathFactory, embedded: bool
+) -> None:
+    if embedded:
+        run(CLOSE_CONSUMER)
+        return
+    with ServerProcess(tmp_path_factory.mktemp("data")) as server:
+        run(CLOSE_CONSUMER, server.url)
+
+
+@pytest.mark.parametrize("arguments", [(), ("behind",)], ids=["ahead", "behind"])
+def test_the_next_close_of_a_producer_a_browser_or_a_context_ends_what_is_left(arguments: tuple[str, ...]) -> None:
+    run(CLOSE_OTHERS, "embedded:", *arguments)
+
+
+def test_completions_are_told_behind_one_whose_send_was_interrupted() -> None:
+    run(COMPLETIONS)
+
+
+def test_an_engine_is_given_back_whose_opening_was_interrupted_twice(tmp_path: object) -> None:
+    run(OPENING, "embedded:", str(tmp_path))
+
+
+def test_what_is_given_back_is_given_back_once() -> None:
+    run(GIVEN_BACK)
+
+
+def test_a_transaction_goes_on_without_the_message_whose_consumer_a_handler_has_closed() -> None:
+    run(CLOSED_WITHIN)
+
+
+def test_a_session_is_free_behind_a_call_that_was_interrupted_as_it_began() -> None:
+    run(LEFT_OWNED)
