@@ -118,6 +118,10 @@ class AckPolicy(Protocol):
         """The broker took back what came on this link of the connection, which lives: it can no longer be settled."""
 
 
+#: What a named tuple does, without the call of a function of Python.
+_new = tuple.__new__
+
+
 def settle_all(tags: Iterable[DeliveryTag], outcome: Outcome) -> tuple[Settlement, ...]:
     """Settlements that end all of these alike, in order."""
-    return tuple([Settlement(tag, outcome) for tag in tags])
+    return tuple([_new(Settlement, (tag, outcome)) for tag in tags])

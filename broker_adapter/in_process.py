@@ -51,6 +51,8 @@ from broker_adapter.version import PRODUCT, own_version
 
 #: What the engine can do, in the capabilities of AMQP.
 CAPABILITIES = frozenset({"ANONYMOUS-RELAY", "SHARED-SUBS", "DELAYED_DELIVERY"})
+#: What a named tuple does, without the call of a function of Python.
+_new = tuple.__new__
 
 
 class EngineLease:
@@ -317,7 +319,7 @@ class InProcessTransport:
             sink(
                 [
                     Delivery(
-                        DeliveryTag(epoch, link, number),
+                        _new(DeliveryTag, (epoch, link, number)),
                         (form, payload, annotations),
                         decode,
                         count,

@@ -116,6 +116,8 @@ _STATES_OF_HOLDFAST: Final = {**STATES, Outcome.FAILED: FAILED_STATE._replace(an
 #: How long another broker may take to answer a drain before its link or session is ended all the same.
 _DRAIN_PATIENCE_MS: Final = 2000
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
+#: What a named tuple does, without the call of a function of Python.
+_new: Final = tuple.__new__
 
 
 class Login(Protocol):
@@ -1052,7 +1054,8 @@ class ClientProtocol:
                 if not receiver.drains:
                     self._peer.credit(link, 1)
                 continue
-            deliveries.append(Delivery(DeliveryTag(epoch, link, number), payload, decode, count, position))
+            tag = _new(DeliveryTag, (epoch, link, number))
+            deliveries.append(Delivery(tag, payload, decode, count, position))
         if deliveries:
             receiver.sink(deliveries)
         if receiver.drains:

@@ -122,6 +122,8 @@ _COMPLAIN_MS = 60_000
 _NAMED = 10
 #: How often the room on the disk is looked at.
 _ROOM_CHECK_MS = 250
+#: What a named tuple does, without the call of a function of Python.
+_new = tuple.__new__
 
 Message = tuple[int, bytes]  #: message-format, payload
 
@@ -949,7 +951,7 @@ class Broker:
                 distrusted.append(each)
                 continue
             annotations = self._annotations(key, flags, pending) if flags & FLAG_ANNOTATED else None
-            handouts.append(c.Handout(number, position, count, body[0], body[1], annotations))
+            handouts.append(_new(c.Handout, (number, position, count, body[0], body[1], annotations, False)))
         if distrusted:
             self._pass_over(distrusted, consumer, pending)
         return handouts

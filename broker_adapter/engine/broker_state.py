@@ -1834,29 +1834,24 @@ class BrokerState:
                     " (option max_transaction_bytes)"
                 )
             )
-        settled: set[tuple[int, int]] = set()
+        settled = self._settled_by(command)
         #: by queue: messages and bytes that it will have beside those that it has
         more: dict[int, tuple[int, int]] = {}
         promised: dict[int, tuple[int, int]] = {}
         taken: dict[int, int] = {}  #: by queue: messages that end
         ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
-        for consumer_number, number, outcome in command.settlements:
-            consumer = self.consumers.get(consumer_number)
-            if consumer is None or number not in consumer.unsettled or (consumer_number, number) in settled:
-                raise rolled_back(
-                    IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
-                )
-            settled.add((consumer_number, number))
-            if outcome is Outcome.ACCEPTED:
-                entry = consumer.unsettled[number]
-                count, size = more.get(consumer.queue.id, (0, 0))
-                more[consumer.queue.id] = count - 1, size - entry.size
-                taken[consumer.queue.id] = taken.get(consumer.queue.id, 0) + 1
-                if self.room is not None and entry.flags & FLAG_PERSISTENT and consumer.queue.durable:
-                    # What a subscription has, others may have as well.
-                    ended.append((entry.size if consumer.queue.record.kind == "queue" else 0, 1))
+        for consumer, outcomes in settled if command.sends else ():
+            queue = consumer.queue
+            entries = [consumer.unsettled[each] for each, outcome in outcomes.items() if outcome is Outcome.ACCEPTED]
+            count, size = more.get(queue.id, (0, 0))
+            more[queue.id] = count - len(entries), size - sum([entry.size for entry in entries])
+            taken[queue.id] = taken.get(queue.id, 0) + len(entries)
+            if self.room is not None and queue.durable:
+                # What a subscription has, others may have as well.
+                whole = queue.record.kind == "queue"
+                ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
         sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
-        entries = 0
+        places = 0
         room = None if self.room is None else self.room.lent(ended)  # by itself, until the commit is certain
         volatile_bytes = 0
         for destination, message in command.sends:
@@ -1874,8 +1869,8 @@ class BrokerState:
             else:
                 queues = self._remote(targets, command.client)
             sends.append((queues, destination, message))
-            entries += len(queues)
-            self._check_places(entries)
+            places += len(queues)
+            self._check_places(places)
             reason = None if ended else self.held_because
             if message.persistent and room is not None and not room.take(len(message.payload), len(queues)):
                 reason = room.reason
@@ -1927,23 +1922,39 @@ class BrokerState:
         for stream, seen in streams.items():
             self._note_stream(stream, seen, now_ms, effects)
         self.totals.settled += len(command.settlements)
-        for consumer_number, number, outcome in command.settlements:
-            consumer = self.consumers[consumer_number]
-            entry = consumer.unsettled.pop(number)
-            self._let_go(consumer, 1)
-            if outcome is Outcome.ACCEPTED:
-                if entry.delivery_count:
-                    self.redelivered.accepted(consumer.queue.id, entry.position, entry.delivery_count)
-                consumer.queue.forget(entry, effects)
-            else:
-                self._return(consumer.queue, entry, outcome, effects)
-            self._awake[consumer.queue.id] = consumer.queue
-            if not consumer.attached and not consumer.unsettled:
-                self._forget_consumer(consumer, self.clients[consumer.client], effects)
+        for consumer, outcomes in settled:
+            queue, unsettled = consumer.queue, consumer.unsettled
+            for number, outcome in outcomes.items():
+                entry = unsettled.pop(number)
+                if outcome is Outcome.ACCEPTED:
+                    if entry.delivery_count:
+                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                    queue.forget(entry, effects)
+                else:
+                    self._return(queue, entry, outcome, effects)
+            self._holds_less(consumer, len(outcomes), effects)
         if commit_id is not None:
             self.commits.note(commit_id.session, commit_id.number, now_ms, effects.durable)
         self._reply(command, None, effects)
         return True
+
+    def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, Outcome]]]:
+        """What a commit settles, by consumer; raises where one is not held, or settled twice."""
+        settled: dict[int, dict[int, Outcome]] = {}
+        held: dict[int, Entry] = {}
+        last, outcomes = -1, dict[int, Outcome]()
+        for consumer_number, number, outcome in command.settlements:
+            if consumer_number != last:
+                last = consumer_number
+                consumer = self.consumers.get(last)
+                held = {} if consumer is None else consumer.unsettled
+                outcomes = settled.setdefault(last, {})
+            if number in outcomes or number not in held:
+                raise rolled_back(
+                    IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
+                )
+            outcomes[number] = outcome
+        return [(self.consumers[each], outcomes) for each, outcomes in settled.items()]
 
     # Staged transactions.
 

@@ -76,6 +76,8 @@ CYCLE_HANDOUTS = 5_000
 LEAST_UNSETTLED = 16
 #: Entries of a queue that may be in memory, however many queues share the memory.
 LEAST_WINDOW = 16
+#: What a named tuple does, without the call of a function of Python.
+_new = tuple.__new__
 
 
 class Memory:
@@ -781,7 +783,8 @@ class QueueState:
                     if not self._reserve(entry):
                         last = number
                     continue
-                messages.append(Outgoing(number, position, entry.delivery_count, entry.number, entry.flags, entry.key))
+                fields = (number, position, entry.delivery_count, entry.number, entry.flags, entry.key)
+                messages.append(_new(Outgoing, fields))
                 if consumer.presettled:
                     self.forget(entry, effects)
                 else:
