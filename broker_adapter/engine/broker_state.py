@@ -1854,29 +1854,36 @@ class BrokerState:
         places = 0
         room = None if self.room is None else self.room.lent(ended)  # by itself, until the commit is certain
         volatile_bytes = 0
+        last: Destination | None = None
+        remote: Sequence[QueueState] = ()
+        lasting: list[bool] = []
         for destination, message in command.sends:
-            if len(message.payload) > settings.max_message_bytes:
-                raise rolled_back(message_too_large(len(message.payload), settings.max_message_bytes))
-            next_queue = self._next_queue
-            try:
-                targets = self._targets(destination, effects)
-            except JMSException as error:
-                raise rolled_back(error) from error
-            if self._next_queue != next_queue:
-                made += targets
+            length = len(message.payload)
+            if length > settings.max_message_bytes:
+                raise rolled_back(message_too_large(length, settings.max_message_bytes))
+            if destination is not last:
+                last, next_queue = destination, self._next_queue
+                try:
+                    targets = self._targets(destination, effects)
+                except JMSException as error:
+                    raise rolled_back(error) from error
+                if self._next_queue != next_queue:
+                    made += targets
+                remote = self._remote(targets, command.client)
+                lasting = [queue.durable for queue in remote]
+            queues = remote
             if held.chosen is not None and destination.is_topic:
                 queues = self._still_there(held.chosen.wanting[len(sends)])
-            else:
-                queues = self._remote(targets, command.client)
+                lasting = [queue.durable for queue in queues]
             sends.append((queues, destination, message))
             places += len(queues)
             self._check_places(places)
             reason = None if ended else self.held_because
-            if message.persistent and room is not None and not room.take(len(message.payload), len(queues)):
+            if message.persistent and room is not None and not room.take(length, len(queues)):
                 reason = room.reason
-            if not (message.persistent and self.durable and all(queue.durable for queue in queues)):
-                volatile_bytes += len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(queues)
-                if not (message.persistent and any(queue.durable for queue in queues)):
+            if not (message.persistent and self.durable and all(lasting)):
+                volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)
+                if not (message.persistent and any(lasting)):
                     reason = None  # nothing of it goes to the disk
                 if self.volatile_room is not None and volatile_bytes > self.volatile_room:
                     reason = self._volatile_full()
@@ -1884,8 +1891,8 @@ class BrokerState:
                 return not self._hold(held, None, reason, effects)
             for queue in queues if self._is_limited else ():
                 count, size = more.get(queue.id, (0, 0))
-                more[queue.id] = count + 1, size + len(message.payload)
-                if count < 0 and size + len(message.payload) <= LONGER_BYTES * taken[queue.id]:
+                more[queue.id] = count + 1, size + length
+                if count < 0 and size + length <= LONGER_BYTES * taken[queue.id]:
                     continue  # the queue does not grow
                 never = self.limits.never("the transaction", count + 1, size)
                 if never is not None:
@@ -1902,12 +1909,17 @@ class BrokerState:
         if self.volatile_room is not None:
             self.volatile_room -= volatile_bytes
         streams: dict[tuple[Any, ...], Sequences] = {}
+        stream: tuple[Any, ...] = ()
+        sender: tuple[Any, ...] = ()
+        seen: Sequences | None = None
         for queues, destination, message in sends:
             identity = message.identity
             if identity is not None:
                 producer_id, thread_id, sequence = identity
-                stream = (destination.name, int(destination.kind), short_name(producer_id), thread_id)
-                seen = self.streams.get(stream)
+                if sender != (destination, producer_id, thread_id):
+                    sender = destination, producer_id, thread_id
+                    stream = (destination.name, int(destination.kind), short_name(producer_id), thread_id)
+                    seen = self.streams.get(stream)
                 if seen is None:
                     seen = self.streams[stream] = Sequences.begin(sequence)
                 elif not seen.add(sequence):
@@ -1915,12 +1927,12 @@ class BrokerState:
                     continue
                 streams[stream] = seen
             self.totals.enqueued += 1
-            if not self._is_over(message, now_ms):
+            if message.expires_at_ms is None or not self._is_over(message, now_ms):
                 self._spread(message, queues, now_ms, effects)
             for queue in queues:
                 self._awake[queue.id] = queue
-        for stream, seen in streams.items():
-            self._note_stream(stream, seen, now_ms, effects)
+        for stream, sequences in streams.items():
+            self._note_stream(stream, sequences, now_ms, effects)
         self.totals.settled += len(command.settlements)
         for consumer, outcomes in settled:
             queue, unsettled = consumer.queue, consumer.unsettled
