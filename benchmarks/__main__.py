@@ -1,4 +1,4 @@
-"""All benchmarks in one run: ``make bench``, or ``python -m benchmarks [--json] [--quick] [--only WORD]``.
+"""All benchmarks in one run: ``make bench``, or ``python -m benchmarks [--json] [--quick] [--only NAME]``.
 
 Exit status 1 where a message was lost, doubled or came out of order; a slow figure is no failure.
 """
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages: to see that it runs")
-    parser.add_argument("--only", metavar="WORD", help="only the parts whose name has this word")
+    parser.add_argument("--only", metavar="NAME", help="only the part of this name")
     options = parser.parse_args()
     share = 10 if options.quick else 1
     messages = 50_000 // share
@@ -49,12 +49,14 @@ def main() -> int:
         "scale": lambda directory: scale.figures(directory, share),
         "spark": lambda directory: spark.rows(directory, 200_000 // share),
     }
+    if options.only is not None and options.only not in parts:
+        parser.error(f"--only {options.only}: there is no such part; these are: {', '.join(parts)}")
     logging.disable(logging.WARNING)  # servers are killed here, and networks cut
     figures: list[Figure] = []
     progress = Console(stderr=True)
     try:
         for name, part in parts.items():
-            if options.only and options.only not in name:
+            if options.only not in (None, name):
                 continue
             with tempfile.TemporaryDirectory() as directory, progress.status(f"{name} ..."):
                 figures += part(Path(directory))
