@@ -148,8 +148,9 @@ class QueueBrowser:
                 state.calling = False
             try:
                 state.disown()
-            except RuntimeError:  # it was refused
-                pass
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     def _fetch(self, look: _Look, window: int) -> int:
         """Wait for the next copies; returns how many came, fewer than the window at the end."""
@@ -175,8 +176,9 @@ class QueueBrowser:
                 state.calling = False
             try:
                 state.disown()
-            except RuntimeError:  # it was refused
-                pass
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()

@@ -40,3 +40,5 @@ class Closing:
         finally:
             if is_first:
                 self._thread = None
+        if not is_first and not is_over() and self._thread is None:
+            self.take_turn(close, is_over, wait)  # the first one was interrupted

@@ -241,6 +241,8 @@ class Connection:
                     session._restored(self._standing[0])
             if self._lifecycle.state is State.STARTED:
                 session._start()
+            if self._lifecycle.error is not None:  # likewise
+                session._fail(self._lifecycle.error)
             return session
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None = None) -> Any:

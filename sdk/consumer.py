@@ -222,6 +222,7 @@ class MessageConsumer:
         if state.calling:
             state.refuse_nested()
         entered = False
+        taken: Delivery | None = None
         try:
             try:
                 if not state.own(False):
@@ -234,20 +235,25 @@ class MessageConsumer:
                     if message is not None or self._ended():
                         return message
                 return self._receive_slowly(timeout)
-            finally:
-                state.gives_out = False
+            except BaseException:  # perhaps of the handler of a signal
                 if entered:
-                    state.calling = False
+                    self._put_back(self._taken)
+                    self._taken = None
+                    self._undrained = True  # credit may have been counted, and not granted
+                raise
+            finally:
+                if entered:
+                    taken, self._taken = self._taken, None
+                    state.gives_out = state.calling = False
                 try:
                     state.disown()
-                except RuntimeError:  # it was refused
-                    pass
+                except RuntimeError:
+                    if entered:  # else it was refused
+                        raise
                 if not state.running:
                     state.wake()  # whoever stops the session waits for this
-        except BaseException:  # perhaps of the handler of a signal
-            if entered:
-                self._put_back_taken()
-                self._undrained = True  # credit may have been counted, and not granted
+        except BaseException:  # of the handler of a signal, on the last steps
+            self._put_back(taken)
             raise
 
     def receive_nowait(self) -> Message | None:
@@ -416,11 +422,11 @@ class MessageConsumer:
             state.confirm_or_report()
         return message
 
-    def _put_back_taken(self) -> None:
-        """The application did not get what the interrupted ``receive`` took: it is the next one again."""
-        delivery, state = self._taken, self._state
+    def _put_back(self, delivery: Delivery | None) -> None:
+        """The application did not get what the interrupted ``receive`` took, if anything: it is the next one again."""
         if delivery is None:
             return
+        state = self._state
         with state.settling:
             if not state.policy.withdrawn(delivery.tag):
                 return
@@ -521,8 +527,9 @@ class MessageConsumer:
             raise TypeError(f"listener={listener!r} cannot be called")
         self._require_usable()
         state = self._state
-        owned = state.own_unless_served()
+        owned = False
         try:
+            owned = state.own(False) or state.own_unless_served()
             with state.lock:
                 self._listener = listener
                 if listener is not None:
@@ -531,8 +538,11 @@ class MessageConsumer:
                     state.listening.pop(self._link, None)
                 state.wake()
         finally:
-            if owned:
+            try:
                 state.disown()
+            except RuntimeError:
+                if owned:  # else it is served, or was refused
+                    raise
         if listener is None:
             self._wait_for_listener(time.monotonic() + state.settings.close_timeout_seconds, "is taken away")
         else:

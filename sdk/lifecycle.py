@@ -47,7 +47,6 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.STARTED, Event.BEGIN_CLOSE): State.CLOSING,
     (State.FAILED, Event.FAIL): State.FAILED,
     (State.FAILED, Event.BEGIN_CLOSE): State.CLOSING,
-    (State.FAILED, Event.END_CLOSE): State.CLOSED,  # it failed while another thread began to close it
     (State.CLOSING, Event.FAIL): State.CLOSING,
     (State.CLOSING, Event.BEGIN_CLOSE): State.CLOSING,
     (State.CLOSING, Event.END_CLOSE): State.CLOSED,
@@ -55,6 +54,9 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.CLOSED, Event.BEGIN_CLOSE): State.CLOSED,
     (State.CLOSED, Event.END_CLOSE): State.CLOSED,
 }
+
+_STOPPED: Final = State.STOPPED
+_STARTED: Final = State.STARTED
 
 
 class Lifecycle:
@@ -87,20 +89,20 @@ class Lifecycle:
         Raises:
             IllegalStateException: the event does not fit the state.
         """
-        state = TRANSITIONS.get((self.state, event))
-        if state is None:
-            raise self._refusal(f"cannot {event.value}")
-        changed = state is not self.state
+        while True:
+            before = self.state
+            state = TRANSITIONS.get((before, event))
+            if state is None:
+                raise self._refusal(f"cannot {event.value}")
+            # In one step: no other thread runs between these lines, which call nothing.
+            if self.state is before:
+                self.state = state
+                self.usable = state is _STOPPED or state is _STARTED
+                break
+        changed = state is not before
         if changed:
-            self._go_to(state)
-            if self.usable and self.error is not None:  # another thread has failed it meanwhile
-                self._go_to(State.FAILED)
+            _log.debug("= %s is %s", self.name, state.name)
         return changed
-
-    def _go_to(self, state: State) -> None:
-        self.state = state
-        self.usable = state in (State.STOPPED, State.STARTED)
-        _log.debug("= %s is %s", self.name, state.name)
 
     def fail(self, error: JMSException) -> bool:
         """``process(FAIL)`` with the reason; the first reason is kept."""

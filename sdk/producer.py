@@ -247,8 +247,9 @@ class MessageProducer:
                 state.calling = False
             try:
                 state.disown()
-            except RuntimeError:  # it was refused
-                pass
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     def _message_id(self, sequence: int) -> str | None:
         policy = self._id_policy
@@ -275,7 +276,7 @@ class MessageProducer:
             else:
                 state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)
         except BaseException:
-            if completion is not None and completion.withdraw():
+            if completion is not None and state.withdraw(completion):
                 self._sent -= 1
             raise
 

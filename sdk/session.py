@@ -464,13 +464,17 @@ class Session:
     def _set_up(self, make: Callable[[], _T]) -> _T:
         """Make something in this session; also while its listeners are served, in whichever thread."""
         state = self._state
-        owned = state.own_unless_served()
+        owned = False
         try:
+            owned = state.own(False) or state.own_unless_served()
             self._require_usable()
             return make()
         finally:
-            if owned:
+            try:
                 state.disown()
+            except RuntimeError:
+                if owned:  # else it is served, or was refused
+                    raise
 
     def _next_number(self) -> int:
         with self._state.lock:
@@ -559,8 +563,9 @@ class Session:
                 state.calling = False
             try:
                 state.disown()
-            except RuntimeError:  # it was refused
-                pass
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     def _commit(self) -> None:
         state = self._state
@@ -699,8 +704,9 @@ class Session:
                 state.calling = False
             try:
                 state.disown()
-            except RuntimeError:  # it was refused
-                pass
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     # What the connection does with its sessions.
 
@@ -818,13 +824,16 @@ class Session:
             state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             if self._thread is not None:
                 self._thread.stop()
-                with contextlib.suppress(RuntimeError):  # it has not started yet, and ends by itself
+                if self._thread.thread.is_alive():  # else it has not started yet, and ends by itself
                     self._thread.thread.join(max(0.001, deadline - time.monotonic()))
             self._on_close(self)
             state.process(Event.END_CLOSE)
         finally:
-            if owned:
+            try:
                 state.disown()
+            except RuntimeError:
+                if owned:  # else another thread has it
+                    raise
 
     def _end_links(self, deadline: float) -> None:
         state = self._state

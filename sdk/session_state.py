@@ -23,6 +23,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
@@ -101,12 +102,11 @@ class Completion:
             self._answered()
 
     def withdraw(self) -> bool:
-        """The send has raised, so the application is not told; returns whether that comes in time."""
+        """Do not tell the application; returns whether that comes in time."""
         try:
             self._untold.pop()
         except IndexError:
             return False
-        self(None)  # those behind it go on
         return True
 
 
@@ -437,14 +437,26 @@ class SessionState:
         """Tell of the asynchronous sends that have ended, in the order in which they were made; once at a time."""
         completions = self.completions
         told = False
-        with self._completing:
-            while completions and completions[0].done:
+        with self._completing, suppress(IndexError):  # there are none, or no more
+            while (first := completions[0]).done:
                 # Taken away only afterwards, so that an empty queue means that all have been told.
-                completions[0].run()
-                completions.popleft()
+                first.run()
+                self._forget(first)
                 told = True
         if told:
             self.wake()
+
+    def withdraw(self, completion: Completion) -> bool:
+        """The send of a completion has raised: it is not told of; returns whether that comes in time."""
+        in_time = completion.withdraw()
+        if in_time:
+            self._forget(completion)
+            self.wake()
+        return in_time
+
+    def _forget(self, completion: Completion) -> None:
+        with suppress(ValueError):  # the session's thread and one that withdraws it may both be at it
+            self.completions.remove(completion)
 
     # Start, stop, failure.
 

@@ -15,11 +15,12 @@ Theory of operation
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
-from itertools import islice
+from operator import gt
 from typing import Any
 
 from ack_modes import Outcome
@@ -86,7 +87,7 @@ _IDLE_STEP = 1000
 _LOOK_AGAIN_MS = 60_000
 #: How often one decision lets go out what its own steps have made available, such as dead letters.
 _ROUNDS = 8
-#: Of the commits that make room, so many are tried in each decision while the first of them have to wait.
+#: So many commits that make room are tried when there is more room, and have to wait all the same.
 _MAKING_ROOM = 16
 
 #: What the names of temporary destinations begin with.
@@ -199,6 +200,7 @@ class BrokerState:
         self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
+        self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
         self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._holding = Holding()
         self._next_message = 1
@@ -1486,17 +1488,33 @@ class BrokerState:
         for queue in list(self._awake.values()):
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
-        # What makes room does not wait for the first of them, which may want more than there is.
-        for held in list(islice(holding.making_room, _MAKING_ROOM)):
-            if held.line is holding.making_room:  # else it has ended with another one
-                holding.withdraw(held)
-                if self._retry(held, now_ms, effects):
-                    self._end_waiting((held,), now_ms, effects)
+        if holding.making_room:
+            self._resume_making_room(now_ms, effects)
         self._resume(holding.at_large, now_ms, effects)
         self._go_on_choosing(now_ms, effects)
         for held in holding.overdue(self._elapsed_ms):
             if held.line is not None:  # else it has ended with another one
                 self._end_overdue(held, now_ms, effects)
+
+    def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
+        """Let commits go on that make room: not only the first of them, which may want more than there is."""
+        line = self._holding.making_room
+        left = _MAKING_ROOM if any(map(gt, self._room_at_large(), self._room_before)) else 0
+        for held in list(line) if left else ():
+            if held.line is line:  # else it has ended with another one
+                self._holding.withdraw(held)
+                if self._retry(held, now_ms, effects):
+                    self._end_waiting((held,), now_ms, effects)
+                else:
+                    left -= 1
+                    if not left:
+                        break
+        self._room_before = self._room_at_large()
+
+    def _room_at_large(self) -> tuple[float, ...]:
+        """How much room there is for what waits for no queue in particular, of each kind."""
+        volatile = math.inf if self.volatile_room is None else self.volatile_room
+        return self.held_because is None, volatile, *((math.inf,) * 4 if self.room is None else self.room.pages)
 
     def _resume(self, line: deque[Held], now_ms: int, effects: Effects) -> None:
         for _ in range(len(line)):

@@ -196,9 +196,14 @@ class Holding:
         if line and held.arrival < line[0].arrival:
             line.appendleft(held)
             return
-        index = len(line)
-        while index and held.arrival < line[index - 1].arrival:
-            index -= 1
+        if line and held.arrival - line[0].arrival < line[-1].arrival - held.arrival:
+            index = 1
+            while held.arrival > line[index].arrival:
+                index += 1
+        else:
+            index = len(line)
+            while index and held.arrival < line[index - 1].arrival:
+                index -= 1
         line.insert(index, held)
 
     def _tidy(self) -> None:

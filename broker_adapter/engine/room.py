@@ -59,6 +59,11 @@ class Room:
     spare_single_pages: float = 0.0
     spare_run_pages: float = 0.0
 
+    @property
+    def pages(self) -> tuple[float, float, float, float]:
+        """All that there is of pages."""
+        return self.single_pages, self.run_pages, self.spare_single_pages, self.spare_run_pages
+
     def take(self, size: int, entries: int) -> bool:
         """Take the room for a message of so many bytes, that so many queues hold; returns False where there is none."""
         singles, runs = self._pages(size, entries)

@@ -275,6 +275,32 @@ assert bodies(session_of().create_consumer(b)) == []
 assert bodies(session_of().create_consumer(a)) == ["0"]
 """
 
+STOPPING = """
+class Stop(RuntimeError): pass
+
+def stop(*_):
+    raise Stop
+
+def stopped(function, *arguments, **named):
+    try: function(*arguments, **named)
+    except Stop: return
+    raise AssertionError("the handler's error is nowhere")
+
+queue = filled(2)
+session = session_of("CLIENT")
+producer, consumer = session.create_producer(queue), session.create_consumer(queue)
+browser = session.create_browser(queue)
+message = consumer.receive(10)
+signal.signal(signal.SIGUSR1, stop)
+plain = session._state.disown
+for call in (lambda: producer.send("x"), message.acknowledge, session.recover, lambda: next(iter(browser)),
+             lambda: consumer.receive(10), lambda: setattr(consumer, "listener", None),
+             lambda: session.create_producer(queue), session.close):
+    session._state.disown = once(plain, behind=True)
+    stopped(call)
+session._state.disown = plain
+"""
+
 LEFT_OWNED = """
 session = session_of()
 producer, consumer = session.create_producer(filled(0)), session.create_consumer(filled(0))
@@ -284,6 +310,8 @@ interrupted(producer.send, "x")
 session._state.own = once(plain, behind=True)
 interrupted(consumer.receive, 1)
 got = threading.Event()
+session._state.own = once(plain, behind=True)
+interrupted(session.create_browser, session.create_queue("q"))
 consumer.listener = lambda message: got.set()
 filled(1)
 assert got.wait(30)
@@ -349,6 +377,10 @@ def test_what_is_given_back_is_given_back_once() -> None:
 
 def test_a_transaction_goes_on_without_the_message_whose_consumer_a_handler_has_closed() -> None:
     run(CLOSED_WITHIN)
+
+
+def test_a_handler_may_raise_an_error_of_the_type_that_a_lock_raises() -> None:
+    run(STOPPING)
 
 
 def test_a_session_is_free_behind_a_call_that_was_interrupted_as_it_began() -> None:

@@ -25,7 +25,7 @@ STOPPED     STARTED  STOPPED  FAILED   CLOSING      -
 STARTED     STARTED  STOPPED  FAILED   CLOSING      -
 CLOSING     -        -        CLOSING  CLOSING      CLOSED
 CLOSED      -        -        CLOSED   CLOSED       CLOSED
-FAILED      -        -        FAILED   CLOSING      CLOSED
+FAILED      -        -        FAILED   CLOSING      -
 """
 
 
@@ -93,8 +93,23 @@ def test_a_failure_is_not_lost_to_what_another_thread_does_at_that_moment(monkey
             return dict.get(self, key, default)
 
     monkeypatch.setattr("sdk.lifecycle.TRANSITIONS", Table(TRANSITIONS))
-    lifecycle.process(Event.START)
 
-    assert lifecycle.state is State.FAILED
     with pytest.raises(ConnectionLostException, match="the cable was cut"):
-        lifecycle.require_usable()
+        lifecycle.process(Event.START)
+    assert lifecycle.state is State.FAILED
+    assert not lifecycle.usable
+
+
+def test_what_is_closed_stays_closed_whoever_fails_it_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifecycle = _in(State.STARTED)
+
+    class Table(dict[tuple[State, Event], State]):
+        def get(self, key: tuple[State, Event], default: State | None = None) -> State | None:
+            if key == (State.STARTED, Event.FAIL):
+                lifecycle.process(Event.BEGIN_CLOSE)
+                lifecycle.process(Event.END_CLOSE)
+            return dict.get(self, key, default)
+
+    monkeypatch.setattr("sdk.lifecycle.TRANSITIONS", Table(TRANSITIONS))
+    assert not lifecycle.fail(ConnectionLostException("the cable was cut"))
+    assert lifecycle.state is State.CLOSED

@@ -22,6 +22,7 @@ from sdk import (
     JMSException,
     Message,
     MessageConsumer,
+    MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
     Session,
@@ -105,6 +106,58 @@ def test_session_in_use_by_another_thread_raises(connection: Connection) -> None
     assert str(results.get(timeout=_WAIT)) == "end"
     thread.join()
     producer.send("and now it is free")
+
+
+def test_a_receive_that_fails_puts_nothing_back_that_another_thread_has_received(connection: Connection) -> None:
+    _send(connection, "m0", "m1")
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    consumer = session.create_consumer(session.create_queue("q"))
+    state, got, plain = session._state, [], session._state.disown
+    eventually(lambda: len(consumer._buffer) == 2)
+
+    def disown() -> None:
+        state.disown = plain
+        plain()
+        thread, results = _in_thread(lambda: consumer.receive(_WAIT))
+        thread.join(_WAIT)
+        got.append(results.get())
+
+    def refuse(_message: Message) -> None:
+        raise MessageFormatException("of another type")
+
+    state.disown = disown
+    with pytest.raises(MessageFormatException, match="another type"):
+        consumer._receive(_WAIT, refuse)
+    got.append(consumer.receive(_WAIT))
+    assert [message.body for message in got] == ["m0", "m1"]
+    assert consumer.receive_nowait() is None
+
+
+def test_stop_waits_for_a_receiver_though_another_thread_is_refused_meanwhile(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _send(connection, "x")
+    session = connection.create_session()
+    consumer = session.create_consumer(session.create_queue("q"))
+    inside, go_on, plain = threading.Event(), threading.Event(), MessageConsumer._count_used
+
+    def slow(this: MessageConsumer) -> None:
+        inside.set()
+        assert go_on.wait(_WAIT)
+        plain(this)
+
+    monkeypatch.setattr(MessageConsumer, "_count_used", slow)
+    receiver, results = _in_thread(lambda: consumer.receive(_WAIT))
+    assert inside.wait(_WAIT)
+    with pytest.raises(IllegalStateException, match="in use by another thread"):
+        consumer.receive_nowait()
+    stopper, stopped = _in_thread(connection.stop)
+    stopper.join(0.2)
+    assert stopped.empty()
+    go_on.set()
+    assert stopped.get(timeout=_WAIT) is None
+    assert results.get(timeout=_WAIT).body == "x"
+    receiver.join(_WAIT)
 
 
 def test_message_cannot_be_acknowledged_while_another_thread_uses_its_session(connection: Connection) -> None:
@@ -505,6 +558,32 @@ def test_a_send_whose_session_gets_no_thread_is_not_sent_and_leaves_nothing_to_w
     producer.send("b", on_completion=lambda _message, error: told.put(error))
     assert told.get(timeout=_WAIT) is None
     assert told.empty()
+
+
+@pytest.mark.parametrize("refused", ["thread", "limit"])
+def test_a_completion_whose_send_was_refused_keeps_neither_a_commit_nor_a_thread_waiting(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_thread, "_LINGER", 0.01)
+    with SmallBroker(transaction_messages=1, request_timeout_seconds=_WAIT).connect() as connection:
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        producer = session.create_producer(session.create_queue("q"))
+        told: list[str] = []
+
+        def send(body: str) -> None:
+            producer.send(body, on_completion=lambda message, _error: told.append(str(message)))
+
+        if refused == "thread":
+            with no_new_threads(), pytest.raises(RuntimeError, match="new thread"):
+                send("a")
+        else:
+            send("a")
+            with pytest.raises(ResourceAllocationException, match="transaction_messages"):
+                send("b")
+        eventually(lambda: session._state.thread is None)
+        session.commit()
+        assert len(told) == (refused == "limit")
+        assert not session._state.completions
 
 
 def test_a_commit_that_gets_no_thread_for_its_completions_is_done_and_tells_them_itself(

@@ -840,7 +840,14 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     plain = rules.state._retry
     monkeypatch.setattr(rules.state, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1])
     rules.pass_time(1)
+    assert not tried, "there is no more room than before"
+    rules.state.room = Room(0.75, 0, 4096, "the store is full")
+    rules.pass_time(1)
     assert len(tried) == 16
+    assert [each.arrival for each in rules.state._holding.making_room] == sorted(
+        each.arrival for each in rules.state._holding.making_room
+    )
+    assert len(rules.state._holding.making_room) == 100
 
 
 @pytest.mark.parametrize(("sizes", "answer"), [((410,), None), ((10,), None), ((200, 201), "held"), ((500,), "held")])
