@@ -1,14 +1,20 @@
 """Writes the pages that say what the code says: ``python docs/generate.py``.
 
-``docs/options.md`` is made from the settings classes, ``docs/requests.md`` from the docstring of the operations.
+``docs/options.md`` is made from the settings classes, ``docs/requests.md`` from the docstring of the operations, and
+``docs/api.md`` from what the packages export.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
+import re
 import sys
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from broker_adapter.engine import operations
 from broker_adapter.settings import (
@@ -108,7 +114,70 @@ def _limit(value: float | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
+API_HEAD = """# The names
+
+What each package exports, with the first line of its documentation. `help(NAME)` in Python shows the whole of it:
+parameters with units, what is returned and raised, what blocks and for how long. Generated from the code: `make docs`.
+
+Programs use `sdk` and `spark_connector`. `broker_adapter` and `ack_modes` are for those who write another transport,
+another acknowledge mode, or tools around the engine. What is not on this page, or begins with an underscore, may change
+at any time.
+"""
+
+#: The packages, and whether the members of their classes are on the page as well.
+PACKAGES = {"sdk": True, "spark_connector": True, "broker_adapter": False, "ack_modes": False}
+
+
+def api() -> str:
+    """The page of what the packages export."""
+    parts = [API_HEAD]
+    for package, has_members in PACKAGES.items():
+        module = importlib.import_module(package)
+        parts.append(f"\n## {package}\n\n{_first_sentence(module)}\n\n")
+        for name in sorted(module.__all__, key=str.lower):
+            thing = getattr(module, name)
+            parts.append(f"- `{name}{_parameters(thing)}`: {_first_sentence(thing)}\n")
+            if has_members and inspect.isclass(thing) and not issubclass(thing, (BaseException, Enum)):
+                parts += [
+                    f"  - `{each}{_parameters(member)}`: {_first_sentence(member)}\n"
+                    for each, member in _members(thing)
+                ]
+    return "".join(parts)
+
+
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties of a class, as they are written, those that it has from others of ours first."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.split(".")[0] in PACKAGES:
+            found.update((name, member) for name, member in vars(base).items() if not name.startswith("_"))
+    for name, member in found.items():
+        plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if isinstance(plain, property) or inspect.isfunction(plain):
+            yield name, plain
+
+
+def _parameters(thing: Any) -> str:
+    """The names of the parameters of a function, in brackets; nothing for what is not called."""
+    if not inspect.isfunction(thing):
+        return ""
+    parameters = inspect.signature(thing).parameters.values()
+    plain = [
+        each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name not in ("self", "cls")
+    ]
+    return str(inspect.Signature(plain))
+
+
+def _first_sentence(thing: Any) -> str:
+    if isinstance(thing, (str, int)):
+        return f"the constant `{thing!r}`."
+    if get_origin(thing) is not None:
+        return "an alias for annotations."
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "`").split())
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    for name, page in (("options.md", options()), ("requests.md", requests())):
+    for name, page in (("options.md", options()), ("requests.md", requests()), ("api.md", api())):
         Path(__file__).with_name(name).write_text(page, encoding="utf-8")

@@ -18,7 +18,7 @@ from tests.interop.brokers.brokers import table
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["options", "requests"])
+@pytest.mark.parametrize("name", ["options", "requests", "api"])
 def test_a_generated_page_is_what_the_code_generates(name: str) -> None:
     page = runpy.run_path(str(ROOT / "docs" / "generate.py"))[name]()
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == page, "run: make docs"
