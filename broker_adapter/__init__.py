@@ -32,7 +32,6 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
-from broker_adapter.failover import Refresh
 from broker_adapter.selector import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.signals import Waiters, uninterrupted
@@ -46,6 +45,7 @@ from broker_adapter.transport import (
     LinkRestored,
     Peer,
     ReceiverSpec,
+    Refresh,
     Restored,
     Restoring,
     SenderSpec,

@@ -1,4 +1,7 @@
-"""From a connection URL to a transport: the only file that knows every transport."""
+"""From a connection URL to a transport: the only file that knows every transport.
+
+Each is loaded when it is first needed: who only imports the SDK, or uses the engine in the process, needs no AMQP.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,10 @@ from functools import partial
 import attrs
 
 from broker_adapter.amqp.codec import decode_payload
-from broker_adapter.amqp.transport import AmqpTransport, login_for
-from broker_adapter.failover import FailoverTransport, Identification, Inner, Refresh
-from broker_adapter.in_process import InProcessTransport
+from broker_adapter.errors import JMSException
 from broker_adapter.settings import ClientSettings
-from broker_adapter.transport import Transport
-from broker_adapter.url import AmqpURL, EmbeddedURL, parse_url
+from broker_adapter.transport import Refresh, Transport
+from broker_adapter.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
 
 
 def transport_for(
@@ -30,20 +31,35 @@ def transport_for(
 
     Raises:
         InvalidURLException
+        JMSException: it is one of AMQP, and Proton cannot be loaded.
     """
     parsed = parse_url(url)
     if isinstance(parsed, EmbeddedURL):
+        from broker_adapter.in_process import InProcessTransport
+
         return InProcessTransport(parsed, decode_payload), parsed.client
     if not restores:
         parsed = attrs.evolve(parsed, failover=attrs.evolve(parsed.failover, failover="nofailover"))
-    return FailoverTransport(parsed, _amqp, refresh=refresh), parsed.client
+    return _over_amqp(parsed, refresh), parsed.client
 
 
-def _amqp(address: AmqpURL, epoch: int, identification: Identification) -> Inner:
-    return AmqpTransport(
-        address,
-        epoch=epoch,
-        commit_prefix=identification.commit_prefix,
-        connection_token=identification.token,
-        make_login=partial(login_for, trust=identification.trust),
-    )
+def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:
+    try:
+        from broker_adapter.amqp.transport import AmqpTransport, login_for
+    except ImportError as error:
+        raise JMSException(
+            f"AMQP needs the package python-qpid-proton, which cannot be loaded here: {error}; install it:"
+            " pip install python-qpid-proton (embedded: URLs work without it)"
+        ) from error
+    from broker_adapter.failover import FailoverTransport, Identification, Inner
+
+    def connected(address: AmqpURL, epoch: int, identification: Identification) -> Inner:
+        return AmqpTransport(
+            address,
+            epoch=epoch,
+            commit_prefix=identification.commit_prefix,
+            connection_token=identification.token,
+            make_login=partial(login_for, trust=identification.trust),
+        )
+
+    return FailoverTransport(url, connected, refresh=refresh)

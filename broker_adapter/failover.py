@@ -86,6 +86,7 @@ from broker_adapter.transport import (
     OnSettled,
     Peer,
     ReceiverSpec,
+    Refresh,
     Restored,
     Restoring,
     SenderSpec,
@@ -150,8 +151,6 @@ class Identification:
 
 #: Makes an inner transport: to this address, with this epoch.
 Make = Callable[[AmqpURL, int, Identification], Inner]
-#: Gives a user name and a password that are fresher than those which were refused.
-Refresh = Callable[[], tuple[str | None, str | None]]
 
 
 class Phase(Enum):

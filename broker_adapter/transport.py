@@ -39,6 +39,10 @@ class Credentials:
     client_id: str | None = None
 
 
+#: Gives a user name and a password that are fresher than those which were refused.
+Refresh = Callable[[], tuple[str | None, str | None]]
+
+
 @attrs.frozen
 class Server:
     """An address that a broker announces (``failover-server-list`` of its open frame)."""
