@@ -126,9 +126,10 @@ def _check_options(url: EmbeddedURL, broker: Broker) -> None:
     for name in sorted(url.engine_options):
         asked, used = getattr(url.engine, name), getattr(broker.settings, name)
         if asked != used:
+            remedy = "or close the others first" if url.path is not None else "which lives until the process ends"
             raise IllegalStateException(
                 f"the engine of embedded:{url.path or ''} is open in this process with {name}={used!r}, so it cannot"
-                f" be used with {name}={asked!r}; give the same options to every connection, or close the others first"
+                f" be used with {name}={asked!r}; give the same options to every connection of it, {remedy}"
             )
 
 

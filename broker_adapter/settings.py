@@ -155,7 +155,10 @@ class FailoverSettings:
         None, "attempts to restore a lost connection before giving up; none: no limit", least=0
     )
     startup_max_reconnect_attempts: int | None = _option(
-        0, "attempts of a new connection beyond one at each address; none: no limit but the time-out", least=0
+        0,
+        "attempts of a new connection beyond one at each address; none: until one succeeds, or the time-out that"
+        " create_connection() was given is over",
+        least=0,
     )
     initial_reconnect_delay_seconds: float = _option(0.0, "pause before the first attempt after a loss", least=0)
     reconnect_delay_seconds: float = _option(

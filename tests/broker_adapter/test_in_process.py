@@ -293,3 +293,15 @@ def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
     assert came.wait(WAIT)
     assert answered == [None]
     transport.close(WAIT)
+
+
+@pytest.mark.parametrize(
+    ("durable", "remedy"), [(True, "or close the others first$"), (False, "which lives until the process ends$")]
+)
+def test_an_engine_that_is_open_with_other_options_says_what_to_do(tmp_path: Path, durable: bool, remedy: str) -> None:
+    path = str(tmp_path) if durable else ""
+    used, asked = (parse_url(f"embedded:{path}{query}") for query in ("", "?max_deliveries=4"))
+    lease = EngineLease(used)
+    with pytest.raises(IllegalStateException, match=remedy):
+        EngineLease(asked)
+    lease.release()
