@@ -40,7 +40,8 @@ Connection URLs take options as `?name=value&name=value`:
 | `failover:(URL,URL,...)`, each URL one of the line above | client, network, failover; of each URL: network |
 | `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | Qpid's own, see failover.md |
 
-The first connection of an engine in the process decides its options, for as long as it is open; others give the same, or none.
+The first connection of an engine in the process decides its options, for as long as it is open; others give the same,
+or none.
 
 `holdfast serve` takes those of the engine and of the server as `--option NAME=VALUE`. An unknown option is an error
 that lists the known ones. `none` stands for no limit where the default is one.

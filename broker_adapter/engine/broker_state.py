@@ -1307,7 +1307,7 @@ class BrokerState:
                     self.totals.duplicates_rejected += 1
                     continue
             taken += 1
-            if not self._is_over(message, now_ms):
+            if message.expires_at_ms is None or not self._is_over(message, now_ms):
                 self._spread(message, wanting, now_ms, effects)
         else:
             held.index = len(messages)

@@ -465,7 +465,8 @@ def test_many_damaged_messages_are_put_aside_together(
     quarantine_all = LmdbStore.quarantine_all
 
     def counted(store: LmdbStore, records: Any) -> bool:
-        writes.append(len(records))
+        if records:  # else nothing is written
+            writes.append(len(records))
         return quarantine_all(store, records)
 
     monkeypatch.setattr(LmdbStore, "quarantine_all", counted)
