@@ -136,14 +136,13 @@ def api() -> str:
     parts = [API_HEAD]
     for package, has_members in PACKAGES.items():
         module = importlib.import_module(package)
-        parts.append(f"\n## {package}\n\n{_first_sentence(module)}\n\n")
+        parts.append(f"\n## {package}\n\n{_summary(module)}\n\n")
         for name in sorted(module.__all__, key=str.lower):
             thing = getattr(module, name)
-            parts.append(f"- `{name}{_parameters(thing)}`: {_first_sentence(thing)}\n")
+            parts.append(f"- `{name}{_parameters(thing)}`: {_summary(thing)}\n")
             if has_members and inspect.isclass(thing) and not issubclass(thing, (BaseException, Enum)):
                 parts += [
-                    f"  - `{each}{_parameters(member)}`: {_first_sentence(member)}\n"
-                    for each, member in _members(thing)
+                    f"  - `{each}{_parameters(member)}`: {_summary(member)}\n" for each, member in _members(thing)
                 ]
     return "".join(parts)
 
@@ -171,7 +170,7 @@ def _parameters(thing: Any) -> str:
     return str(inspect.Signature(plain))
 
 
-def _first_sentence(thing: Any) -> str:
+def _summary(thing: Any) -> str:
     if isinstance(thing, (str, int)):
         return f"the constant `{thing!r}`."
     if get_origin(thing) is not None:

@@ -105,12 +105,12 @@ class QueueBrowser:
         settings = state.settings
         prefetch = settings.browser_prefetch_messages
         window = max(_LEAST_WINDOW, settings.prefetch_messages if prefetch is None else prefetch)
-        look = self._open()
+        look = self._state.in_one_call(self._open)
         end = self._end
         try:
             arrived = window
             while arrived >= window:
-                arrived = self._fetch(look, window)
+                arrived = self._state.in_one_call(self._fetch, look, window)
                 while look.copies:
                     self._check(look)
                     message = self._opened(look.copies.popleft())
@@ -124,44 +124,23 @@ class QueueBrowser:
 
     def _open(self) -> _Look:
         state = self._state
-        if state.calling:
-            state.refuse_nested()
-        entered = False
-        try:
-            if not state.own(False):
-                state.own_or_refuse()
-            entered = state.calling = True
-            self._require_usable()
-            look = _Look()
-            spec = ReceiverSpec(
-                session=state.number,
-                destination=self._destination,
-                selector=self._selector,
-                browse=True,
-                presettled=True,
-            )
-            look.link = state.transport.attach(spec, look.copies.extend, state.settings.request_timeout_seconds)
-            self._looks[look.link] = look
-            return look
-        finally:
-            if entered:
-                state.calling = False
-            try:
-                state.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
+        self._require_usable()
+        look = _Look()
+        spec = ReceiverSpec(
+            session=state.number,
+            destination=self._destination,
+            selector=self._selector,
+            browse=True,
+            presettled=True,
+        )
+        look.link = state.transport.attach(spec, look.copies.extend, state.settings.request_timeout_seconds)
+        self._looks[look.link] = look
+        return look
 
     def _fetch(self, look: _Look, window: int) -> int:
         """Wait for the next copies; returns how many came, fewer than the window at the end."""
         state = self._state
-        if state.calling:
-            state.refuse_nested()
-        entered = False
         try:
-            if not state.own(False):
-                state.own_or_refuse()
-            entered = state.calling = True
             self._require_usable()
             self._check(look)
             state.transport.credit(look.link, window)
@@ -171,14 +150,6 @@ class QueueBrowser:
         except ConnectionLostException as error:
             self._state.lifecycle.require_usable()
             raise _interrupted(self._destination) from error
-        finally:
-            if entered:
-                state.calling = False
-            try:
-                state.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()

@@ -510,7 +510,7 @@ class Session:
             TransactionInDoubtException: nobody can tell whether it was done.
             IllegalStateException: the session is not transacted, or closed.
         """
-        self._end("commit", True, self._commit)
+        self._state.in_one_call(self._end, "commit", True, self._commit)
 
     def rollback(self) -> None:
         """Drop what was sent, and have what was received come again, since the last commit or rollback.
@@ -518,7 +518,7 @@ class Session:
         Raises:
             IllegalStateException: the session is not transacted, or closed.
         """
-        self._end("rollback", True, self._rollback)
+        self._state.in_one_call(self._end, "rollback", True, self._rollback)
 
     def acknowledge(self) -> None:
         """Acknowledge everything that this session has received, where its mode is CLIENT; other modes ignore it.
@@ -535,37 +535,20 @@ class Session:
         Raises:
             IllegalStateException: the session is transacted (use ``rollback``), or closed.
         """
-        self._end("recover", False, self._recover)
+        self._state.in_one_call(self._end, "recover", False, self._recover)
 
     def _end(self, what: str, transacted: bool, act: Callable[[], None]) -> None:
         state = self._state
-        if state.calling:
-            state.refuse_nested()
-        entered = False
-        try:
-            if not state.own(False):
-                state.own_or_refuse()
-            entered = state.calling = True
-            self._require_usable()
-            if state.policy.transacted != transacted:
-                raise IllegalStateException(
-                    f"cannot {what}: session is {self._mode.name}, not TRANSACTED"
-                    if transacted
-                    else f"cannot {what}: session is {self._mode.name}, use rollback()"
-                )
-            if state.in_own_thread() and state.dispatching is None:
-                raise IllegalStateException(
-                    f"cannot {what}: a completion callback runs, which must not end a transaction"
-                )
-            act()
-        finally:
-            if entered:
-                state.calling = False
-            try:
-                state.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
+        self._require_usable()
+        if state.policy.transacted != transacted:
+            raise IllegalStateException(
+                f"cannot {what}: session is {self._mode.name}, not TRANSACTED"
+                if transacted
+                else f"cannot {what}: session is {self._mode.name}, use rollback()"
+            )
+        if state.in_own_thread() and state.dispatching is None:
+            raise IllegalStateException(f"cannot {what}: a completion callback runs, which must not end a transaction")
+        act()
 
     def _commit(self) -> None:
         state = self._state
@@ -671,42 +654,30 @@ class Session:
 
     def _acknowledge(self, tag: DeliveryTag) -> None:
         """What ``message.acknowledge()`` does."""
+        self._state.in_one_call(self._acknowledge_now, tag)
+
+    def _acknowledge_now(self, tag: DeliveryTag) -> None:
         state = self._state
-        if state.calling:
-            state.refuse_nested()
-        entered = False
-        try:
-            if not state.own(False):
-                state.own_or_refuse()
-            entered = state.calling = True
-            self._require_usable()
-            with state.settling:
-                ending = state.policy.acknowledge(tag)
-                if not ending.dirty:
-                    try:
-                        state.settle(ending.settlements)
-                    except ConnectionLostException:  # before the session was told
-                        ending = Ending((), dirty=True, stale_count=len(ending.settlements))
-            if ending.dirty:
-                self._give_back(ending.settlements)
-                raise StaleAcknowledgementException(
-                    f"cannot acknowledge: the connection was lost while {ending.stale_count} messages were held by "
-                    f"{state.name}; they will come again",
-                    stale_count=ending.stale_count,
-                )
-            if state.confirms and ending.settlements:
-                state.confirm()
-            late = state.take_too_late()
-            if late:
-                raise too_late(state.name, late)
-        finally:
-            if entered:
-                state.calling = False
-            try:
-                state.disown()
-            except RuntimeError:
-                if entered:  # else it was refused
-                    raise
+        self._require_usable()
+        with state.settling:
+            ending = state.policy.acknowledge(tag)
+            if not ending.dirty:
+                try:
+                    state.settle(ending.settlements)
+                except ConnectionLostException:  # before the session was told
+                    ending = Ending((), dirty=True, stale_count=len(ending.settlements))
+        if ending.dirty:
+            self._give_back(ending.settlements)
+            raise StaleAcknowledgementException(
+                f"cannot acknowledge: the connection was lost while {ending.stale_count} messages were held by "
+                f"{state.name}; they will come again",
+                stale_count=ending.stale_count,
+            )
+        if state.confirms and ending.settlements:
+            state.confirm()
+        late = state.take_too_late()
+        if late:
+            raise too_late(state.name, late)
 
     # What the connection does with its sessions.
 

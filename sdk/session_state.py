@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
@@ -44,6 +44,7 @@ from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
 log: Final = logging.getLogger("sdk")
+_T = TypeVar("_T")
 
 #: Longest wait for the session's own thread to leave a session whose listeners it serves no more, in seconds.
 _LEAVING_SECONDS: Final = 1.0
@@ -184,24 +185,33 @@ class SessionState:
 
     # One thread at a time, and one call.
     #
-    # A call that receives, sends or ends deliveries begins and ends like this.  Handlers of signals run behind a call
-    # and as a function of Python begins: so what gives the session back is not in a function of its own.
-    #
-    #     if state.calling:
-    #         state.refuse_nested()
-    #     entered = False
-    #     try:
-    #         if not state.own(False):
-    #             state.own_or_refuse()
-    #         entered = state.calling = True
-    #         ...
-    #     finally:
-    #         if entered:
-    #             state.calling = False
-    #         try:
-    #             state.disown()
-    #         except RuntimeError:  # it was refused
-    #             pass
+
+    def in_one_call(self, act: Callable[..., _T], *arguments: Any) -> _T:
+        """Do what receives, sends or ends deliveries: owning the session, and with nothing else between its steps.
+
+        ``receive`` and ``send`` have these lines themselves, without a call for each message.  Handlers of signals run
+        behind a call and as a function of Python begins, so what gives the session back is in no function of its own.
+
+        Raises:
+            RuntimeError: the handler of a signal has interrupted such a call in this thread.
+            IllegalStateException: another thread has the session.
+        """
+        if self.calling:
+            self.refuse_nested()
+        entered = False
+        try:
+            if not self.own(False):
+                self.own_or_refuse()
+            entered = self.calling = True
+            return act(*arguments)
+        finally:
+            if entered:
+                self.calling = False
+            try:
+                self.disown()
+            except RuntimeError:
+                if entered:  # else it was refused
+                    raise
 
     def refuse_nested(self) -> None:
         """What follows where ``calling`` says that a call is under way: in this thread, or in another.

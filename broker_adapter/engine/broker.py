@@ -267,8 +267,7 @@ class Broker:
             self._inbox.append(ahead)
         self._inbox.append(command._replace(reply=waiter.answer))
         if self.failed is not None:  # a closed engine has no thread that would answer
-            seconds = -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
-            uninterrupted(partial(self._run_one, seconds))
+            uninterrupted(partial(self._run_one, _lock_seconds(timeout)))
         elif may_be_interrupted() or not self._run_one(0):
             self._signal()
         return waiter.wait(type(command).__name__, timeout)
@@ -1316,6 +1315,11 @@ def _split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
     )
 
 
+def _lock_seconds(timeout: float | None) -> float:
+    """A time-out in seconds (None: none) as locks take it."""
+    return -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+
+
 class _Waiter:
     """Somebody who waits for an answer."""
 
@@ -1332,7 +1336,7 @@ class _Waiter:
             self._answered.release()
 
     def wait(self, what: str, timeout: float | None) -> Any:
-        if not self._answered.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
+        if not self._answered.acquire(timeout=_lock_seconds(timeout)):
             raise OperationTimedOutException(f"no answer to {what} within {timeout:g} s")
         if isinstance(self._result, JMSException):
             raise copied(self._result)
