@@ -409,8 +409,8 @@ class ClientProtocol:
         self._session(-1)
 
     def _on_open(self, event: RemoteOpen) -> None:
-        if event.properties.get("amqp:connection-establishment-failed") is True:
-            return  # a close with the reason follows
+        if event.properties.get("amqp:connection-establishment-failed", False) is not False:
+            return  # a close with the reason follows; Artemis says it with the text "true"
         product = str(event.properties.get("product", "unknown"))
         self._info = PeerInfo(
             product=product,

@@ -132,8 +132,9 @@ def test_open_tells_what_the_broker_is() -> None:
         (AmqpError("amqp:resource-limit-exceeded", "full"), ResourceAllocationException),
     ],
 )
-def test_a_refused_open_raises_the_reason(error: AmqpError, cls: type[JMSException]) -> None:
-    broker = ScriptedBroker()
+@pytest.mark.parametrize("said", [True, "true"])
+def test_a_refused_open_raises_the_reason(error: AmqpError, cls: type[JMSException], said: object) -> None:
+    broker = ScriptedBroker(properties={"amqp:connection-establishment-failed": said})
     broker.open_error = error
     wired = Wired(broker)
     result = Result()
