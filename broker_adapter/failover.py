@@ -98,7 +98,7 @@ from broker_adapter.transport import (
 )
 from broker_adapter.url import AmqpURL, FailoverURL
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 _T = TypeVar("_T")
 
 #: Property of a message that was sent again to a broker that cannot tell whether it has it.

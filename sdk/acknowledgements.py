@@ -38,7 +38,7 @@ from broker_adapter import (
     OperationTimedOutException,
 )
 
-_log = logging.getLogger("sdk")
+_log = logging.getLogger("holdfast.sdk")
 
 #: Most acknowledgements of a connection that wait for their message to come again; the oldest is forgotten.
 MAX_GIVEN: Final = 100_000

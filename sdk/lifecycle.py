@@ -12,7 +12,7 @@ from typing import Final
 
 from broker_adapter import IllegalStateException, JMSException
 
-_log = logging.getLogger("sdk")
+_log = logging.getLogger("holdfast.sdk")
 
 
 class State(Enum):

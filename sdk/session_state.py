@@ -43,7 +43,7 @@ from sdk.acknowledgements import Acknowledgements, Given, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
-log: Final = logging.getLogger("sdk")
+log: Final = logging.getLogger("holdfast.sdk")
 _T = TypeVar("_T")
 
 #: Longest wait for the session's own thread to leave a session whose listeners it serves no more, in seconds.

@@ -18,7 +18,7 @@ from spark_connector.offsets import split
 from spark_connector.options import SourceOptions
 from spark_connector.rows import Readable, batch_of, decoded
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Messages that one batch of a browser has.
 _BROWSED = 1000

@@ -16,7 +16,7 @@ from typing import TypeVar
 from sdk import Connection, ConnectionFactory, ConnectionLostException, JMSException, OperationTimedOutException
 from spark_connector.options import ConnectionOptions
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 T = TypeVar("T")
 
 _Key = tuple[int, str, str | None, str | None]

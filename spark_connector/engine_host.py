@@ -42,7 +42,7 @@ from broker_adapter.url import EmbeddedURL, parse_url
 from sdk import JMSException
 from spark_connector.options import ConnectionOptions
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 Options = TypeVar("Options", bound=ConnectionOptions)
 _USER: Final = "spark"
 #: Largest request and answer of the desk.

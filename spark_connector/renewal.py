@@ -24,7 +24,7 @@ from sdk.range_reader import renew
 from spark_connector.connections import with_retries
 from spark_connector.options import SinkOptions
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 #: Renewals in one time-out.
 _RENEWALS: Final = 10
 #: Longest pause between two of them, in seconds: the time-out may be a shorter one after a restart of the broker.

@@ -45,7 +45,7 @@ from spark_connector.engine_host import DriverLog
 from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, span
 from spark_connector.options import SourceOptions
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: How long the broker may be away before a query that waits for news fails, in seconds.
 OFFLINE_TOLERANCE_SECONDS = 600.0

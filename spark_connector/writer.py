@@ -46,7 +46,7 @@ from spark_connector.options import EXACTLY_ONCE, SinkOptions
 from spark_connector.renewal import Renewal
 from spark_connector.rows import RowError, envelopes_of, largest_cell
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Messages of one transaction where each task commits by itself.
 _COMMIT_MESSAGES = 1000

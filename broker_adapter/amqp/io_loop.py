@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.signals import uninterrupted
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Pieces of work that are taken before bytes are written and other connections have their turn.
 WORK_PER_TURN: Final = 2_000

@@ -57,7 +57,7 @@ from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from broker_adapter.settings import GIB, KIB, MIB
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: The version of python-qpid-proton whose C functions this file was written against.
 PROTON_VERSION: Final = "0.40.0"

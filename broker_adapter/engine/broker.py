@@ -77,7 +77,7 @@ from broker_adapter.selector import Selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.signals import may_be_interrupted, uninterrupted
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Messages and settlements that one commit takes at most; more wait for the next one.
 CYCLE_MESSAGES = 10_000

@@ -87,7 +87,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.settings import EngineSettings
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: What a store raises that its disk has failed.
 STORE_ERRORS = (lmdb.Error, OSError)

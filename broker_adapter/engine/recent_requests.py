@@ -18,7 +18,7 @@ from broker_adapter.errors import (
     copied,
 )
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Answers that are remembered, and for how long.
 MOST_ANSWERS: Final = 1000

@@ -52,7 +52,7 @@ from broker_adapter.url import masked
 from broker_adapter.version import own_version
 from broker_adapter.wording import counted
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
 DEFAULT_LISTEN = "127.0.0.1:5672"

@@ -63,7 +63,7 @@ from broker_adapter.server.workers import Workers
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Bytes in a socket's buffer above which the protocol is not asked for more.
 _HIGH_WATER_BYTES = 256 * 1024

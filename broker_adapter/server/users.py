@@ -34,7 +34,7 @@ from broker_adapter.engine.lmdb_store import sync_directory
 from broker_adapter.errors import JMSSecurityException
 from broker_adapter.mechanisms import SCRAM_SHA_256
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Iterations of the hash where the administrator gives no number: about 20 ms of one core for each login, the client's
 #: by SCRAM-SHA-256 and the server's by PLAIN.

@@ -11,7 +11,7 @@ from typing import Any
 from broker_adapter.errors import IllegalStateException, ResourceAllocationException
 from broker_adapter.server.fair_queue import FairQueue
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"holdfast.{__name__}")
 
 Job = Callable[[], None]
 

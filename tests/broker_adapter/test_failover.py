@@ -926,7 +926,7 @@ def test_a_link_that_is_lost_as_soon_as_the_connection_is_restored_is_mended_onc
                 server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
                 assert wait_for(lambda: LinkInterrupted in map(type, made.events))
 
-    log, losing = logging.getLogger("broker_adapter.failover"), Losing()
+    log, losing = logging.getLogger("holdfast.broker_adapter.failover"), Losing()
     before = log.level
     log.setLevel(logging.INFO)
     log.addHandler(losing)

@@ -76,7 +76,7 @@ def test_failed_object_raises_its_reason_as_a_new_error_each_time() -> None:
 
 
 def test_change_of_state_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "sdk"):
+    with caplog.at_level(logging.DEBUG, "holdfast.sdk"):
         _in(State.STARTED).process(Event.STOP)
 
     assert [record.getMessage() for record in caplog.records] == ["= session 3 is STARTED", "= session 3 is STOPPED"]

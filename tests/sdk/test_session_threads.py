@@ -275,7 +275,7 @@ def test_listener_that_raises_is_logged_and_the_next_message_comes(
 
     session = connection.create_session()
     _send(connection, "bad", "good")
-    with caplog.at_level(logging.ERROR, "sdk"):
+    with caplog.at_level(logging.ERROR, "holdfast.sdk"):
         session.create_consumer(session.create_queue("q")).listener = listen
         assert done.wait(_WAIT)
         session.close()
@@ -303,7 +303,7 @@ def test_client_session_goes_on_when_its_listener_raises(
 
     session = connection.create_session(AcknowledgeMode.CLIENT)
     _send(connection, "a", "b", "c")
-    with caplog.at_level(logging.CRITICAL, "sdk"):
+    with caplog.at_level(logging.CRITICAL, "holdfast.sdk"):
         session.create_consumer(session.create_queue("q")).listener = listen
         assert done.wait(_WAIT)
         session.close()
@@ -456,7 +456,7 @@ def test_closing_and_stopping_wait_for_a_listener_that_runs(connection: Connecti
 def test_close_gives_up_on_a_listener_that_does_not_return(caplog: pytest.LogCaptureFixture) -> None:
     broker = SmallBroker(close_timeout_seconds=0.05)
     entered, leave = threading.Event(), threading.Event()
-    with broker.connect() as connection, caplog.at_level(logging.CRITICAL, "sdk"):
+    with broker.connect() as connection, caplog.at_level(logging.CRITICAL, "holdfast.sdk"):
         connection.start()
         session = connection.create_session()
 
@@ -670,7 +670,7 @@ def test_completion_tells_what_went_wrong_and_another_still_comes(
         told.append(error)
         raise ValueError("the callback is wrong")
 
-    with caplog.at_level(logging.CRITICAL, "sdk"):
+    with caplog.at_level(logging.CRITICAL, "holdfast.sdk"):
         producer.send("x", on_completion=on_completion)
         producer.send("y", on_completion=on_completion)
         producer.close()  # waits for both
@@ -766,7 +766,7 @@ def test_exception_listener_that_raises_hears_of_the_next_error(
         raise ValueError("the listener is wrong")
 
     connection.exception_listener = listen
-    with caplog.at_level(logging.CRITICAL, "sdk"):
+    with caplog.at_level(logging.CRITICAL, "holdfast.sdk"):
         for _ in range(2):
             broker.interrupt()
             broker.restore()
