@@ -551,6 +551,13 @@ class Session:
         act()
 
     def _commit(self) -> None:
+        self._state.committing = True
+        try:
+            self._commit_now()
+        finally:
+            self._state.committing = False
+
+    def _commit_now(self) -> None:
         state = self._state
         with state.settling:
             ending = state.policy.commit()
@@ -792,7 +799,8 @@ class Session:
             late = state.take_too_late()
             if late:
                 state.report(too_late(state.name, late))  # nobody will acknowledge any more
-            state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
+            if not state.committing:  # else commit(), in another thread or below this handler, knows what became of it
+                state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             if self._thread is not None:
                 self._thread.stop()
                 if self._thread.thread.is_alive():  # else it has not started yet, and ends by itself

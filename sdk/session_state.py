@@ -84,9 +84,10 @@ class Completion:
         self.error: JMSException | None = None
 
     def __call__(self, error: JMSException | None) -> None:
-        """The broker has answered; called by the transport."""
-        self.error = error
-        self.done = True
+        """The broker has answered; called by the transport.  What it was told first holds."""
+        if not self.done:
+            self.error = error
+            self.done = True
         self._state.wake()
 
     def run(self) -> None:
@@ -120,6 +121,7 @@ class SessionState:
         listening: the consumers that have a listener, by link; under ``lock``.
         dispatching: the consumer whose listener runs now, if any.
         calling: whether a call that nothing may come into is under way.
+        committing: whether a commit is under way, which ends the sends of the transaction itself.
         served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
         is_holdfast: whether the broker is ours.
@@ -181,6 +183,8 @@ class SessionState:
         # The work of a transaction that is not committed.
         self.sends: list[tuple[int, Envelope]] = []
         self.send_completions: list[Completion] = []
+        self.committing = False
+        self._ended_sends: list[tuple[list[Completion], JMSException | None]] = []  #: with what became of them
         self._sends_bytes = 0
 
     # One thread at a time, and one call.
@@ -426,13 +430,22 @@ class SessionState:
             self.wake()  # the thread has nothing to tell before the end of the transaction
 
     def end_sends(self, error: JMSException | None) -> None:
-        """The transaction is over: committed (None), or not."""
-        completions, self.send_completions = self.send_completions, []
+        """The transaction is over: committed (None), or not.
+
+        Where the handler of a signal has raised in the middle of this, the next call tells what is left.
+        """
         self.sends = []
         self._sends_bytes = 0
-        for completion in completions:
-            completion(error)
-        if completions:
+        if self.send_completions:
+            self._ended_sends.append((self.send_completions, error))
+            self.send_completions = []
+        ended_sends = self._ended_sends.copy()
+        for ended in ended_sends:
+            for completion in ended[0]:
+                completion(ended[1])
+            with suppress(ValueError):  # two threads may be at it
+                self._ended_sends.remove(ended)
+        if ended_sends:
             try:
                 self.ensure_thread()
             except RuntimeError as error:  # the transaction has ended all the same

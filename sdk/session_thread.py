@@ -63,8 +63,13 @@ class SessionThread:
                 break
         if owned:
             self._leave()
-        if self._stopping:  # otherwise another thread may tell by now
+        while self._stopping:  # otherwise another thread may tell by now
             state.complete()
+            with state.making_thread:
+                state.thread = None
+                if not self._may_tell():
+                    break
+                state.thread = self.thread  # whoever needs it may have seen that it was there
         del self._redeliver  # the session refers to this
 
     def _leave(self) -> bool:
@@ -108,6 +113,10 @@ class SessionThread:
         except JMSException as error:
             state.report(error)
 
+    def _may_tell(self) -> bool:
+        completions = self._state.completions
+        return bool(completions) and completions[0].done
+
     def _is_needed(self) -> bool:
         state = self._state
         if len(state.completions) > len(state.send_completions):  # the others end with the transaction
@@ -129,7 +138,7 @@ class SessionThread:
         def something() -> bool:
             if state.policy.due_at != due_at or self._is_needed() != needed:
                 return True  # there is another instant to wait for
-            if self._stopping or (state.completions and state.completions[0].done):
+            if self._stopping or self._may_tell():
                 return True
             serving = state.running and bool(state.listening)
             if serving != owned:

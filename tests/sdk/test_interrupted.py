@@ -211,6 +211,39 @@ session.close()
 assert told == ["told", "0", "1", "2"], told
 """
 
+COMMITTED = """
+from sdk.session_state import Completion
+
+does, place = sys.argv[2:]
+told = []
+
+def completed(message, error): told.append((message.body, type(error).__name__ if error else None))
+
+queue = filled(0)
+session = session_of("TRANSACTED")
+producer = session.create_producer(queue)
+for number in range(3): producer.send(str(number), on_completion=completed)
+if does == "closes": signal.signal(signal.SIGUSR1, lambda *_: session.close())
+if place == "as it tells":
+    plain, at_first = Completion.__call__, once(lambda: None)
+    Completion.__call__ = lambda self, error: (at_first(), plain(self, error))
+else:
+    transport.commit = once(transport.commit, behind=True)
+began = time.monotonic()
+if does == "closes":
+    session.commit()
+else:
+    interrupted(session.commit)
+    producer.send("3", on_completion=completed)
+    session.commit()
+    session.close()
+assert time.monotonic() - began < 30
+# Where commit() was interrupted before it had its answer, nobody can tell.
+first = None if (does, place) != ("raises", "behind the broker") else "TransactionInDoubtException"
+assert told == [(str(number), first) for number in range(3)] + [("3", None)] * (does == "raises"), told
+assert bodies(session_of().create_consumer(queue), 0.5)[:3] == ["0", "1", "2"]
+"""
+
 OPENING = """
 import broker_adapter.engine.broker as module
 
@@ -368,6 +401,12 @@ def test_the_next_close_of_a_producer_a_browser_or_a_context_ends_what_is_left(a
 
 def test_completions_are_told_behind_one_whose_send_was_interrupted() -> None:
     run(COMPLETIONS)
+
+
+@pytest.mark.parametrize("does", ["raises", "closes"])
+@pytest.mark.parametrize("place", ["as it tells", "behind the broker"])
+def test_completions_say_what_became_of_a_commit_that_was_interrupted(does: str, place: str) -> None:
+    run(COMMITTED, "embedded:", does, place)
 
 
 def test_an_engine_is_given_back_whose_opening_was_interrupted_twice(tmp_path: object) -> None:

@@ -1041,3 +1041,26 @@ def test_a_thread_that_is_interrupted_as_it_closes_and_closes_again_does_not_wai
     assert results.get(timeout=_WAIT / 2) is None
     thread.join()
     assert ends == ["handler"]
+
+
+def test_a_session_that_closes_leaves_completions_to_a_commit_that_waits(tmp_path: object) -> None:
+    options = "max_queue_messages=5&close_timeout_seconds=0.3&hold_timeout_seconds=600&request_timeout_seconds=600"
+    with ConnectionFactory(f"embedded:{tmp_path}?{options}").create_connection() as connection:
+        connection.start()
+        _send(connection, *"abcde")
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        destination = session.create_queue("q")
+        told: list[tuple[Any, JMSException | None]] = []
+        producer = session.create_producer(destination)
+        for body in "fg":
+            producer.send(body, on_completion=lambda message, error: told.append((message.body, error)))
+        thread, results = _in_thread(session.commit)
+        eventually(lambda: any(each.held_producers for each in connection.statistics().queues))
+        session.close()
+        assert told == []
+        with connection.create_session() as other, other.create_consumer(destination) as consumer:
+            received = [consumer.receive(_WAIT) for _ in range(7)]
+        thread.join(_WAIT)
+        assert results.get_nowait() is None
+        assert [message.body for message in received if message is not None] == list("abcdefg")
+        assert told == [("f", None), ("g", None)]
