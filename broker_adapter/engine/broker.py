@@ -443,13 +443,27 @@ class Broker:
         return (
             self.failed is None
             and self._unwritten is None
-            and bool(self._loads or self._chores or self._lookers or self._scans or self._looks or self._state.has_more)
+            and bool(
+                self._loads
+                or self._chores
+                or self._lookers
+                or self._scans
+                or self._looks
+                or self._state.has_more
+                or (self._state.waits_at_large and self._has_freed_memory)
+            )
         )
+
+    @property
+    def _has_freed_memory(self) -> bool:
+        """Whether there is more room for volatile messages than the last decision knew of."""
+        known = self._state.volatile_room
+        return known is not None and known < self.settings.max_volatile_bytes - self._memory.bytes
 
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._state.next_deadline_ms()]
-        if self._state.waits_for_room:
+        if self._state.waits_at_large and self._state.room is not None:
             alarms.append(self._room_checked_ms + _ROOM_CHECK_MS)
         if self._by_itself:
             if self._due_ms is not None:

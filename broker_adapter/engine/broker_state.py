@@ -89,6 +89,11 @@ _LOOK_AGAIN_MS = 60_000
 _ROUNDS = 8
 #: So many commits that make room are tried when there is more room, and have to wait all the same.
 _MAKING_ROOM = 16
+#: What a commit that was tried again in vain may cost, in milliseconds for each of its sends and settlements: so long
+#: the others are not tried.
+_TRIED_MS = 0.02
+#: How far these times may be ahead of the clock, in milliseconds: the small ones are tried whenever they may go on.
+_TRIED_AHEAD_MS = 5
 
 #: What the names of temporary destinations begin with.
 TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
@@ -201,6 +206,8 @@ class BrokerState:
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
         self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
+        self._tried_until_ms = 0.0  #: commits are tried again from then on
+        self._put_off: dict[int, QueueState | None] = {}  #: queues whose commits wait for that; 0: those at large
         self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._holding = Holding()
         self._next_message = 1
@@ -479,13 +486,14 @@ class BrokerState:
         return bool(self._awake or self._holding.is_choosing)
 
     @property
-    def waits_for_room(self) -> bool:
-        """Whether somebody may go on when the store has more room."""
-        return self.room is not None and self._holding.waits_at_large
+    def waits_at_large(self) -> bool:
+        """Whether somebody may go on when the whole engine has more room."""
+        return self._holding.waits_at_large
 
     def next_deadline_ms(self) -> int | None:
-        """When the first held send is to be refused, or a resting message delivered again; by ``elapsed_ms``."""
-        due = [self._holding.next_deadline_ms(), self._next_rested_ms()]
+        """When the first held send is to be refused or tried, or a resting message delivered; by ``elapsed_ms``."""
+        again_ms = math.ceil(self._tried_until_ms) - _TRIED_AHEAD_MS if self._put_off else None
+        due = [self._holding.next_deadline_ms(), self._next_rested_ms(), again_ms]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def _next_rested_ms(self) -> int | None:
@@ -1485,6 +1493,11 @@ class BrokerState:
     def _resume_held(self, now_ms: int, effects: Effects) -> None:
         """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
         holding = self._holding
+        if self._put_off and self._may_try():
+            put_off, self._put_off = self._put_off, {}
+            self._awake.update(
+                (each.id, each) for each in put_off.values() if each is not None and each.id in self.queues
+            )
         for queue in list(self._awake.values()):
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
@@ -1501,6 +1514,9 @@ class BrokerState:
         line = self._holding.making_room
         left = _MAKING_ROOM if any(map(gt, self._room_at_large(), self._room_before)) else 0
         for held in list(line) if left else ():
+            if not self._may_try():
+                self._put_off[0] = None
+                return  # there is still more room than at the last try
             if held.line is line:  # else it has ended with another one
                 self._holding.withdraw(held)
                 if self._retry(held, now_ms, effects):
@@ -1520,11 +1536,19 @@ class BrokerState:
         for _ in range(len(line)):
             if not line:
                 return
+            if isinstance(line[0].command, c.Commit) and not self._may_try():
+                queue = line[0].queue
+                self._put_off[0 if queue is None else queue.id] = queue
+                return
             held = self._holding.take(line)
             if self._retry(held, now_ms, effects):
                 self._end_waiting((held,), now_ms, effects)
             elif line and line[0] is held:
                 return
+
+    def _may_try(self) -> bool:
+        """Whether commits are tried again now: those that go on waiting may take a part of the time only."""
+        return self._tried_until_ms <= self._elapsed_ms + _TRIED_AHEAD_MS
 
     def _go_on_choosing(self, now_ms: int, effects: Effects) -> None:
         """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn.
@@ -1571,7 +1595,11 @@ class BrokerState:
     def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
         try:
             if isinstance(held.command, c.Commit):
-                return self._do_commit(held, now_ms, effects)
+                done = self._do_commit(held, now_ms, effects)
+                if not done and not held.is_choosing:
+                    cost_ms = _TRIED_MS * (len(held.command.sends) + len(held.command.settlements))
+                    self._tried_until_ms = max(self._tried_until_ms, self._elapsed_ms) + cost_ms
+                return done
             if isinstance(held.command, c.Publish):
                 return self._do_publish(held, now_ms, effects)
             return self._take(held, self._targets(held.command.destination, effects), now_ms, effects)

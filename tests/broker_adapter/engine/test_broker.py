@@ -408,6 +408,25 @@ def test_volatile_messages_have_a_limit_of_their_own(engines: Engines) -> None:
     assert send(broker, client, "q", b"x" * 900, persistent=False) is None
 
 
+def test_who_waits_for_memory_goes_on_as_the_last_acknowledgement_frees_it(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_adapter.engine.broker._SLEEP_SECONDS", 10 * WAIT)  # so that nothing else happens then
+    one = 900 + MESSAGE_BYTES + PLACE_BYTES
+    broker = engines.start(max_volatile_bytes=2 * one + 100, hold_timeout_seconds=10 * WAIT)
+    client = connect(broker)
+    assert send(broker, client, "q", b"x" * 900, b"x" * 900, persistent=False) is None
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    messages = inbox.wait_for(1)
+    answered = threading.Event()
+    message = c.NewMessage(0, b"y" * 900, persistent=False)
+    broker.submit(c.Enqueue(client, queue("other"), [message], lambda _: answered.set()))
+    broker.call(c.Due(()), WAIT)
+    assert not answered.is_set()
+    broker.submit(c.Settle(consumer, [each.number for each in messages], Outcome.ACCEPTED))
+    assert answered.wait(WAIT)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_places_of_volatile_messages_count_towards_their_limit(engines: Engines, persistent: bool) -> None:
     """A message of one byte to a hundred subscribers takes 24 kB."""

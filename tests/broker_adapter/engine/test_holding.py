@@ -875,3 +875,43 @@ def test_commits_to_several_full_queues_are_counted_once_in_each() -> None:
     assert {each.name: each.held_producers for each in rules.do(c.Statistics()).queues if each.held_producers} == {
         "q": 2
     }
+
+
+@pytest.mark.parametrize("place", ["in a full queue", "at large", "making room"])
+def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_by_itself(place: str) -> None:
+    rules = Rules(max_queue_messages=1010) if place == "in a full queue" else Rules()
+    client = rules.connect()
+    for _ in range(30):
+        rules.send(client, Q, b"x")
+    consumer = rules.attach(client, Q, credit=30)
+    rules.state.volatile_room = None if place == "in a full queue" else 100_000
+    settled = [(consumer, 30, Outcome.ACCEPTED)] if place == "making room" else []
+    other = Q if place == "in a full queue" else queue("other")
+    commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
+    assert rules.do(commit) == "held"
+    answers: list[Any] = []
+    held = next(iter(rules.state._holding))
+    held.command = commit._replace(reply=answers.append)
+    tried = 0
+
+    def free_a_little(number: int) -> None:
+        nonlocal tried
+        before = rules.state._tried_until_ms
+        if place != "in a full queue":
+            rules.state.volatile_room = 100_000 + number
+        rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
+        tried += rules.state._tried_until_ms > before
+
+    for number in range(1, 11):
+        free_a_little(number)
+    assert tried <= 1, "in one millisecond"
+    assert held.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state._elapsed_ms
+    # There is room now, and nothing else happens.
+    for number in range(11, 30):
+        free_a_little(number)
+    rules.state.volatile_room = None
+    assert not answers
+    for reply, result in rules.pass_time((rules.state.next_deadline_ms() or 0) - rules.state._elapsed_ms).replies:
+        reply(result)
+    assert answers == [None]
+    assert rules.state.next_deadline_ms() is None
