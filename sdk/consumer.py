@@ -80,6 +80,7 @@ class MessageConsumer:
         "_granted",
         "_half",
         "_in_doubt",
+        "_interrupted",
         "_is_stopped",
         "_lifecycle",
         "_link",
@@ -97,6 +98,7 @@ class MessageConsumer:
         "_taken",
         "_turns",
         "_undrained",
+        "_unsettled",
         "_used",
     )
 
@@ -147,6 +149,8 @@ class MessageConsumer:
         self._ended_here = 0  #: messages that were not given out, and do not come again
         self._rejected = 0  #: messages that were redelivered too often
         self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
+        self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
+        self._interrupted = False  #: a call of ``receive`` was, by the handler of a signal, so credit may be miscounted
         self._undrained = False  #: a drain had no answer in time, so the credit may be gone or not
         self._is_stopped = False  #: something is being given back: no credit is granted
         self._gives_back = False  #: what comes before the answer to that drain is given back
@@ -235,11 +239,11 @@ class MessageConsumer:
                     if message is not None or self._ended():
                         return message
                 return self._receive_slowly(timeout)
-            except BaseException:  # perhaps of the handler of a signal
+            except BaseException as error:  # perhaps of the handler of a signal
                 if entered:
                     self._put_back(self._taken)
                     self._taken = None
-                    self._undrained = True  # credit may have been counted, and not granted
+                    self._interrupted = self._interrupted or not isinstance(error, JMSException)
                 raise
             finally:
                 if entered:
@@ -278,9 +282,11 @@ class MessageConsumer:
         if self._state.listening:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
+        deadline = time.monotonic() + (timeout or 0)
+        if self._interrupted:
+            self._mend_credit(timeout)
         if timeout is None:
             return self._receive_before(None)
-        deadline = time.monotonic() + timeout
         if timeout > 0:
             message = self._receive_before(deadline - min(timeout / 2, _DRAIN_SECONDS))
             if message is not None or self._ended():
@@ -397,20 +403,23 @@ class MessageConsumer:
             except IndexError:  # the handler of a signal has closed it, and what was there is given back
                 policy.withdrawn(tag)
                 return None
-            settlements = policy.consumed(tag, time.monotonic())
             # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
             message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
             acknowledgements = state.acknowledgements
+            given = None if acknowledgements is None else given_for(self._source, envelope, delivery)
+            self._unsettled = settlements = policy.consumed(tag, time.monotonic())
             at_once = len(settlements) == 1
             if acknowledgements is not None and not at_once:
-                acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
+                acknowledgements.delivered(tag, given)
             if settlements:
                 try:
                     if at_once and acknowledgements is not None:
-                        state.settle_at_once(settlements, given_for(self._source, envelope, delivery))
+                        state.settle_at_once(settlements, given)
                     else:
                         state.settle(settlements)
+                    self._unsettled = ()
                 except ConnectionLostException as error:
+                    self._unsettled = ()
                     if policy.tells_lost_acknowledgements:
                         raise ConnectionLostException(
                             f"message {envelope.message_id!r} could not be acknowledged, and will come again: {error}"
@@ -428,6 +437,11 @@ class MessageConsumer:
             return
         state = self._state
         with state.settling:
+            unsettled, self._unsettled = self._unsettled, ()
+            if unsettled:  # some of them may be with the broker
+                with contextlib.suppress(ConnectionLostException):
+                    state.settle(unsettled)
+                return
             if not state.policy.withdrawn(delivery.tag):
                 return
             if self._closing:
@@ -757,6 +771,21 @@ class MessageConsumer:
                 self._pull()
             if self._end_flow(max(0.0, deadline - time.monotonic())):
                 self._open_credit()
+
+    def _mend_credit(self, timeout: float | None) -> None:
+        """An interrupted ``receive`` may have counted credit that it did not grant: all of it is counted anew."""
+        settings = self._state.settings
+        self._reset()
+        self._undrained = True
+        try:
+            if not self._is_away:
+                longest = settings.request_timeout_seconds if timeout is None else settings.poll_timeout_seconds
+                self._end_flow(min(timeout or longest, longest))
+        except JMSException:  # the next call asks again, if there is still something to ask
+            return
+        self._interrupted = False
+        self._granted = self._arrived
+        self._open_credit()
 
     def _end_flow(self, seconds: float) -> bool:
         """Drain.

@@ -211,6 +211,46 @@ session.close()
 assert told == ["told", "0", "1", "2"], told
 """
 
+CREDIT = """
+prefetch, timeout = int(sys.argv[2]), float(sys.argv[3])
+queue = filled(20)
+consumer = session_of("CLIENT").create_consumer(queue, prefetch=prefetch)
+assert consumer.receive(30).body == "0"
+found, plain = ["0"], transport.credit
+
+def receive():
+    while (message := consumer.receive(timeout)) is not None: found.append(message.body)
+
+transport.credit = once(plain)
+interrupted(receive)
+receive()
+assert found == [str(number) for number in range(20)], found
+"""
+
+SETTLED = """
+import sdk.consumer as module
+
+mode, place = sys.argv[2:]
+queue = filled(120)
+session = session_of(mode)
+consumer = session.create_consumer(queue)
+found = []
+
+def receive():
+    while (message := consumer.receive(1)) is not None: found.append(message.body)
+
+for _ in range(99): found.append(consumer.receive(30).body)
+if place == "as it is made": module.message_of = once(module.message_of)
+else: session._state._hand_over = once(session._state._hand_over)
+interrupted(receive)
+receive()
+missing = {str(number) for number in range(120)} - set(found)
+assert not missing if place == "as it is made" else len(missing) <= 1, missing
+session.close()
+left = session_of().create_consumer(queue).receive(1)
+assert left is None, left.body
+"""
+
 COMMITTED = """
 from sdk.session_state import Completion
 
@@ -407,6 +447,18 @@ def test_completions_are_told_behind_one_whose_send_was_interrupted() -> None:
 @pytest.mark.parametrize("place", ["as it tells", "behind the broker"])
 def test_completions_say_what_became_of_a_commit_that_was_interrupted(does: str, place: str) -> None:
     run(COMMITTED, "embedded:", does, place)
+
+
+@pytest.mark.parametrize("timeout", ["0", "5"])
+@pytest.mark.parametrize("prefetch", ["0", "10"])
+def test_what_waits_is_received_though_credit_for_it_was_interrupted(prefetch: str, timeout: str) -> None:
+    run(CREDIT, "embedded:", prefetch, timeout)
+
+
+@pytest.mark.parametrize("place", ["as it is made", "as it is settled"])
+@pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK"])
+def test_nothing_stays_in_hand_whose_acknowledgement_was_interrupted(mode: str, place: str) -> None:
+    run(SETTLED, "embedded:", mode, place)
 
 
 def test_an_engine_is_given_back_whose_opening_was_interrupted_twice(tmp_path: object) -> None:
