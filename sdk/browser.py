@@ -73,7 +73,8 @@ class QueueBrowser:
         return f"<QueueBrowser {self._lifecycle.name} of {str(self._destination)!r}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_lifecycle", None) is not None and self._lifecycle.usable and self._state.lifecycle.usable:
+        lifecycle = getattr(self, "_lifecycle", None)
+        if lifecycle is not None and lifecycle.is_to_close and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> QueueBrowser:

@@ -35,6 +35,7 @@ from broker_adapter import (
     TransportEvent,
     own_version,
     statistics_from,
+    uninterrupted,
 )
 from sdk.acknowledgements import LostAcknowledgements, forgive
 from sdk.checks import check_request, check_timeout
@@ -90,6 +91,7 @@ class Connection:
         "_settings",
         "_sinks",
         "_standing",
+        "_starting",
         "_telling",
         "_transport",
         "_user_id",
@@ -124,6 +126,7 @@ class Connection:
         self._is_local = is_local
         self._lifecycle = Lifecycle(f"connection {next(_numbers)}")
         self._lock = threading.RLock()
+        self._starting = threading.RLock()  #: held while the sessions are started or stopped, and by no other call
         self._closed = threading.Event()
         self._closing = Closing()
         self._sessions: WeakTable[Session] = WeakTable()
@@ -150,7 +153,7 @@ class Connection:
         return f"<Connection {self._peer.client_id!r} to {self._peer.product}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_peer", None) is not None and self._lifecycle.usable:
+        if getattr(self, "_peer", None) is not None and self._lifecycle.is_to_close:
             dropped(self, self.close, self._transport)
 
     def __enter__(self) -> Connection:
@@ -284,10 +287,11 @@ class Connection:
         Raises:
             IllegalStateException: the connection is closed.
         """
-        with self._lock:
-            if self._lifecycle.process(Event.START):
-                for session in self._sessions.values():
-                    session._start()
+        with self._starting:
+            with self._lock:
+                sessions = self._sessions.values() if self._lifecycle.process(Event.START) else ()
+            for session in sessions:
+                session._start()
 
     def stop(self) -> None:
         """Hold messages back: no receiver returns one, and no listener is called, after this returns; legal twice.
@@ -301,9 +305,10 @@ class Connection:
         """
         self._refuse_own_threads("stop")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
-        with self._lock:
-            self._lifecycle.process(Event.STOP)
-            sessions = self._sessions.values()
+        with self._starting:
+            with self._lock:
+                self._lifecycle.process(Event.STOP)
+                sessions = self._sessions.values()
             for session in sessions:
                 session._stop()
         late = [session._state.name for session in sessions if not session._wait_until_stopped(deadline)]
@@ -420,7 +425,7 @@ class Connection:
         if not self._telling.locked():
             name = f"holdfast-exceptions-of-{self._lifecycle.name.replace(' ', '-')}"
             try:
-                threading.Thread(target=self._tell, name=name, daemon=True).start()
+                uninterrupted(threading.Thread(target=self._tell, name=name, daemon=True).start)
             except RuntimeError as failure:  # the process has as many threads as it may
                 log.error("! %s has no thread for its listeners, who hear with the next: %s (%s)", name, news, failure)
 

@@ -171,7 +171,7 @@ class MessageConsumer:
         )
 
     def __del__(self) -> None:
-        if getattr(self, "_link", -1) >= 0 and self._lifecycle.usable and self._state.lifecycle.usable:
+        if getattr(self, "_link", -1) >= 0 and self._lifecycle.is_to_close and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport)
 
     def __enter__(self) -> MessageConsumer:

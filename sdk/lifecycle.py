@@ -110,6 +110,11 @@ class Lifecycle:
             self.error = error  # ahead of the state, which another thread may be changing
         return self.process(Event.FAIL)
 
+    @property
+    def is_to_close(self) -> bool:
+        """Whether it is usable, or its ``close()`` was interrupted, so that it has to be closed when it is dropped."""
+        return self.usable or self.state is State.CLOSING
+
     def require_usable(self) -> None:
         """Raises where the object is closed, closing or failed.
 

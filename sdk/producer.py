@@ -99,7 +99,8 @@ class MessageProducer:
         return f"<MessageProducer {self._lifecycle.name} to {where}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_lifecycle", None) is not None and self._lifecycle.usable and self._state.lifecycle.usable:
+        lifecycle = getattr(self, "_lifecycle", None)
+        if lifecycle is not None and lifecycle.is_to_close and self._state.lifecycle.usable:
             dropped(self, self.close, self._state.transport, warns=False)  # it has nothing that others could miss
 
     def __enter__(self) -> MessageProducer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from broker_adapter import Destination, IllegalStateException, InvalidDestinationException, OperationTimedOutException
@@ -97,10 +98,11 @@ class Requestor:
         """Close; legal twice.  The temporary queue ends, and with it replies that come too late."""
         if self._closed:
             return
-        self._closed = True
         self._producer.close()
         self._consumer.close()
-        self._session.delete_temporary(self._replies)
+        with suppress(InvalidDestinationException):  # that call may have done it
+            self._session.delete_temporary(self._replies)
+        self._closed = True  # only now: a call that the handler of a signal has interrupted goes on
 
 
 def reply(session: Session, request: Message, body: Message | str | bytes | dict[str, Any] | list[Any]) -> None:

@@ -151,7 +151,7 @@ class Session:
 
     def __del__(self) -> None:
         state = getattr(self, "_state", None)
-        if state is not None and state.lifecycle.usable:
+        if state is not None and state.lifecycle.is_to_close:
             dropped(self, self.close, self._transport)
 
     def __enter__(self) -> Session:
@@ -786,12 +786,12 @@ class Session:
     def _close(self, deadline: float) -> None:
         state = self._state
         state.process(Event.BEGIN_CLOSE)
+        if not state.policy.transacted:
+            for producer in self._producers.values():
+                if not producer._wait_for_answers(deadline):
+                    log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
         owned = False
         try:
-            if not state.policy.transacted:
-                for producer in self._producers.values():
-                    if not producer._wait_for_answers(deadline):
-                        log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
             owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)

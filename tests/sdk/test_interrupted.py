@@ -251,6 +251,55 @@ left = session_of().create_consumer(queue).receive(1)
 assert left is None, left.body
 """
 
+STOPPED = """
+session = session_of()
+queue = filled(0)
+
+def handler(*_):
+    threading.Thread(target=connection.stop, daemon=True).start()
+    time.sleep(0.3)  # until that thread waits for this one
+    connection.close()
+
+class Entered:
+    # a lock that is held as the signal comes
+    def __init__(self, inner): self.inner, self.first = inner, threading.main_thread()
+    def __enter__(self):
+        self.inner.__enter__()
+        if threading.current_thread() is self.first:
+            self.first = None
+            hit()
+    def __exit__(self, *error): return self.inner.__exit__(*error)
+
+signal.signal(signal.SIGUSR1, handler)
+session._state.lock = Entered(session._state.lock)
+try: session.create_consumer(queue)
+except IllegalStateException: pass
+"""
+
+DROPPED = """
+import gc, warnings
+warnings.simplefilter("ignore")
+queue = filled(9)
+session = session_of("CLIENT")
+consumer = session.create_consumer(queue)
+assert consumer.receive(30).body == "0"
+transport.detach = once(transport.detach)
+interrupted(consumer.close)
+del consumer
+gc.collect()
+assert bodies(session_of().create_consumer(queue), 5) == [str(number) for number in range(1, 9)]
+"""
+
+REQUESTOR = """
+from sdk import Requestor
+session = session_of()
+requestor = Requestor(session, filled(0))
+transport.detach = once(transport.detach)
+interrupted(requestor.close)
+requestor.close()
+assert not [each.name for each in connection.statistics().queues if each.name.startswith("temporary")]
+"""
+
 COMMITTED = """
 from sdk.session_state import Completion
 
@@ -447,6 +496,11 @@ def test_completions_are_told_behind_one_whose_send_was_interrupted() -> None:
 @pytest.mark.parametrize("place", ["as it tells", "behind the broker"])
 def test_completions_say_what_became_of_a_commit_that_was_interrupted(does: str, place: str) -> None:
     run(COMMITTED, "embedded:", does, place)
+
+
+@pytest.mark.parametrize("program", [STOPPED, DROPPED, REQUESTOR], ids=["stop", "dropped", "requestor"])
+def test_what_was_interrupted_is_closed_all_the_same(program: str) -> None:
+    run(program, "embedded:?close_timeout_seconds=5")
 
 
 @pytest.mark.parametrize("timeout", ["0", "5"])
