@@ -223,7 +223,8 @@ class MessageConsumer:
             check: raises what is to be raised; the message is then the next one again, as if nothing had been.
         """
         state = self._state
-        if state.calling:
+        nested = state.calling
+        if nested:
             state.refuse_nested()
         entered = False
         taken: Delivery | None = None
@@ -248,7 +249,7 @@ class MessageConsumer:
             finally:
                 if entered:
                     taken, self._taken = self._taken, None
-                    state.gives_out = state.calling = False
+                    state.gives_out, state.calling = False, nested
                 try:
                     state.disown()
                 except RuntimeError:

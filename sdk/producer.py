@@ -196,7 +196,8 @@ class MessageProducer:
             IllegalStateException: closed, or the session is in use by another thread.
         """
         state = self._state
-        if state.calling:
+        nested = state.calling
+        if nested:
             state.refuse_nested()
         entered = False
         try:
@@ -245,7 +246,7 @@ class MessageProducer:
                     raise
         finally:
             if entered:
-                state.calling = False
+                state.calling = nested
             try:
                 state.disown()
             except RuntimeError:

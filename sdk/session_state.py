@@ -200,7 +200,8 @@ class SessionState:
             RuntimeError: the handler of a signal has interrupted such a call in this thread.
             IllegalStateException: another thread has the session.
         """
-        if self.calling:
+        nested = self.calling  # where a callback that this thread runs itself calls in
+        if nested:
             self.refuse_nested()
         entered = False
         try:
@@ -210,7 +211,7 @@ class SessionState:
             return act(*arguments)
         finally:
             if entered:
-                self.calling = False
+                self.calling = nested
             try:
                 self.disown()
             except RuntimeError:
