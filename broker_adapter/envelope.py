@@ -1,11 +1,37 @@
 """The envelope: a message as it is carried and stored, and its packed form.
 
-An envelope is an immutable tuple, so that packing it is one call of msgpack: no conversion stands between
-the fields and the bytes.  Applications hold ``sdk`` messages instead; two functions there convert.
+Applications hold ``sdk`` messages instead; two functions there convert.
+
+A packed envelope of version 2, all integers big-endian::
+
+    octet   what
+        0   0x48, which no other payload of ours begins with, and no AMQP message
+        1   the version: 2
+        2   flags: 1 persistent, 2 it expires, 4 it is delivered later, 8 it has an identity, 16 a group, 32 a time of
+            sending, 64 a message id
+        3   priority
+        4   kind of the body (:class:`BodyKind`)
+        5   form of the body: 0 none, 1 UTF-8 text, 2 bytes, 3 msgpack
+        6   kind of the destination (:class:`broker_adapter.destination.DestinationKind`)
+        7   0
+        8   sizes in bytes, 7 times u32: name of the destination, group, producer's id, message id, further headers,
+            properties, body
+       36   5 times i64: expiry, delivery time, time of sending (milliseconds since the epoch), thread and sequence of
+            the identity
+       76   what has these sizes, in the same order: the first four in UTF-8, the next two as maps in msgpack, which
+            have no bytes where there are none; nothing is behind the body
+
+What routes a message reads the head by itself (:func:`read_head`), and a selector all but the body
+(:func:`unpack_headers`).  The map of further headers grows: what is not known in it is ignored, and stays where it is,
+since messages are stored and passed on as the bytes that came; what is missing is absent from the message.  Everything
+else needs another version, which is refused by those who do not know it.
+
+Version 1, one array in msgpack of all fields, is read, and written for those who know no other one.
 """
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -15,9 +41,15 @@ from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationK
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth
 
-#: ``message-format`` of a transfer whose payload is a packed envelope: a vendor number of ours (AMQP 1.0
-#: section 2.8.11: the upper three bytes name the vendor's format, the last one its version).
-ENVELOPE_FORMAT = 0x484F4601  # "HOF", version 1
+#: The version of packed envelopes that is written; those before it are read.
+ENVELOPE_VERSION = 2
+#: ``message-format`` of a packed envelope: a vendor number of ours (AMQP 1.0 section 2.8.11: the upper three bytes name
+#: the vendor's format, the last one its version).
+ENVELOPE_FORMAT_1 = 0x484F4601  # "HOF", version 1
+ENVELOPE_FORMAT = 0x484F4600 | ENVELOPE_VERSION
+#: The first octet of a packed envelope, from version 2 on and of version 1.
+ENVELOPE_OCTET = 0x48
+ENVELOPE_OCTET_1 = 0xDC  # the msgpack head of an array of 16 or more
 #: ``message-format`` of a standard AMQP 1.0 message.
 AMQP_FORMAT = 0
 
@@ -47,6 +79,19 @@ class Identity(NamedTuple):
     sequence: int
 
 
+class Head(NamedTuple):
+    """What routes a message; see :class:`Envelope`."""
+
+    format: int  #: ``message-format`` of the packed envelope
+    destination: Destination
+    priority: int
+    persistent: bool
+    expires_at_ms: int | None
+    deliver_at_ms: int | None
+    group_id: str | None
+    identity: Identity | None
+
+
 class Envelope(NamedTuple):
     """All that a message is.  Instants are milliseconds since the epoch; ``None`` means absent.
 
@@ -72,105 +117,165 @@ class Envelope(NamedTuple):
     identity: Identity | None = None
 
 
-def pack(envelope: Envelope) -> bytes:
-    """The envelope as bytes of :data:`ENVELOPE_FORMAT`.
+def pack(envelope: Envelope, version: int = ENVELOPE_VERSION) -> bytes:
+    """The envelope as bytes.
+
+    Args:
+        envelope: what is packed.
+        version: of the form, from 1 to :data:`ENVELOPE_VERSION`.
 
     Raises:
         MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep, or there
-            are more lists and maps, or members of them, than the limits of :mod:`broker_adapter.packing`.
+            are more lists and maps, or members of them, than the limits of :mod:`broker_adapter.packing`; a number does
+            not fit into 63 bits.
     """
     try:
-        packer = _packers.pop()
-    except IndexError:
-        packer = msgpack.Packer(buf_size=_PACKER_BYTES)
-    try:
-        data: bytes = packer.pack(envelope)
-        size = len(data)
-        if size <= _PACKER_BYTES:
-            _packers.append(packer)
-        if size > UNCHECKED_BYTES:
-            check(data)
-        return data
-    except (TypeError, ValueError, OverflowError, UnicodeEncodeError) as error:
+        if version == 1:
+            return _packed(envelope)
+        # fmt: off
+        (
+            (name, destination_kind), body_kind, body, properties, message_id, correlation_id, reply_to, message_type,
+            sent_at_ms, expires_at_ms, deliver_at_ms, priority, persistent,
+            group_id, group_sequence, user_id, identity,
+        ) = envelope
+        # fmt: on
+        further = b""
+        others = correlation_id, reply_to, message_type, group_sequence, user_id
+        if others != _NO_OTHERS:
+            further = _packed({key: value for key, value in zip(_HEADERS, others, strict=True) if value is not None})
+        if not 0 <= priority <= 9:
+            priority = 0 if priority < 0 else 9
+        flags = _PERSISTENT if persistent else 0
+        group = producer = named = b""
+        thread_id = sequence = 0
+        if expires_at_ms is None:
+            expires_at_ms = 0
+        else:
+            flags |= _EXPIRES
+        if deliver_at_ms is None:
+            deliver_at_ms = 0
+        else:
+            flags |= _DELIVERED_LATER
+        if group_id is not None:
+            flags |= _GROUPED
+            group = group_id.encode()
+        if sent_at_ms is None:
+            sent_at_ms = 0
+        else:
+            flags |= _SENT
+        if message_id is not None:
+            flags |= _NAMED
+            named = message_id.encode()
+        if identity is not None:
+            flags |= _IDENTIFIED
+            producer_id, thread_id, sequence = identity
+            producer = producer_id.encode()
+        if type(body) is str:
+            form, content = _TEXT, body.encode()
+        elif type(body) is bytes:
+            form, content = _BYTES, body
+        elif body is None:
+            form, content = _NO_BODY, b""
+        else:
+            form, content = _MSGPACK, _packed(body)
+        destination = name.encode()
+        values = b"" if properties is None else _packed(properties)
+        # fmt: off
+        head = _pack_head(
+            ENVELOPE_OCTET, ENVELOPE_VERSION, flags, priority, body_kind, form, destination_kind,
+            len(destination), len(group), len(producer), len(named), len(further), len(values), len(content),
+            expires_at_ms, deliver_at_ms, sent_at_ms, thread_id, sequence,
+        )
+        # fmt: on
+        return b"".join((head, destination, group, producer, named, further, values, content))
+    except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
         raise MessageFormatException(f"the message cannot be encoded: {error}") from error
 
 
-def unpack(data: bytes | memoryview) -> Envelope:
-    """The envelope in these bytes.
+def unpack(data: bytes) -> Envelope:
+    """The envelope in these bytes, of any version that is known.
 
     Raises:
-        MessageFormatException: they are not a packed envelope, or a field of it is of the wrong type or out of range.
+        MessageFormatException: they are not a packed envelope, or a field of it is of the wrong type or out of range;
+            or the envelope is of a newer version.
+    """
+    return _unpack(data, True)
+
+
+def unpack_headers(data: bytes) -> Envelope:
+    """The envelope in these bytes without its body, as far as that can be left out.  Raises as :func:`unpack`."""
+    return _unpack(data, False)
+
+
+def read_head(data: bytes) -> Head:
+    """What routes a message, from its packed envelope: of version 2 in the same time, however large it is.
+
+    Raises:
+        MessageFormatException: this part is damaged; or the envelope is of a newer version, or none.
     """
     try:
-        if len(data) > UNCHECKED_BYTES:
-            check(data)
-        fields = msgpack.unpackb(data, strict_map_key=False, use_list=True)
+        if data[0] != ENVELOPE_OCTET:
+            envelope = _unpack_1(data)
+            return Head(
+                ENVELOPE_FORMAT_1,
+                envelope.destination,
+                envelope.priority,
+                envelope.persistent,
+                envelope.expires_at_ms,
+                envelope.deliver_at_ms,
+                envelope.group_id,
+                envelope.identity,
+            )
         # fmt: off
         (
-            destination, body_kind, body, properties, message_id, correlation_id, reply_to, message_type,
-            sent_at_ms, expires_at_ms, deliver_at_ms, priority, persistent,
-            group_id, group_sequence, user_id, identity,
-        ) = fields
+            _, version, flags, priority, _, _, destination_kind,
+            name_bytes, group_bytes, producer_bytes, id_bytes, further_bytes, property_bytes, body_bytes,
+            expires_at_ms, deliver_at_ms, _, thread_id, sequence,
+        ) = _read_head(data)
         # fmt: on
-        # Most messages are like this, which is looked at in half the time of what comes next.
-        if not (
-            correlation_id is None
-            and reply_to is None
-            and message_type is None
-            and expires_at_ms is None
-            and deliver_at_ms is None
-            and group_id is None
-            and group_sequence is None
-            and user_id is None
-            and (persistent is True or persistent is False)
-            and (properties is None or type(properties) is dict)
-            and type(destination) is list
-            and type(body_kind) is int
-            and type(message_id) is str
-            and type(sent_at_ms) is int
-            and type(priority) is int
-            and type(identity) is list
-        ):
-            types = list(map(type, fields))
-            if types != _usual_types and tuple(types) not in _known_types:
-                _check_types(types)
-        if type(body) is list or type(body) is dict:
-            check_depth(body, MAX_BODY_DEPTH)
-        if not 0 <= priority <= 9:
-            fields[_PRIORITY] = 0 if priority < 0 else 9
-        name, kind = destination
-        known = _destinations.get(name)
-        fields[0] = known if known is not None and known[1] == kind else _destination(name, kind)
-        fields[1] = _BODY_KINDS[body_kind]
-        if reply_to is not None:
-            fields[_REPLY_TO] = _destination(*reply_to)
-        if identity is not None:
-            if len(identity) != 3:
-                raise ValueError(f"an identity has three fields, not {len(identity)}")
-            fields[_IDENTITY] = _new(Identity, identity)
-        return _new(Envelope, fields)
-    except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException, RecursionError) as error:
+        group = _HEAD_BYTES + name_bytes
+        producer = group + group_bytes
+        named = producer + producer_bytes
+        end = named + id_bytes + further_bytes + property_bytes + body_bytes
+        if version != ENVELOPE_VERSION or end != len(data):
+            _refuse(version, end, len(data))
+        identity = None
+        if flags & _IDENTIFIED:
+            if thread_id < 0 or sequence < 0:
+                raise ValueError(_BELOW)
+            identity = _new(Identity, (data[producer:named].decode(), thread_id, sequence))
+        name = data[_HEAD_BYTES:group]
+        return _new(
+            Head,
+            (
+                ENVELOPE_FORMAT,
+                _destinations[destination_kind].get(name) or _new_destination(name, destination_kind),
+                priority if priority < 10 else 9,
+                flags & _PERSISTENT != 0,
+                expires_at_ms if flags & _EXPIRES else None,
+                deliver_at_ms if flags & _DELIVERED_LATER else None,
+                data[group:producer].decode() if flags & _GROUPED else None,
+                identity,
+            ),
+        )
+    except _UNPACKING_ERRORS as error:
         raise MessageFormatException(f"not a packed envelope: {error}") from error
+
+
+def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
+    """A stored message, with its format, for somebody who reads packed envelopes up to this version.
+
+    Raises:
+        MessageFormatException: it has to be packed anew, and cannot be.
+    """
+    if message_format != ENVELOPE_FORMAT or version >= ENVELOPE_VERSION:
+        return message_format, payload
+    return ENVELOPE_FORMAT_1, pack(unpack(payload), 1)
 
 
 def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
     """A message that its engine has set aside, or put back from there: with the engine's properties, and for good."""
     return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
-
-
-def check_stored(envelope: Envelope) -> None:
-    """Whether an envelope may be stored: ``unpack`` does not look into its identity and at the names of its properties.
-
-    Raises:
-        MessageFormatException: it may not.
-    """
-    identity = envelope.identity
-    if identity is not None:
-        check_identity(*identity)
-    if envelope.properties:
-        for name in envelope.properties:
-            if type(name) is not str:
-                raise MessageFormatException(f"{name!r} cannot be the name of a property")
 
 
 def check_identity(producer_id: Any, thread_id: Any, sequence: Any) -> None:
@@ -187,21 +292,45 @@ def check_identity(producer_id: Any, thread_id: Any, sequence: Any) -> None:
         )
 
 
-_PRIORITY = Envelope._fields.index("priority")
-_REPLY_TO = Envelope._fields.index("reply_to")
-_IDENTITY = Envelope._fields.index("identity")
+_HEAD = struct.Struct(">BBBBBBBxIIIIIIIqqqqq")
+_HEAD_BYTES = _HEAD.size
+_pack_head = _HEAD.pack
+_read_head = _HEAD.unpack_from
+#: Flags of the head.
+_PERSISTENT, _EXPIRES, _DELIVERED_LATER, _IDENTIFIED, _GROUPED, _SENT, _NAMED = 1, 2, 4, 8, 16, 32, 64
+#: Forms of the body.
+_NO_BODY, _TEXT, _BYTES, _MSGPACK = range(4)
+_BODY_KINDS = {int(kind): kind for kind in BodyKind}
+_KINDS = {int(kind): kind for kind in DestinationKind}
+_BELOW = "the thread or the sequence of its identity is below 0"
+_UNPACKING_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    struct.error,
+    msgpack.UnpackException,
+    RecursionError,
+)
+
 #: Packers that nobody uses now: making one costs half as much as packing, and each serves one message at a time.
 #: One is taken even where only one thread packs, since the garbage collector may run anything in the middle of it.
 _packers: list[msgpack.Packer] = []
 #: The buffer of a packer.  One that had to grow beyond it keeps what it has for ever, so it is not used again.
 _PACKER_BYTES = 256 * 1024
-_BODY_KINDS = {int(kind): kind for kind in BodyKind}
-_KINDS = {int(kind): kind for kind in DestinationKind}
-
 
 _LIMIT = 1 << 63
 _NONE = type(None)
-#: Types of the fields as msgpack brings them.
+#: The further headers, and their types as msgpack brings them.
+_HEADERS: dict[str, tuple[type, ...]] = {
+    "corr": (str, bytes),
+    "reply": (list,),
+    "type": (str,),
+    "seq": (int,),
+    "user": (str,),
+}
+_NO_OTHERS = (None,) * len(_HEADERS)
+#: Types of the fields of version 1 likewise.
 _TYPES: dict[str, tuple[type, ...]] = {
     "destination": (list,),
     "body_kind": (int,),
@@ -220,32 +349,170 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "user_id": (str, _NONE),
     "identity": (list, _NONE),
 }
+_TYPES_1 = [(name, _TYPES.get(name)) for name in Envelope._fields]
 _new = tuple.__new__  #: what ``_make`` calls, without counting the fields once more
-#: The types of all fields of the last envelope of a kind that had not been seen, and those of all kinds.
-_usual_types: list[type] = []
-_known_types: set[tuple[type, ...]] = set()
+#: Destinations by their kinds, and their names in UTF-8: most messages have one of few.
+_destinations: list[dict[bytes, Destination]] = [{} for _ in DestinationKind]
 _MOST_KNOWN = 10_000
-#: Destinations by their names: most messages have one of few.
-_destinations: dict[str, Destination] = {}
 
 
-def _check_types(types: list[type]) -> None:
-    global _usual_types
-    for name, found in zip(Envelope._fields, types, strict=True):
-        allowed = _TYPES.get(name)
-        if allowed is not None and found not in allowed:
-            raise ValueError(f"field {name!r} is a {found.__name__}")
-    _usual_types = types
-    if len(_known_types) < _MOST_KNOWN:
-        _known_types.add(tuple(types))
+def _packed(value: Any) -> bytes:
+    """A value in msgpack; raises what :func:`pack` catches."""
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(buf_size=_PACKER_BYTES)
+    data: bytes = packer.pack(value)
+    size = len(data)
+    if size <= _PACKER_BYTES:
+        _packers.append(packer)
+    if size > UNCHECKED_BYTES:
+        check(data)
+    return data
+
+
+def _unpacked(data: bytes) -> Any:
+    if len(data) > UNCHECKED_BYTES:
+        check(data)
+    return msgpack.unpackb(data, strict_map_key=False, use_list=True)
+
+
+def _unpack(data: bytes, with_body: bool) -> Envelope:
+    try:
+        if data[0] != ENVELOPE_OCTET:
+            return _unpack_1(data)
+        # fmt: off
+        (
+            _, version, flags, priority, body_kind, form, destination_kind,
+            name_bytes, group_bytes, producer_bytes, id_bytes, further_bytes, property_bytes, body_bytes,
+            expires_at_ms, deliver_at_ms, sent_at_ms, thread_id, sequence,
+        ) = _read_head(data)
+        # fmt: on
+        group = _HEAD_BYTES + name_bytes
+        producer = group + group_bytes
+        named = producer + producer_bytes
+        further = named + id_bytes
+        values = further + further_bytes
+        start = values + property_bytes
+        if version != ENVELOPE_VERSION or start + body_bytes != len(data):
+            _refuse(version, start + body_bytes, len(data))
+        name = data[_HEAD_BYTES:group]
+        properties = correlation_id = reply_to = message_type = group_sequence = user_id = None
+        if property_bytes:
+            properties = _unpacked(data[values:start])
+            if type(properties) is not dict:
+                raise ValueError(f"its properties are a {type(properties).__name__}")
+            "".join(properties)  # raises TypeError for a name that is no str
+        if further_bytes:
+            correlation_id, reply_to, message_type, group_sequence, user_id = _further(data[further:values])
+        identity = None
+        if flags & _IDENTIFIED:
+            if thread_id < 0 or sequence < 0:
+                raise ValueError(_BELOW)
+            identity = _new(Identity, (data[producer:named].decode(), thread_id, sequence))
+        body: Any = None
+        if with_body and form != _NO_BODY:
+            if form == _TEXT:
+                body = data[start:].decode()
+            elif form == _BYTES:
+                body = data[start:]
+            elif form == _MSGPACK:
+                body = _unpacked(data[start:])
+                if type(body) is list or type(body) is dict:
+                    check_depth(body, MAX_BODY_DEPTH)
+            else:
+                raise ValueError(f"its body has the unknown form {form}")
+        return _new(
+            Envelope,
+            (
+                _destinations[destination_kind].get(name) or _new_destination(name, destination_kind),
+                _BODY_KINDS[body_kind],
+                body,
+                properties,
+                data[named:further].decode() if flags & _NAMED else None,
+                correlation_id,
+                reply_to,
+                message_type,
+                sent_at_ms if flags & _SENT else None,
+                expires_at_ms if flags & _EXPIRES else None,
+                deliver_at_ms if flags & _DELIVERED_LATER else None,
+                priority if priority < 10 else 9,
+                flags & _PERSISTENT != 0,
+                data[group:producer].decode() if flags & _GROUPED else None,
+                group_sequence,
+                user_id,
+                identity,
+            ),
+        )
+    except _UNPACKING_ERRORS as error:
+        raise MessageFormatException(f"not a packed envelope: {error}") from error
+
+
+def _refuse(version: int, announced: int, size: int) -> None:
+    if version > ENVELOPE_VERSION:
+        raise ValueError(
+            f"it has version {version} of our format, and this software knows versions up to {ENVELOPE_VERSION}:"
+            " upgrade it"
+        )
+    if version < ENVELOPE_VERSION:
+        raise ValueError(f"version {version} of our format does not begin so")
+    raise ValueError(f"its head announces {announced} bytes, and it has {size}")
+
+
+def _further(data: bytes) -> list[Any]:
+    """The further headers that are known, in the order of ``_HEADERS``; None where there is none."""
+    headers = _unpacked(data)
+    if type(headers) is not dict:
+        raise ValueError(f"its headers are a {type(headers).__name__}")
+    known: list[Any] = []
+    for key, types in _HEADERS.items():
+        value = headers.get(key)
+        if value is not None:
+            if type(value) not in types:
+                raise ValueError(f"its header {key!r} is a {type(value).__name__}")
+            if key == "reply":
+                value = _destination(*value)
+        known.append(value)
+    return known
+
+
+def _new_destination(name: bytes, kind: int) -> Destination:
+    """A destination by its name in UTF-8, that was not among the known ones."""
+    destination = Destination(name.decode(), _KINDS[kind])
+    if len(name) <= MAX_NAME_BYTES:
+        known = _destinations[kind]
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        known[name] = destination
+    return destination
 
 
 def _destination(name: Any, kind: Any) -> Destination:
     if type(name) is not str:
         raise ValueError(f"the name of a destination is a {type(name).__name__}")
-    destination = Destination(name, _KINDS[kind])
-    if len(name) <= MAX_NAME_BYTES:
-        if len(_destinations) >= _MOST_KNOWN:
-            _destinations.clear()
-        _destinations[name] = destination
-    return destination
+    return Destination(name, _KINDS[kind])
+
+
+# Version 1.
+
+
+def _unpack_1(data: bytes) -> Envelope:
+    """An envelope of version 1; raises what :func:`unpack` catches."""
+    fields = _unpacked(data)
+    for (name, allowed), found in zip(_TYPES_1, map(type, fields), strict=True):
+        if allowed is not None and found not in allowed:
+            raise ValueError(f"field {name!r} is a {found.__name__}")
+    envelope = Envelope(*fields)
+    body, reply_to, identity = envelope.body, envelope.reply_to, envelope.identity
+    if type(body) is list or type(body) is dict:
+        check_depth(body, MAX_BODY_DEPTH)
+    if identity is not None:
+        check_identity(*identity)
+    "".join(envelope.properties or ())  # raises TypeError for a name that is no str
+    return envelope._replace(
+        destination=_destination(*envelope.destination),
+        body_kind=_BODY_KINDS[envelope.body_kind],
+        priority=min(max(envelope.priority, 0), 9),
+        reply_to=None if reply_to is None else _destination(*reply_to),
+        identity=None if identity is None else Identity(*identity),
+    )

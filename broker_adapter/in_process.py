@@ -24,7 +24,7 @@ from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, Envelope, annotated, pack, unpack
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION, Envelope, annotated, pack, unpack
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
@@ -234,7 +234,14 @@ class InProcessTransport:
 
         self._forget_failure = lease.broker.on_failure(failed)
         client_id = credentials.client_id or f"holdfast-{uuid4()}"
-        return Peer(PRODUCT, own_version(), client_id, is_holdfast=True, capabilities=CAPABILITIES)
+        return Peer(
+            PRODUCT,
+            own_version(),
+            client_id,
+            is_holdfast=True,
+            capabilities=CAPABILITIES,
+            envelope_version=ENVELOPE_VERSION,
+        )
 
     def close(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.close`."""
@@ -342,7 +349,7 @@ class InProcessTransport:
 
     def _decode(self, stored: tuple[int, bytes, dict[str, Any] | None]) -> Envelope:
         form, payload, annotations = stored
-        envelope = unpack(payload) if form == ENVELOPE_FORMAT else self._decode_amqp(payload)
+        envelope = self._decode_amqp(payload) if form == AMQP_FORMAT else unpack(payload)
         return annotated(envelope, annotations) if annotations else envelope
 
     def detach(self, link: int, timeout: float | None) -> None:

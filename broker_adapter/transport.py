@@ -66,6 +66,7 @@ class Peer:
     store: str | None = None  #: names the store of our engine: the same after a restart, another at another server
     run: str | None = None  #: names our engine until it is started again
     servers: tuple[Server, ...] = ()  #: where else the broker says that it can be reached
+    envelope_version: int = 0  #: the highest version of packed envelopes that both ends know; 0: none is spoken
 
 
 @attrs.frozen

@@ -162,18 +162,19 @@ class RangeReader:
         """
         position = first
         while position <= last:
-            answer = self._connection.request(
-                "read_range",
-                {
-                    **self._queue,
-                    "first": position,
-                    "last": last,
-                    "max_bytes": max_bytes,
-                    "incarnation": incarnation,
-                    "run": run,
-                    "skip_damaged": on_damaged is not None,
-                },
-            )
+            arguments = {
+                **self._queue,
+                "first": position,
+                "last": last,
+                "max_bytes": max_bytes,
+                "incarnation": incarnation,
+                "run": run,
+                "skip_damaged": on_damaged is not None,
+            }
+            version = self._connection._envelope_version
+            if version > 1:  # a broker that knows no other than the first does not know the argument
+                arguments["envelope_version"] = version
+            answer = self._connection.request("read_range", arguments)
             if on_damaged is not None and answer.get("damaged"):
                 on_damaged(answer["damaged"])
             messages = [
@@ -267,7 +268,8 @@ class StagedTransaction:
         Raises:
             MessageFormatException: one of them cannot be encoded; it and those behind it are not taken.
         """
-        self._waiting += [pack(envelope) for envelope in envelopes]
+        version = self._connection._envelope_version or 1  # the form of which every broker of ours takes messages
+        self._waiting += [pack(envelope, version) for envelope in envelopes]
 
     def flush(self) -> None:
         """Send what has gathered; it is on the broker's disk when this returns.

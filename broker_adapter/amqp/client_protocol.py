@@ -28,7 +28,7 @@ from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client_commits import BACK_OFF, STATES, Commit, Coordinator, settle_runs
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
-from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY, decode_received, received
+from broker_adapter.amqp.codec import decode_received, envelope_capabilities, envelope_version, received
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.peer import (
     ACCEPTED,
@@ -55,7 +55,7 @@ from broker_adapter.amqp.peer import (
 from broker_adapter.amqp.sasl import Work
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import Envelope
+from broker_adapter.envelope import ENVELOPE_VERSION, Envelope
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -294,10 +294,9 @@ class ClientProtocol:
         return info is not None and info.product == ARTEMIS
 
     @property
-    def uses_envelope(self) -> bool:
-        """Whether sends are in our own format; meaningful once open."""
-        info = self._info
-        return self._options.envelope and info is not None and ENVELOPE_CAPABILITY in info.capabilities
+    def envelope_version(self) -> int:
+        """The version of our own format in which messages are sent; 0: standard AMQP; meaningful once open."""
+        return self._info.envelope_version if self._info is not None else 0
 
     @property
     def _is_rabbitmq_3(self) -> bool:
@@ -396,7 +395,7 @@ class ClientProtocol:
         if self._options.has_client_id:
             desired.insert(0, "sole-connection-for-container")
         if self._options.envelope:
-            desired.append(ENVELOPE_CAPABILITY)
+            desired += envelope_capabilities(ENVELOPE_VERSION)
         properties = {"product": PRODUCT, "version": self._options.version}
         if self._options.connection_token is not None:
             properties[CONNECTION_TOKEN] = self._options.connection_token
@@ -422,6 +421,7 @@ class ClientProtocol:
             store=_text(event.properties.get(STORE)) if product == PRODUCT else None,
             run=_text(event.properties.get(RUN)) if product == PRODUCT else None,
             servers=servers_of(event.properties.get(SERVER_LIST)),
+            envelope_version=envelope_version(event.offered_capabilities) if self._options.envelope else 0,
         )
         self.addresses = Addresses(
             _prefix(self._options.queue_prefix, event.properties.get("queue-prefix")),

@@ -4,21 +4,24 @@ The payload's first octet names its format, since proton fixes ``message-format`
 
 ======== ==========================================================================================
 ``0x00`` a standard AMQP message: each of its sections begins with the constructor of a described type
-``0xDC`` a packed envelope: the msgpack head of an array of 16 or more
+``0x48`` a packed envelope (:mod:`broker_adapter.envelope`)
+``0xDC`` a packed envelope of version 1: the msgpack head of an array of 16 or more
 ``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
          the forms above (msgpack never uses this octet)
 ``0x93`` a request to our own server or its answer: the msgpack head of an array of three
 ======== ==========================================================================================
 
-All but the first are used only between our own ends, after both offered :data:`ENVELOPE_CAPABILITY`.
+All but the first are used only between our own ends, after both named :data:`ENVELOPE_CAPABILITY`, with the highest
+version of packed envelopes that each knows: the lower one is spoken.
 
 Whatever comes in is untrusted: every failure is a MessageFormatException.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -37,23 +40,28 @@ from broker_adapter.amqp.values import (
     encode,
 )
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.commands import NewMessage, from_envelope, incoming
+from broker_adapter.engine.commands import NewMessage, from_packed, incoming
 from broker_adapter.envelope import (
     AMQP_FORMAT,
     ENVELOPE_FORMAT,
+    ENVELOPE_FORMAT_1,
+    ENVELOPE_OCTET,
+    ENVELOPE_OCTET_1,
+    ENVELOPE_VERSION,
     BodyKind,
     Envelope,
     Identity,
     annotated,
     check_identity,
-    check_stored,
     unpack,
 )
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.packing import unpacked
 
-#: Connection capability by which our own ends recognise each other.
+#: Connection capability by which our own ends recognise each other.  By itself it names version 1 of packed envelopes,
+#: and followed by a hyphen and a number version 2 and higher ones.
 ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"
+_ENVELOPE_CAPABILITY: Final = re.compile(ENVELOPE_CAPABILITY + "(?:-([1-9][0-9]{0,3}))?")
 #: Format number of a request to our own server, and of its answer.
 MANAGEMENT_FORMAT: Final = 0x484F4D01
 
@@ -98,6 +106,19 @@ _MAX_LONG: Final = (1 << 63) - 1
 # The forms, by the first octet.
 
 
+def envelope_capabilities(version: int) -> list[str]:
+    """The connection capabilities of an end that speaks this version of packed envelopes, and all before it."""
+    if version == 0:
+        return []
+    return [ENVELOPE_CAPABILITY, *([f"{ENVELOPE_CAPABILITY}-{version}"] if version > 1 else ())]
+
+
+def envelope_version(capabilities: Iterable[str]) -> int:
+    """The version of packed envelopes that both speak, from the capabilities of the other end; 0: it speaks none."""
+    named = [found for each in capabilities if (found := _ENVELOPE_CAPABILITY.fullmatch(each))]
+    return min(max((int(found[1] or 1) for found in named), default=0), ENVELOPE_VERSION)
+
+
 def format_of(payload: bytes) -> int:
     """The format number of a payload.
 
@@ -107,8 +128,10 @@ def format_of(payload: bytes) -> int:
     first = payload[0] if payload else 0  # a message without any section is an AMQP message
     if first == 0x00:
         return AMQP_FORMAT
-    if first == 0xDC:
+    if first == ENVELOPE_OCTET:
         return ENVELOPE_FORMAT
+    if first == ENVELOPE_OCTET_1:
+        return ENVELOPE_FORMAT_1
     raise MessageFormatException(f"payload that begins with octet 0x{first:02x} is not a message")
 
 
@@ -195,10 +218,8 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
     Raises:
         MessageFormatException: these parts cannot be decoded.
     """
-    if format_of(payload) == ENVELOPE_FORMAT:
-        envelope = unpack(payload)
-        check_stored(envelope)
-        return from_envelope(payload, envelope), envelope.destination
+    if format_of(payload) != AMQP_FORMAT:
+        return from_packed(payload)
     header: list[Any] = []
     annotations: Mapping[Any, Any] = {}
     properties: list[Any] = []

@@ -32,7 +32,7 @@ from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin, Work
 from broker_adapter.amqp.tls_files import check_readable
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import Envelope, pack
+from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -235,7 +235,10 @@ class AmqpTransport:
             return lambda envelope: encode_amqp(addresses.outward(with_duplicate_id(envelope)))
         if addresses:
             return lambda envelope: encode_amqp(addresses.outward(envelope))
-        return pack if protocol.uses_envelope else encode_amqp
+        version = protocol.envelope_version
+        if version == ENVELOPE_VERSION:
+            return pack
+        return partial(pack, version=version) if version else encode_amqp
 
     def _give_up(self) -> None:
         self._closed = True

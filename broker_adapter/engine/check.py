@@ -44,6 +44,7 @@ from broker_adapter.engine.records import (
     Counters,
     LaneCounters,
     RawEntry,
+    check_kind,
     decode_annotations,
     decode_catalog,
     decode_counters,
@@ -85,7 +86,6 @@ _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
 _SORTED_AT_ONCE: Final = 1_000_000
 _ENTRY_KEY_BYTES: Final = 13
-_KINDS: Final = frozenset(("queue", "subscription", "staged", "ended"))
 
 Change = tuple[str, bytes, bytes | None]  #: table, key, value (None: delete)
 
@@ -250,7 +250,7 @@ class Check:
             (number,) = unpack_queue_key(key)
             try:
                 record = decode_catalog(key, value)
-                if record.kind not in _KINDS or not isinstance(record.name, str):
+                if not (isinstance(record.kind, str) and isinstance(record.name, str)):
                     raise ValueError(record)
             except (StoreCorruptException, ValueError, TypeError):
                 record = CatalogRecord("queue", f"recovered-{number}")
@@ -262,6 +262,7 @@ class Check:
                     f" {record.name!r}",
                     (*_quarantine("catalog", key, value), ("catalog", key, encode_catalog(key, record))),
                 )
+            check_kind(record)
             self._queues[number] = _Queue(number, record)
             name = record.kind, record.name, record.client_id if record.kind == "subscription" else None
             if record.kind != "ended" and name in names:

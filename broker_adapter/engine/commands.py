@@ -14,7 +14,7 @@ from zlib import crc32
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.records import RawEntry
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity, read_head
 from broker_adapter.transport import Subscription
 
 Reply = Callable[[Any], None]
@@ -88,16 +88,30 @@ def incoming(
 
 
 def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
-    """A message that comes in as a packed envelope, from what the envelope says; see :func:`incoming`."""
+    """A message that comes in, from its envelope, of which ``pack`` has made the payload; see :func:`incoming`."""
+    return _routed(ENVELOPE_FORMAT, payload, envelope)
+
+
+def from_packed(payload: bytes) -> tuple[NewMessage, Destination]:
+    """A message that comes in as a packed envelope, and where it is sent to; see :func:`incoming`.
+
+    Raises:
+        MessageFormatException: as :func:`broker_adapter.envelope.read_head`.
+    """
+    head = read_head(payload)
+    return _routed(head.format, payload, head), head.destination
+
+
+def _routed(message_format: int, payload: bytes, head: Envelope | Head) -> NewMessage:
     return incoming(
-        ENVELOPE_FORMAT,
+        message_format,
         payload,
-        envelope.priority,
-        envelope.persistent,
-        envelope.expires_at_ms,
-        envelope.deliver_at_ms,
-        envelope.identity,
-        envelope.group_id,
+        head.priority,
+        head.persistent,
+        head.expires_at_ms,
+        head.deliver_at_ms,
+        head.identity,
+        head.group_id,
     )
 
 

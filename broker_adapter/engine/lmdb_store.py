@@ -47,6 +47,7 @@ from broker_adapter.engine.records import (
     RawEntry,
     RunRecord,
     SequencesRecord,
+    check_kind,
     decode_annotations,
     decode_catalog,
     decode_counters,
@@ -256,7 +257,7 @@ class LmdbStore:
                 _log.warning("! the store in %s has lost the record of its version", self.path)
                 self._upgrade(txn, 0)
             txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
-        elif version < STORE_VERSION:
+        elif version < _FIRST_CHECKED:
             self._upgrade(txn, version)
         again = encode_meta(VERSION_CHECK, STORE_VERSION)
         for key, value in ((VERSION, msgpack.packb(STORE_VERSION)), (VERSION_CHECK, again)):
@@ -391,12 +392,14 @@ class LmdbStore:
 
     def _record(self, key: bytes, value: bytes) -> CatalogRecord:
         try:
-            return decode_catalog(key, value)
+            record = decode_catalog(key, value)
         except (StoreCorruptException, TypeError, ValueError) as error:
             raise StoreCorruptException(
                 f"the catalog of the store in {str(self.path)!r} is damaged (queue {key.hex()});"
                 f" run: holdfast check {str(self.path)!r} --repair"
             ) from error
+        check_kind(record)
+        return record
 
     def _counters(self, txn: Any, key: bytes) -> Counters | None:
         value = txn.get(key, db=self._db["queues"])

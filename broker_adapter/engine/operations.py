@@ -28,7 +28,7 @@ type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
     run of the engine in which they are given.  ``kept``: positions below it, seen in the run that was asked about, are
     still those of the same messages.  ``settled``: the last position that ``settle_through`` was asked to settle, or 0.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
-and ``skip_damaged`` (default: false)
+``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
     ``next``: the first position that the answer does not cover; ``damaged``: positions whose messages could not be
     trusted, and are in quarantine now.  Without ``skip_damaged`` such a message is an error, and stays.
@@ -104,7 +104,7 @@ from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
-from broker_adapter.envelope import check_stored, unpack
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -426,6 +426,12 @@ def _read_range(arguments: _Arguments) -> Steps:
         for entry, (body, annotations) in zip(entries, bodies, strict=True)
         if body is not None
     ]
+    version = arguments["envelope_version"]
+    if version < ENVELOPE_VERSION:
+        messages = [
+            (position, count, *_in_version(version, form, payload), annotations)
+            for position, count, form, payload, annotations in messages
+        ]
     done = found.complete and len(entries) == len(found.entries)
     through = last if done else entries[-1].position
     damaged = [entry.position for entry, (body, _) in zip(entries, bodies, strict=True) if body is None]
@@ -592,6 +598,13 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
     return total
 
 
+def _in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
+    try:
+        return in_version(version, message_format, payload)
+    except MessageFormatException:  # nobody can decode it
+        return message_format, payload
+
+
 def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
     """Sorted positions, in parts that one look at the queue can cover."""
     start = 0
@@ -613,9 +626,8 @@ def _name(formats: Formats, form: int, payload: bytes) -> Any:
 def _stage(arguments: _Arguments) -> Steps:
     messages = []
     for payload in arguments["messages"]:
-        envelope = unpack(payload)
-        check_stored(envelope)
-        messages.append(c.from_envelope(payload, envelope)._replace(persistent=True, identity=None))
+        message, _ = c.from_packed(payload)
+        messages.append(message._replace(persistent=True, identity=None))
     return (
         yield c.Stage(
             arguments["transaction"],
@@ -708,6 +720,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "incarnation": Argument(str, None),
         "run": _RUN,
         "skip_damaged": Argument(bool, False),
+        "envelope_version": Argument(int, 1, least=1),
     },
     "settle_through": {
         **QUEUE,

@@ -40,14 +40,14 @@ from zlib import crc32
 
 import msgpack
 
-from broker_adapter.errors import StoreCorruptException
+from broker_adapter.errors import StoreCorruptException, StoreVersionException
 
 #: Version of the layout above; a store with a greater one is refused, an older one is read as it is.  Version 1 had no
 #: groups.  Versions 1 and 2 had no tables ``commits`` and ``published`` (their records were in ``producers``), no
 #: checksums in ``references`` and ``producers``, and those of messages did not cover the number.  Up to version 3, the
 #: checksums of ``catalog``, ``queues``, ``annotations`` and starts did not cover the key, and the rest of ``meta`` had
-#: none.
-STORE_VERSION = 4
+#: none.  Up to version 4, packed envelopes were of version 1 (:mod:`broker_adapter.envelope`).
+STORE_VERSION = 5
 
 #: Lane of messages whose delivery time has not come.
 DELAYED_LANE = 255
@@ -300,10 +300,14 @@ class Counters(NamedTuple):
     lanes: tuple[LaneCounters, ...]
 
 
+#: What a record of the catalogue may be: "ended" where only the clearing up is left.
+CATALOG_KINDS = frozenset(("queue", "subscription", "staged", "ended"))
+
+
 class CatalogRecord(NamedTuple):
     """What a queue is."""
 
-    kind: str  #: "queue", "subscription", "staged", or "ended" where only the clearing up is left
+    kind: str  #: one of ``CATALOG_KINDS``
     name: str
     topic: str | None = None
     client_id: str | None = None
@@ -324,6 +328,19 @@ def decode_counters(key: bytes, value: bytes, *, old: bool = False) -> Counters:
     """The counters; raises StoreCorruptException.  ``old``: also where the checksum does not cover the key."""
     next_position, stored_bytes, lanes = _checked(key, value, old)
     return Counters(next_position, stored_bytes, tuple(LaneCounters(*lane) for lane in lanes))
+
+
+def check_kind(record: CatalogRecord) -> None:
+    """Whether the catalogue may have such a queue.
+
+    Raises:
+        StoreVersionException: it is of a kind that nobody knows here.
+    """
+    if record.kind not in CATALOG_KINDS:
+        raise StoreVersionException(
+            f"queue {record.name!r} of the store is of the kind {record.kind!r}, which this software does not know;"
+            " newer software has written it: use that, or upgrade this"
+        )
 
 
 def encode_catalog(key: bytes, record: CatalogRecord) -> bytes:

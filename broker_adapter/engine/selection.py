@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, unpack
+from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Envelope, unpack_headers
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.like import SHORT_TEXT
 from broker_adapter.selector import Selector
@@ -24,7 +24,7 @@ class Formats:
     """The message formats that an engine can read.  It knows its own; who brings in another one teaches it."""
 
     def __init__(self) -> None:
-        self._readers: dict[int, Read] = {ENVELOPE_FORMAT: unpack}
+        self._readers: dict[int, Read] = dict.fromkeys((ENVELOPE_FORMAT, ENVELOPE_FORMAT_1), unpack_headers)
 
     def learn(self, message_format: int, read: Read) -> None:
         """Read messages of this format so."""

@@ -49,9 +49,10 @@ from broker_adapter.amqp.client_protocol import (
 )
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, NEWS
 from broker_adapter.amqp.codec import (
-    ENVELOPE_CAPABILITY,
     Answer,
     as_amqp,
+    envelope_capabilities,
+    envelope_version,
     error_fields,
     new_message,
     pack_answer,
@@ -88,6 +89,7 @@ from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
@@ -281,7 +283,7 @@ class ServerProtocol:
         self._ended = False
         self._paused = False
         self._now_ms = 0
-        self._envelope = False
+        self._envelope_version = 0  #: of packed envelopes, that both ends know; 0: standard AMQP
         self._is_own = False  #: whether the client is ours
         self._producers: dict[int, _Producer] = {}
         self._consumers: dict[int, _Consumer] = {}
@@ -456,7 +458,7 @@ class ServerProtocol:
             return
         self._opening = True
         self.peer_name = event.container_id
-        self._envelope = ENVELOPE_CAPABILITY in event.desired_capabilities
+        self._envelope_version = envelope_version(event.desired_capabilities)
         self._is_own = event.properties.get("product") == PRODUCT
         token = event.properties.get(CONNECTION_TOKEN)
         token = str(token) if isinstance(token, str) and 0 < len(token) <= _MAX_TOKEN else None
@@ -490,7 +492,7 @@ class ServerProtocol:
             self._on_event(event)
 
     def _open(self, properties: dict[str, Any]) -> None:
-        offered = (*_OFFERED, ENVELOPE_CAPABILITY) if self._envelope else _OFFERED
+        offered = (*_OFFERED, *envelope_capabilities(self._envelope_version))
         self._peer.open(
             "holdfast",
             offered_capabilities=offered,
@@ -1042,13 +1044,16 @@ class ServerProtocol:
         if count > consumer.credit and not settled:  # the client took credit back meanwhile
             self._release_some(consumer, [handout.number for handout in handouts[consumer.credit :]])
             handouts = handouts[: consumer.credit]
-        envelope = self._envelope
+        version = self._envelope_version
         for number, position, failures, form, payload, added, _ in handouts:
-            if envelope:
+            if version == ENVELOPE_VERSION:
                 data = with_place(position, failures, added, payload)
             else:
                 try:
-                    data = with_delivery(as_amqp(form, payload), failures, added)
+                    if version:
+                        data = with_place(position, failures, added, in_version(version, form, payload)[1])
+                    else:
+                        data = with_delivery(as_amqp(form, payload), failures, added)
                 except MessageFormatException:
                     self._commands.append(c.Settle(consumer.number, (number,), Outcome.REJECTED))
                     consumer.credit += 1  # the engine used it, the client did not

@@ -1,8 +1,9 @@
-"""The envelope: packed and unpacked it is the same; other bytes are refused."""
+"""The envelope: packed and unpacked it is the same, in each version; other bytes are refused."""
 
 from __future__ import annotations
 
-import gc
+import struct
+from collections.abc import ItemsView
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import _PACKER_BYTES, MAX_BODY_DEPTH, BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import (
+    _HEAD_BYTES,
+    _PACKER_BYTES,
+    AMQP_FORMAT,
+    ENVELOPE_FORMAT,
+    ENVELOPE_FORMAT_1,
+    ENVELOPE_VERSION,
+    MAX_BODY_DEPTH,
+    BodyKind,
+    Envelope,
+    Head,
+    Identity,
+    in_version,
+    pack,
+    read_head,
+    unpack,
+    unpack_headers,
+)
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import MAX_CONTAINERS, MAX_MEMBERS
 
@@ -25,6 +43,7 @@ _values = st.recursive(
 _destinations = st.builds(Destination, st.text(min_size=1), st.sampled_from(list(DestinationKind)))
 _optional_text = st.none() | st.text()
 _instants = st.none() | st.integers(0, 2**63 - 1)
+VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 envelopes = st.builds(
     Envelope,
@@ -48,12 +67,102 @@ envelopes = st.builds(
 )
 
 
-@given(envelopes)
-def test_an_envelope_survives_being_packed(envelope: Envelope) -> None:
-    found = unpack(pack(envelope))
+@given(envelopes, st.sampled_from([1, 2]))
+def test_an_envelope_survives_being_packed(envelope: Envelope, version: int) -> None:
+    found = unpack(pack(envelope, version))
     assert found == envelope
     assert type(found.destination) is Destination
     assert type(found.body_kind) is BodyKind
+
+
+@given(envelopes)
+def test_the_head_has_what_routes_a_message(envelope: Envelope) -> None:
+    for version, number in ((1, ENVELOPE_FORMAT_1), (2, ENVELOPE_FORMAT)):
+        head = read_head(pack(envelope, version))
+        assert head.format == number
+        assert type(head) is Head
+        assert all(getattr(head, name) == getattr(envelope, name) for name in Head._fields[1:])
+
+
+@given(envelopes)
+def test_a_selector_reads_all_but_the_body(envelope: Envelope) -> None:
+    assert unpack_headers(pack(envelope))._replace(body=envelope.body) == envelope
+    assert unpack_headers(pack(envelope, 1)) == envelope
+
+
+@given(envelopes)
+def test_one_who_knows_only_the_first_version_gets_that(envelope: Envelope) -> None:
+    own, first = pack(envelope), pack(envelope, 1)
+    assert in_version(1, ENVELOPE_FORMAT, own) == (ENVELOPE_FORMAT_1, first)
+    assert in_version(1, ENVELOPE_FORMAT_1, first) == (ENVELOPE_FORMAT_1, first)
+    assert in_version(2, ENVELOPE_FORMAT, own) == (ENVELOPE_FORMAT, own)
+    assert in_version(1, AMQP_FORMAT, b"\x00\x53\x70") == (AMQP_FORMAT, b"\x00\x53\x70")
+
+
+PLAIN = Envelope(Destination("q"), BodyKind.TEXT, "hello", {"colour": "red"}, "id", type="t")
+HEADERS = msgpack.packb({"type": "t"})
+
+
+def test_a_header_that_is_not_known_is_ignored() -> None:
+    data = pack(PLAIN)
+    further = msgpack.packb({"tenant": ["of", {"later": 1}], "type": "t"})
+    sizes = struct.pack(">I", len(HEADERS)), struct.pack(">I", len(further))
+    changed = data[:_HEAD_BYTES].replace(sizes[0], sizes[1], 1) + data[_HEAD_BYTES:].replace(HEADERS, further)
+    assert unpack(changed) == PLAIN
+    assert read_head(changed) == read_head(data)
+
+
+@pytest.mark.parametrize("read", [unpack, unpack_headers, read_head])
+def test_a_newer_version_is_refused_with_both_numbers(read: Any) -> None:
+    data = bytearray(pack(PLAIN))
+    data[1] = ENVELOPE_VERSION + 1
+    both = rf"has version {ENVELOPE_VERSION + 1} .* knows versions up to {ENVELOPE_VERSION}: upgrade"
+    with pytest.raises(MessageFormatException, match=both):
+        read(bytes(data))
+
+
+def test_what_routes_a_message_looks_neither_at_its_headers_nor_at_its_body() -> None:
+    envelope = Envelope(Destination("q"), BodyKind.MAP, {"a": 1}, {"b": 2}, correlation_id="c")
+    data = pack(envelope)
+    start = _HEAD_BYTES + len("q")
+    broken = data[:start] + b"\xc1" * (len(data) - start)
+    assert read_head(broken) == read_head(data)
+    with pytest.raises(MessageFormatException):
+        unpack(broken)
+
+
+@given(envelopes, st.data())
+def test_changed_bytes_are_another_envelope_or_refused(envelope: Envelope, data: st.DataObject) -> None:
+    packed = bytearray(pack(envelope))
+    for _ in range(data.draw(st.integers(1, 3))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    for read in (unpack, unpack_headers, read_head):
+        try:
+            found = read(bytes(packed))
+        except MessageFormatException:
+            continue
+        assert 0 <= found.priority <= 9
+        if found.identity is not None:
+            assert min(found.identity[1:]) >= 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"reply_to": "not a list"}, "header 'reply' is a str"),
+        ({"type": 5}, "header 'type' is a int"),
+        ({"correlation_id": 5}, "header 'corr' is a int"),
+        ({"user_id": b"me"}, "header 'user' is a bytes"),
+        ({"properties": [1]}, "properties are a list"),
+        ({"properties": {b"a": 1}}, "expected str instance, bytes found"),
+        ({"identity": Identity("p", -1, 1)}, "below 0"),
+        ({"identity": Identity("p", 1, -1)}, "below 0"),
+        ({"body_kind": 6}, "not a packed envelope: 6"),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused_by_who_reads_them(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(MessageFormatException, match=why):
+        unpack(pack(PLAIN._replace(**changes)))
 
 
 @given(st.binary(max_size=200))
@@ -62,10 +171,35 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         unpack(data)
 
 
+@VERSIONS
 @pytest.mark.parametrize("body", [object(), {1, 2}, 2**64, "\ud800"])
-def test_what_has_no_form_is_refused(body: Any) -> None:
+def test_what_has_no_form_is_refused(body: Any, version: int) -> None:
     with pytest.raises(MessageFormatException, match="cannot be encoded"):
-        pack(Envelope(Destination("q"), body=body))
+        pack(Envelope(Destination("q"), body=body), version)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"destination": Destination("\ud800")},
+        {"group_id": "\ud800"},
+        {"group_id": 5},
+        {"message_id": 5},
+        {"expires_at_ms": 1 << 63},
+        {"sent_at_ms": 1.5},
+        {"identity": Identity("p", 1 << 63, 1)},
+        {"identity": ("p", 1)},
+        {"priority": None},
+    ],
+)
+def test_a_header_that_has_no_form_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(MessageFormatException, match="cannot be encoded"):
+        pack(PLAIN._replace(**changes))
+
+
+@pytest.mark.parametrize(("given", "packed"), [(-1, 0), (10, 9), (1000, 9)])
+def test_a_priority_beyond_the_range_is_the_nearest_one(given: int, packed: int) -> None:
+    assert unpack(pack(PLAIN._replace(priority=given))).priority == packed
 
 
 def test_a_body_that_nests_without_end_is_refused() -> None:
@@ -75,78 +209,94 @@ def test_a_body_that_nests_without_end_is_refused() -> None:
         pack(Envelope(Destination("q"), body=endless))
 
 
-def test_a_cut_off_envelope_is_refused() -> None:
-    data = pack(Envelope(Destination("q"), BodyKind.TEXT, "hello"))
-    for end in range(len(data)):
+@VERSIONS
+def test_an_envelope_that_is_cut_off_or_too_long_is_refused(version: int) -> None:
+    data = pack(PLAIN, version)
+    for read in (unpack, read_head):
+        for end in range(len(data)):
+            with pytest.raises(MessageFormatException):
+                read(data[:end])
         with pytest.raises(MessageFormatException):
-            unpack(data[:end])
+            read(data + b"\0")
 
 
 def test_packing_one_message_in_the_middle_of_another_harms_neither() -> None:
     """The garbage collector runs where memory is asked for, and whatever Python code it runs lets other threads go on:
-    a collector's callback stands for them."""
-    one = Envelope(Destination("one"), BodyKind.STREAM, [[number] for number in range(1000)])
-    other = Envelope(Destination("other"), BodyKind.TEXT, "other")
-    expected = pack(one), pack(other)
+    a map that runs code as it is packed stands for them."""
+    other = Envelope(Destination("other"), BodyKind.MAP, {"a": "other"}, {"colour": "red"})
     between = []
 
-    def interrupt(phase: str, _: object) -> None:
-        if phase == "stop":
+    class Interrupting(dict[str, int]):
+        def items(self) -> ItemsView[str, int]:
             between.append(pack(other))
+            return super().items()
 
-    threshold = gc.get_threshold()
-    gc.callbacks.append(interrupt)
-    gc.set_threshold(1)
-    try:
-        packed = [pack(one) for _ in range(20)]
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(interrupt)
-    assert len(between) > 20
-    assert set(packed) == {expected[0]}
-    assert set(between) == {expected[1]}
+    one = Envelope(Destination("one"), BodyKind.STREAM, [[number] for number in range(1000)])
+    interrupted = one._replace(body=[*one.body, Interrupting(a=1)])
+    assert {pack(interrupted) for _ in range(20)} == {pack(one._replace(body=[*one.body, {"a": 1}]))}
+    assert len(between) == 20
+    assert set(between) == {pack(other)}
 
 
 @pytest.mark.parametrize(("excess", "used_again"), [(0, True), (1, False), (1_000_000, False)])
 def test_a_large_message_leaves_no_large_buffer_behind(
     monkeypatch: pytest.MonkeyPatch, excess: int, used_again: bool
 ) -> None:
-    def packed(size: int) -> bytes:
-        return pack(Envelope(Destination("q"), BodyKind.TEXT, "x" * size))
-
-    around = len(packed(100_000)) - 100_000
+    around = len(msgpack.packb(["x" * 100_000])) - 100_000
     monkeypatch.setattr("broker_adapter.envelope._packers", kept := [])
-    size = _PACKER_BYTES - around + excess
-    assert unpack(packed(size)).body == "x" * size
+    body = ["x" * (_PACKER_BYTES - around + excess)]
+    assert unpack(pack(Envelope(Destination("q"), BodyKind.STREAM, body))).body == body
     assert bool(kept) is used_again
 
 
-def test_a_body_of_more_lists_than_the_limit_is_neither_sent_nor_received() -> None:
-    """An envelope has two of its own: itself and its destination."""
-    largest = Envelope(Destination("q"), BodyKind.OBJECT, [[] for _ in range(MAX_CONTAINERS - 3)])
-    assert unpack(pack(largest)).body == largest.body
+#: Lists that an envelope has beside its body, and members of these: in version 1 itself and its destination.
+BESIDE = pytest.mark.parametrize(
+    ("version", "lists", "members"), [(1, 2, len(Envelope._fields) + 2), (ENVELOPE_VERSION, 0, 0)]
+)
+
+
+def _forged(body: Any, version: int) -> bytes:
+    """A packed envelope with this body, whatever it is."""
+    if version == 1:
+        return bytes(msgpack.packb(Envelope(Destination("q"), BodyKind.OBJECT, body)))
+    content = bytes(msgpack.packb(body))
+    data = bytearray(pack(Envelope(Destination("q"), BodyKind.OBJECT, [])))[:-1] + content
+    struct.pack_into(">I", data, 8 + 6 * 4, len(content))
+    return bytes(data)
+
+
+@BESIDE
+def test_a_body_of_more_lists_than_the_limit_is_neither_sent_nor_received(
+    version: int, lists: int, members: int
+) -> None:
+    largest = Envelope(Destination("q"), BodyKind.OBJECT, [[] for _ in range(MAX_CONTAINERS - lists - 1)])
+    assert unpack(pack(largest, version)).body == largest.body
     larger = largest._replace(body=[*largest.body, []])
     with pytest.raises(MessageFormatException, match="more lists and maps than the limit"):
-        pack(larger)
+        pack(larger, version)
     with pytest.raises(MessageFormatException, match="more lists and maps than the limit"):
-        unpack(msgpack.packb(larger))
+        unpack(_forged(larger.body, version))
 
 
-def test_a_body_of_more_members_than_the_limit_is_neither_sent_nor_received() -> None:
-    largest = Envelope(Destination("q"), BodyKind.STREAM, [0] * (MAX_MEMBERS - len(Envelope._fields) - 2))
-    assert unpack(pack(largest)).body == largest.body
+@BESIDE
+def test_a_body_of_more_members_than_the_limit_is_neither_sent_nor_received(
+    version: int, lists: int, members: int
+) -> None:
+    largest = Envelope(Destination("q"), BodyKind.STREAM, [0] * (MAX_MEMBERS - members))
+    assert unpack(pack(largest, version)).body == largest.body
     larger = largest._replace(body=[*largest.body, 0])
     with pytest.raises(MessageFormatException, match="more members"):
-        pack(larger)
+        pack(larger, version)
     with pytest.raises(MessageFormatException, match="more members"):
-        unpack(msgpack.packb(larger))
+        unpack(_forged(larger.body, version))
 
 
-def test_a_body_that_nests_deeper_than_the_limit_is_not_received() -> None:
+@VERSIONS
+def test_a_body_that_nests_deeper_than_the_limit_is_not_received(version: int) -> None:
     body: Any = []
     for _ in range(MAX_BODY_DEPTH - 1):
         body = [body]
-    assert unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, body))).body == body
+    assert unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, body), version)).body == body
     for deeper in ([body], {"a": body}):
         with pytest.raises(MessageFormatException, match="nested deeper"):
-            unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, deeper)))
+            unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, deeper), version))

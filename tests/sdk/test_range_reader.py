@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
@@ -57,6 +59,37 @@ def test_a_range_is_read_and_settled(connection: Connection) -> None:
     assert [message.position for message in rest] == list(range(bounds.first + 10, bounds.next))
     with pytest.raises(InvalidDestinationException):
         next(reader.read(1, 2, "other"))
+
+
+@pytest.mark.parametrize("spoken", [0, 1, 2])
+def test_an_older_end_gets_and_gives_messages_in_its_version(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, spoken: int
+) -> None:
+    """Whichever end is the older one, and where the option ``envelope=false`` leaves only requests to them."""
+    with connection.create_session() as session:
+        session.create_producer(session.create_queue("q")).send("sent")
+        monkeypatch.setattr(connection, "_peer", attrs.evolve(connection._peer, envelope_version=spoken))
+        asked: list[tuple[str, dict[str, Any]]] = []
+        request = Connection.request
+
+        def spy(self: Connection, operation: str, arguments: dict[str, Any], *others: Any) -> Any:
+            asked.append((operation, arguments))
+            return request(self, operation, arguments, *others)
+
+        monkeypatch.setattr(Connection, "request", spy)
+        transaction = StagedTransaction(connection, "g/1/a", session.create_queue("q"))
+        transaction.add([Envelope(session.create_queue("q"), BodyKind.TEXT, "staged")])
+        transaction.flush()
+        assert publish(connection, "g", 1, ["g/1/a"])
+        reader = RangeReader(connection, session.create_queue("q"))
+        bounds = reader.bounds()
+        messages = [message for chunk in reader.read(bounds.first, bounds.next - 1) for message in chunk]
+    assert [message.envelope().body for message in messages] == ["sent", "staged"]
+    octet = 0x48 if spoken == 2 else 0xDC
+    assert {message.payload[0] for message in messages} == {octet}
+    assert [arguments["messages"][0][0] for operation, arguments in asked if operation == "stage"] == [octet]
+    versions = [arguments.get("envelope_version") for operation, arguments in asked if operation == "read_range"]
+    assert versions == [2 if spoken == 2 else None]
 
 
 def test_a_subscription_is_read_by_position(connection: Connection) -> None:

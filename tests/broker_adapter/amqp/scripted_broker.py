@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
-from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY
+from broker_adapter.amqp.codec import envelope_capabilities
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.peer import (
     ACCEPTED_STATE,
@@ -26,6 +26,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
 )
 from broker_adapter.amqp.values import Described, Reader
+from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent
 
@@ -61,6 +62,7 @@ class ScriptedBroker:
         self.refusals: dict[str | None, AmqpError] = {}
         self.echo_filters = True
         self.confirms_copies = True
+        self.envelope_version = ENVELOPE_VERSION
         self.accepts = True
         self.answers_drain = True
         self.closes_links = True
@@ -117,7 +119,7 @@ class ScriptedBroker:
             properties: dict[str, Any] = {"product": "Holdfast" if self._holdfast else "other", "version": "9"}
             if self.open_error is not None:
                 properties["amqp:connection-establishment-failed"] = True
-            offered = [*self._offered, *([ENVELOPE_CAPABILITY] if self._holdfast else [])]
+            offered = [*self._offered, *envelope_capabilities(self.envelope_version if self._holdfast else 0)]
             self.peer.open(
                 "broker", offered_capabilities=offered, properties={**properties, **(self._properties or {})}
             )

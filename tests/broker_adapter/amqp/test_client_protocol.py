@@ -14,7 +14,6 @@ from broker_adapter.amqp.client_commits import COMMIT_ID
 from broker_adapter.amqp.client_protocol import MAX_SOURCES, Phase
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, MAX_REQUESTS
 from broker_adapter.amqp.codec import (
-    ENVELOPE_CAPABILITY,
     Answer,
     encode_amqp,
     pack_answer,
@@ -43,7 +42,7 @@ from broker_adapter.amqp.peer import (
 )
 from broker_adapter.amqp.values import Described, Symbol
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
-from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.envelope import ENVELOPE_VERSION, BodyKind, Envelope, pack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -108,7 +107,8 @@ def test_open_says_who_we_are_and_what_we_want(wired: Wired) -> None:
         "ANONYMOUS-RELAY",
         "DELAYED_DELIVERY",
         "SHARED-SUBS",
-        ENVELOPE_CAPABILITY,
+        "HOLDFAST-ENVELOPE",
+        f"HOLDFAST-ENVELOPE-{ENVELOPE_VERSION}",
     }
 
 
@@ -119,9 +119,17 @@ def test_open_tells_what_the_broker_is() -> None:
     wired.pump()
 
     assert (result.value.product, result.value.is_holdfast, result.value.client_id) == ("other", False, "client-1")
-    assert not wired.client.uses_envelope
-    assert Wired().opened().client.uses_envelope
-    assert not Wired(envelope=False).opened().client.uses_envelope
+    assert wired.client.envelope_version == result.value.envelope_version == 0
+    assert Wired().opened().client.envelope_version == ENVELOPE_VERSION
+    assert Wired(envelope=False).opened().client.envelope_version == 0
+
+
+@pytest.mark.parametrize(("known", "spoken"), [(1, 1), (2, 2), (3, 2), (9999, 2)])
+def test_the_lower_version_of_the_envelope_is_spoken(known: int, spoken: int) -> None:
+    assert ENVELOPE_VERSION == 2
+    broker = ScriptedBroker()
+    broker.envelope_version = known
+    assert Wired(broker).opened().client.envelope_version == spoken
 
 
 @pytest.mark.parametrize(
@@ -1276,7 +1284,7 @@ def test_our_own_server_is_known_also_where_our_own_format_is_not_used() -> None
     wired.pump()
 
     assert result.value.is_holdfast
-    assert not wired.client.uses_envelope
+    assert wired.client.envelope_version == 0
 
 
 # Brokers that are not ours.

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.codec import with_place
+from broker_adapter.amqp.codec import decode_payload, with_place
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.io_loop import MemoryConnection
 from broker_adapter.amqp.peer import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
@@ -323,6 +323,24 @@ def test_a_message_larger_than_the_brokers_limit_is_refused_here(server: BrokerS
     with pytest.raises(MessageFormatException, match="2001 bytes is larger than the broker's limit of 2000 bytes"):
         opened.transport.send(link, MESSAGE._replace(body="x" * (size + 1)), None, WAIT)
     opened.transport.close(WAIT)
+
+
+@pytest.mark.parametrize(("version", "octet"), [(0, 0x00), (1, 0xDC), (2, 0x48), (3, 0x48)])
+def test_messages_are_sent_in_the_highest_version_that_the_broker_knows(version: int, octet: int) -> None:
+    def make() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.envelope_version = version
+        return broker
+
+    server = BrokerServer(make)
+    opened = Opened(server.port)
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    opened.transport.send(link, MESSAGE, None, WAIT)
+    ((_, payload, _),) = [each for event in server.brokers[0].of(Transfers) for each in event.deliveries]
+    opened.transport.close(WAIT)
+    server.close()
+    assert payload[0] == octet
+    assert decode_payload(payload, QUEUE).body == "hello"
 
 
 # Outages.

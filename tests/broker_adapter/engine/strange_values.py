@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgpack
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from broker_adapter.amqp.codec import DELIVERY_DELAY, DELIVERY_TIME, DESTINATION_TYPE, IDENTITY, MESSAGE_TYPE
 from broker_adapter.amqp.values import Symbol, Timestamp, encode
 from broker_adapter.destination import queue
-from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.envelope import ENVELOPE_VERSION, BodyKind, Envelope, pack
 
 #: Numbers at the edges of what fits somewhere.
 NUMBERS = st.one_of(
@@ -34,19 +35,52 @@ VALUES = st.recursive(
 _FIELDS = len(Envelope._fields)
 
 
-@st.composite
-def _packed(draw: st.DrawFn) -> bytes:
-    """An envelope of which some fields are anything."""
-    good = msgpack.unpackb(pack(Envelope(queue("q"), BodyKind.TEXT, "body", {"colour": "red", "n": 7})))
-    for _ in range(draw(st.integers(0, 3))):
-        good[draw(st.integers(0, _FIELDS - 1))] = draw(VALUES)
+def _msgpack_of(value: Any) -> bytes:
     try:
-        return bytes(msgpack.packb(good))
+        return bytes(msgpack.packb(value))
     except (OverflowError, ValueError):
         return b""  # a number that msgpack has no form for
 
 
-PACKED = _packed()
+def _is_hashable(value: Any) -> bool:
+    return not isinstance(value, list | dict)
+
+
+@st.composite
+def _packed_1(draw: st.DrawFn) -> bytes:
+    """An envelope of version 1 of which some fields are anything."""
+    good = msgpack.unpackb(pack(Envelope(queue("q"), BodyKind.TEXT, "body", {"colour": "red", "n": 7}), 1))
+    for _ in range(draw(st.integers(0, 3))):
+        good[draw(st.integers(0, _FIELDS - 1))] = draw(VALUES)
+    return _msgpack_of(good)
+
+
+_NAMES = st.text(max_size=20).map(lambda text: text.encode(errors="surrogatepass")) | st.binary(max_size=20)
+_PACKABLE = VALUES.map(_msgpack_of)
+
+
+@st.composite
+def _packed_2(draw: st.DrawFn) -> bytes:
+    """An envelope of version 2 whose fields, sections and sizes are anything."""
+    good = pack(Envelope(queue("q"), BodyKind.TEXT, "body", {"colour": "red", "n": 7}, type="x"))
+    octets = list(good[:8])
+    for _ in range(draw(st.integers(0, 3))):
+        octets[draw(st.integers(1, 7))] = draw(st.integers(0, 255))
+    octets[1] = draw(st.sampled_from([ENVELOPE_VERSION, ENVELOPE_VERSION, ENVELOPE_VERSION, 0, 1, 3, 255]))
+    keys = st.sampled_from(["corr", "reply", "type", "seq", "user", "x"])
+    sections = [draw(_NAMES) for _ in range(4)]
+    sections.append(draw(st.dictionaries(keys, VALUES, max_size=3).map(_msgpack_of) | _PACKABLE))
+    named = st.dictionaries(st.sampled_from(["colour", "n", ""]) | _SCALARS.filter(_is_hashable), VALUES, max_size=3)
+    sections.append(draw(named.map(_msgpack_of) | _PACKABLE))
+    sections.append(draw(_PACKABLE | st.binary(max_size=20)))
+    sizes = [len(each) for each in sections]
+    if not draw(st.integers(0, 4)):
+        sizes[draw(st.integers(0, 6))] = draw(st.integers(0, (1 << 32) - 1))
+    numbers = [draw(NUMBERS.filter(lambda number: -(1 << 63) <= number < 1 << 63)) for _ in range(5)]
+    return bytes(octets) + struct.pack(">7I5q", *sizes, *numbers) + b"".join(sections)
+
+
+PACKED = _packed_1() | _packed_2()
 
 
 def _section(code: int, value: Any) -> bytes:
@@ -79,10 +113,6 @@ def _foreign(draw: st.DrawFn) -> bytes:
         return b"".join(_section(code, value) for code, value in parts if draw(st.integers(0, 3)))
     except ValueError:
         return b""  # a number that AMQP has no form for
-
-
-def _is_hashable(value: Any) -> bool:
-    return not isinstance(value, list | dict)
 
 
 @st.composite

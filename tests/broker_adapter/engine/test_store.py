@@ -16,6 +16,7 @@ import msgpack
 import pytest
 
 from broker_adapter.engine import lmdb_store
+from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.commands import NewMessage
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
@@ -55,6 +56,7 @@ from broker_adapter.errors import (
     StoreVersionException,
 )
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import connect, send
 
 SETTINGS = EngineSettings(max_store_bytes=64 * 1024 * 1024)
 Store = LmdbStore | MemoryStore
@@ -302,6 +304,26 @@ def test_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
         reopened(tmp_path)
     with pytest.raises(StoreVersionException):  # and it was given free
         reopened(tmp_path)
+
+
+def test_a_queue_of_an_unknown_kind_is_named_and_left_alone(tmp_path: Path) -> None:
+    """A newer version may have written it: it must not become a queue."""
+    broker = Broker(EngineSettings(), str(tmp_path))
+    assert send(broker, connect(broker), "the north", "a message") is None
+    broker.close()
+    record = encode_catalog(queue_key(1), CatalogRecord("region", "the north"))
+    with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.put(queue_key(1), record, db=env.open_db(b"catalog", txn))
+    for _ in range(2):
+        for touch in (
+            lambda: Broker(EngineSettings(), str(tmp_path)),
+            lambda: check_store(tmp_path, EngineSettings()),
+            lambda: check_store(tmp_path, EngineSettings(), repair=True),
+        ):
+            with pytest.raises(StoreVersionException, match=r"queue 'the north' .* of the kind 'region', .* upgrade"):
+                touch()
+    with lmdb.open(str(tmp_path), max_dbs=20) as env, env.begin() as txn:
+        assert txn.get(queue_key(1), db=env.open_db(b"catalog", txn)) == record
 
 
 def fill(path: Path) -> int:

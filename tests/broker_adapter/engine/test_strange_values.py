@@ -24,7 +24,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
-from broker_adapter.envelope import ENVELOPE_FORMAT, Identity
+from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Identity
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -48,6 +48,7 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "last": st.integers(0, 20) | NUMBERS,
     "max_bytes": st.integers(1, 1000) | NUMBERS,
     "skip_damaged": st.booleans(),
+    "envelope_version": st.integers(1, 3),
     "position": st.integers(0, 3) | NUMBERS,
     "transaction": st.sampled_from(["one", "two", "g/1/a", "g/2/b", "x" * 600]),
     "queue": st.sampled_from(["q", "target"]),
@@ -174,7 +175,7 @@ def test_any_message_is_stored_or_refused(served: Served, payload: bytes, to: st
 
 
 @FEW
-@given(payload=PAYLOADS | st.binary(max_size=40), form=st.sampled_from([0, ENVELOPE_FORMAT]))
+@given(payload=PAYLOADS | st.binary(max_size=40), form=st.sampled_from([0, ENVELOPE_FORMAT, ENVELOPE_FORMAT_1]))
 def test_any_stored_message_is_read_by_all_kinds_of_consumers_or_refused_by_them(
     served: Served, payload: bytes, form: int
 ) -> None:
@@ -193,7 +194,7 @@ def test_any_stored_message_is_read_by_all_kinds_of_consumers_or_refused_by_them
     for _, _, message_format, body, _ in served.broker.request("read_range", read_range, WAIT)["messages"]:
         with suppress(MessageFormatException):
             decode_payload(body)
-        assert message_format in (0, ENVELOPE_FORMAT)
+        assert message_format in (0, ENVELOPE_FORMAT, ENVELOPE_FORMAT_1)
     served.broker.request("purge", {"destination": "q"}, WAIT)
 
 

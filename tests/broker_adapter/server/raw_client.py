@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgpack
 
-from broker_adapter.amqp.codec import ENVELOPE_CAPABILITY
+from broker_adapter.amqp.codec import envelope_capabilities
 from broker_adapter.amqp.values import Reader, Symbol, Symbols, UInt, UShort
+from broker_adapter.envelope import ENVELOPE_VERSION
 from tests.broker_adapter.amqp import frames
 
 WAIT = 120.0
@@ -48,7 +49,7 @@ class RawClient:
         self.send(
             frames.frame(
                 *(0, frames.OPEN, "raw", "host", UInt(1 << 20), UShort(1000), None, None, None, None),
-                Symbols([ENVELOPE_CAPABILITY] if envelopes else []),
+                Symbols(envelope_capabilities(ENVELOPE_VERSION if envelopes else 0)),
             )
         )
         if reads:

@@ -18,9 +18,10 @@ from broker_adapter.amqp.client_commits import DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.amqp.client_protocol import NO_LOCAL_CODE, SELECTOR_CODE
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
 from broker_adapter.amqp.codec import (
-    ENVELOPE_CAPABILITY,
     Request,
     decode_received,
+    envelope_capabilities,
+    format_of,
     pack_request,
     received,
     unpack_answer,
@@ -55,7 +56,7 @@ from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, e
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, ENVELOPE_VERSION, BodyKind, Envelope, pack
 from broker_adapter.errors import (
     ConnectionLostException,
     JMSException,
@@ -70,6 +71,7 @@ from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
 from tests.contracts.transports import engine, eventually
 
 JMS_CLIENT = ("sole-connection-for-container",)
+OWN_CLIENT = tuple(envelope_capabilities(ENVELOPE_VERSION))
 TOPIC = ("topic",)
 
 
@@ -311,7 +313,7 @@ def test_a_connection_is_answered_and_closed(broker: Broker) -> None:
     answer = client.of(RemoteOpen)[0]
     assert answer.properties["product"] == "Holdfast"
     assert {"ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS"} <= answer.offered_capabilities
-    assert ENVELOPE_CAPABILITY not in answer.offered_capabilities
+    assert not any(each.startswith("HOLDFAST") for each in answer.offered_capabilities)
     assert client.server.is_open
     assert "'foreign'" in repr(client.server)
     client.peer.close()
@@ -320,9 +322,23 @@ def test_a_connection_is_answered_and_closed(broker: Broker) -> None:
     assert client.server.error is None
 
 
-def test_our_format_is_offered_to_who_asks_for_it(broker: Broker) -> None:
-    client = Client(broker).open(capabilities=(ENVELOPE_CAPABILITY,))
-    assert ENVELOPE_CAPABILITY in client.of(RemoteOpen)[0].offered_capabilities
+@pytest.mark.parametrize(
+    ("asked", "offered"),
+    [
+        (["HOLDFAST-ENVELOPE"], 1),
+        (["HOLDFAST-ENVELOPE", "HOLDFAST-ENVELOPE-2"], 2),
+        (["HOLDFAST-ENVELOPE-2"], 2),
+        (["HOLDFAST-ENVELOPE", "HOLDFAST-ENVELOPE-3"], 2),
+        (["HOLDFAST-ENVELOPE-0"], 0),
+        (["HOLDFAST-ENVELOPE-x", "HOLDFAST-ENVELOPES"], 0),
+    ],
+)
+def test_our_format_is_offered_to_who_asks_for_it_in_the_lower_version(
+    broker: Broker, asked: list[str], offered: int
+) -> None:
+    client = Client(broker).open(capabilities=tuple(asked))
+    found = {each for each in client.of(RemoteOpen)[0].offered_capabilities if each.startswith("HOLDFAST")}
+    assert found == set(envelope_capabilities(offered))
 
 
 def test_a_client_id_belongs_to_one_connection_at_a_time(broker: Broker) -> None:
@@ -996,11 +1012,27 @@ def test_a_stored_message_that_cannot_be_read_is_a_dead_letter_and_uses_no_credi
 
 
 def test_our_own_client_is_told_the_place_of_a_message(broker: Broker) -> None:
-    client = Client(broker).open(capabilities=(ENVELOPE_CAPABILITY,))
+    client = Client(broker).open(capabilities=OWN_CLIENT)
     client.send(client.sender("q"), "x")
     payload = client.receive(client.receiver("q", 1, name="r"), 1)[0].payload
     assert (received(payload).position, received(payload).delivery_count) == (1, 0)
     assert decode_received(payload, queue("q")).body == "x"
+
+
+def test_a_client_of_an_older_version_gets_messages_in_its_form(broker: Broker) -> None:
+    envelope = Envelope(queue("q"), BodyKind.TEXT, "x", {"n": 1})
+    own, first = pack(envelope), pack(envelope, 1)
+    put(broker, "q", own[:-1] + b"\xff", format=ENVELOPE_FORMAT)  # no UTF-8
+    for payload in (own, first):
+        put(broker, "q", payload, format=format_of(payload))
+    put(broker, "q", encoded("standard"))
+    client = Client(broker).open(capabilities=("HOLDFAST-ENVELOPE",))
+    link = client.receiver("q", 3, name="r")
+    payloads = [each.payload for each in client.receive(link, 3)]
+    assert [each.endswith(first) for each in payloads] == [True, True, False]
+    assert [decode_received(each).body for each in payloads] == ["x", "x", "standard"]
+    client.rest()
+    assert depth(broker, "DLQ") == 1
 
 
 # Links and sessions.
