@@ -17,15 +17,8 @@ from broker_adapter.amqp.codec import (
     with_delivery,
     with_place,
 )
-from broker_adapter.amqp.peer import (
-    ACCEPTED_STATE,
-    Dispositions,
-    LinkRemoteOpen,
-    Peer,
-    PeerLimits,
-    Terminus,
-    Transfers,
-)
+from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.destination import queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
 

@@ -17,7 +17,7 @@ import attrs
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED,
     ACCEPTED_STATE,
     DECLARED,
@@ -25,9 +25,9 @@ from broker_adapter.amqp.peer import (
     REJECTED,
     RELEASED_STATE,
     TRANSACTIONAL,
-    Peer,
     State,
 )
+from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.values import Described, Symbol, ULong, encode
 from broker_adapter.errors import (
     JMSException,

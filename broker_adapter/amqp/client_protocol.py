@@ -30,7 +30,7 @@ from broker_adapter.amqp.client_commits import BACK_OFF, STATES, Commit, Coordin
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
 from broker_adapter.amqp.codec import decode_received, envelope_capabilities, envelope_version, received
 from broker_adapter.amqp.conditions import AmqpError, exception_for
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED,
     FAILED_STATE,
     REJECTED,
@@ -41,8 +41,6 @@ from broker_adapter.amqp.peer import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
-    Peer,
-    PeerLimits,
     RemoteClose,
     RemoteOpen,
     SessionRemoteClose,
@@ -52,6 +50,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
     TransportFailed,
 )
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Work
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind

@@ -16,6 +16,7 @@ Theory of operation
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -44,6 +45,8 @@ _NAMES: Final = {
     CLOSE: "close",
 }
 
+#: What the AMQP layer begins with, ahead of the first frame.
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 #: Octets of a frame ahead of its body.
 FRAME_HEADER_BYTES: Final = 8
 #: Most values in the performative of one frame.
@@ -394,3 +397,62 @@ def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], in
             raise ValueError(f"{_NAMES[code]} has no {name}")
         values.append(None)
     return code, values, stop
+
+
+# Frames that are told by their octets.
+
+
+def disposed(fields: bytes) -> tuple[bool, int, int] | None:
+    """Role, first and last delivery of a disposition with these fields.
+
+    None where they are something else, or may have an array, whose values need no bytes.
+    """
+    if 0xE0 in fields or 0xF0 in fields:
+        return None
+    role = _ROLES.get(fields[:1])
+    if role is not None and len(fields) > 6 and fields[1] == 0x70 and fields[6] == 0x40:
+        # One delivery, as proton writes it.
+        only = int.from_bytes(fields[2:6])
+        return role, only, only
+    position = 1
+    if role is None:
+        role = _ROLES.get(fields[:2])
+        position = 2
+    first, position = _uint(fields, position)
+    has_last = position < len(fields) and fields[position] != 0x40
+    last, _ = _uint(fields, position) if has_last else (first, position)
+    return None if role is None or first is None or last is None else (role, first, last)
+
+
+#: What a boolean may be encoded as.
+_ROLES: Final = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
+
+
+def _uint(fields: bytes, position: int) -> tuple[int | None, int]:
+    """A field that is a uint, and where the next one starts; None where it is something else."""
+    kind = fields[position : position + 1]
+    if kind == b"\x43":
+        return 0, position + 1
+    size = _UINT_BYTES.get(kind, 0)
+    value = fields[position + 1 : position + 1 + size]
+    return (int.from_bytes(value) if size and len(value) == size else None), position + 1 + size
+
+
+#: Bytes of a uint by what is ahead of it.
+_UINT_BYTES: Final = {b"\x52": 1, b"\x70": 4}
+
+
+def has_no_array(data: bytes, start: int, end: int) -> bool:
+    """Whether a performative of at most 255 bytes cannot stand for much: only an array has values without bytes."""
+    body = data[start:end]
+    return 0xE0 not in body and 0xF0 not in body
+
+
+def begins(data: bytes) -> Iterator[int]:
+    """The channels of the begins in whole frames of proton's that answer none of the peer's."""
+    position = len(AMQP_HEADER) if data.startswith(AMQP_HEADER) else 0
+    while position < len(data):
+        # A list in its short form, whose first field, the channel that is answered, is null.
+        if data.startswith(b"\x00\x53\x11\xc0", position + 8) and data[position + 14] == 0x40:
+            yield int.from_bytes(data[position + 6 : position + 8])
+        position += int.from_bytes(data[position : position + 4])

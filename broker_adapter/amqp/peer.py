@@ -41,10 +41,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from importlib.metadata import version
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import attrs
 import proton
@@ -53,229 +51,51 @@ from cproton_ffi import ffi, lib
 from broker_adapter.amqp import frames
 from broker_adapter.amqp.buffers import SMALL_BYTES, DeliveryBuffers
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.values import Described, Symbol, Symbols, ULong, decode, encode
+from broker_adapter.amqp.events import (
+    PLAIN_STATES,
+    RECEIVED,
+    REJECTED,
+    RELEASED_STATE,
+    TRANSACTIONAL,
+    Dispositions,
+    Dropped,
+    Event,
+    Incoming,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    RemoteClose,
+    RemoteOpen,
+    SessionRemoteClose,
+    SessionRemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+    TransportFailed,
+)
+from broker_adapter.amqp.frames import begins, disposed, has_no_array
+from broker_adapter.amqp.proton_memory import (
+    MAX_DESCRIPTION,
+    c_text,
+    read_condition,
+    read_disposition,
+    read_mapping,
+    read_names,
+    read_terminus,
+    text_at,
+    text_bytes,
+    words_of,
+    write_condition,
+    write_disposition,
+    write_mapping,
+    write_names,
+    write_terminus,
+)
+from broker_adapter.amqp.public_engine import PublicEngine, wrap_link, wrap_session
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from broker_adapter.settings import GIB, KIB, MIB
 
 _log = logging.getLogger(f"holdfast.{__name__}")
-
-#: The version of python-qpid-proton whose C functions this file was written against.
-PROTON_VERSION: Final = "0.40.0"
-
-_HOT_FUNCTIONS: Final = (
-    "pn_collector_peek",
-    "pn_collector_pop",
-    "pn_event_type",
-    "pn_event_delivery",
-    "pn_event_link",
-    "pn_event_session",
-    "pn_delivery",
-    "pn_delivery_link",
-    "pn_delivery_readable",
-    "pn_delivery_partial",
-    "pn_delivery_aborted",
-    "pn_delivery_pending",
-    "pn_delivery_settled",
-    "pn_delivery_remote_state",
-    "pn_delivery_update",
-    "pn_delivery_settle",
-    "pn_delivery_local",
-    "pn_delivery_remote",
-    "pn_link_recv",
-    "pn_link_send",
-    "pn_link_advance",
-    "pn_link_credit",
-    "pn_link_queued",
-    "pn_link_flow",
-    "pn_link_drain",
-    "pn_link_get_drain",
-    "pn_link_drained",
-    "pn_transport_push",
-    "pn_transport_pending",
-    "pn_transport_peek",
-    "pn_transport_pop",
-    "pn_transport_tick",
-    "pn_data_decode",
-    "pn_data_encode",
-    "pn_data_encoded_size",
-    "pn_disposition_data",
-)
-
-
-def check_engine(engine: Any = lib) -> None:
-    """Raise ImportError where proton lacks a function that the hot path calls."""
-    missing = [name for name in _HOT_FUNCTIONS if not hasattr(engine, name)]
-    if missing:
-        raise ImportError(
-            f"python-qpid-proton {version('python-qpid-proton')} lacks {', '.join(missing)}; "
-            f"install python-qpid-proton=={PROTON_VERSION}"
-        )
-
-
-check_engine()
-
-# Delivery states (AMQP 1.0 sections 3.4 and 4.5).
-RECEIVED: Final = 0x23
-ACCEPTED: Final = 0x24
-REJECTED: Final = 0x25
-RELEASED: Final = 0x26
-MODIFIED: Final = 0x27
-DECLARED: Final = 0x33
-TRANSACTIONAL: Final = 0x34
-
-
-class State(NamedTuple):
-    """The state of a delivery: how it ended, or which transaction it belongs to."""
-
-    code: int  #: one of the constants above; 0 where the peer settled without a state
-    error: AmqpError | None = None  #: of REJECTED
-    failed: bool = False  #: of MODIFIED: delivery-failed
-    undeliverable: bool = False  #: of MODIFIED: undeliverable-here
-    annotations: dict[Any, Any] | None = None  #: of MODIFIED
-    txn_id: bytes | None = None  #: of DECLARED and TRANSACTIONAL
-    outcome: State | None = None  #: of TRANSACTIONAL
-
-
-NO_STATE: Final = State(0)
-ACCEPTED_STATE: Final = State(ACCEPTED)
-RELEASED_STATE: Final = State(RELEASED)
-FAILED_STATE: Final = State(MODIFIED, failed=True)
-_PLAIN_STATES: Final = {0: NO_STATE, ACCEPTED: ACCEPTED_STATE, RELEASED: RELEASED_STATE}
-
-
-class Terminus(NamedTuple):
-    """A source or target of a link (AMQP 1.0 section 3.5).  ``coordinator``: a transaction coordinator's target."""
-
-    address: str | None = None
-    durable: int = 0  #: 0 none, 1 configuration, 2 unsettled-state
-    expiry: str | None = None  #: link-detach, session-end, connection-close or never; None: the default, session-end
-    timeout: int = 0  #: seconds
-    dynamic: bool = False
-    dynamic_properties: dict[Any, Any] | None = None
-    copies: bool = False  #: distribution-mode ``copy``
-    filters: dict[Any, Any] | None = None
-    outcomes: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    coordinator: bool = False
-
-
-# What happened.
-
-
-class RemoteOpen(NamedTuple):
-    """The peer opened the connection."""
-
-    container_id: str
-    hostname: str | None
-    offered_capabilities: frozenset[str]
-    desired_capabilities: frozenset[str]
-    properties: dict[Any, Any]
-
-
-class RemoteClose(NamedTuple):
-    """The peer closed the connection."""
-
-    error: AmqpError | None
-
-
-class SessionRemoteOpen(NamedTuple):
-    """The peer began a session (``by_peer``), or answered ours."""
-
-    session: int
-    by_peer: bool
-
-
-class SessionRemoteClose(NamedTuple):
-    """The peer ended a session; it is answered and its links are gone."""
-
-    session: int
-    error: AmqpError | None
-    unsent: dict[int, list[int]]  #: link → its messages that the peer has not got as a whole
-
-
-class LinkRemoteOpen(NamedTuple):
-    """The peer attached a link (``by_peer``: answer with ``accept_link`` or ``refuse_link``), or answered ours."""
-
-    link: int
-    session: int
-    name: str
-    by_peer: bool
-    is_sender: bool  #: whether we send on it
-    source: Terminus | None
-    target: Terminus | None
-    presettled: bool  #: snd-settle-mode ``settled``
-    max_message_bytes: int | None
-    properties: dict[Any, Any]
-    excess: AmqpError | None = None  #: the limit that the peer's attach goes beyond: ``refuse_link`` with it
-
-
-class LinkRemoteClose(NamedTuple):
-    """The peer detached a link, for good where ``closed``; answer with ``close_link``."""
-
-    link: int
-    closed: bool
-    error: AmqpError | None
-
-
-class LinkFlow(NamedTuple):
-    """The credit of a link changed: what we may still send, or (a receiver's link) what the peer may."""
-
-    link: int
-    credit: int
-    drain: bool
-
-
-class Incoming(NamedTuple):
-    """A complete message.  ``number`` 0: already settled by the sender."""
-
-    number: int
-    payload: bytes
-    state: State | None  #: the transaction it was sent in
-
-
-class Transfers(NamedTuple):
-    """Messages that came in on a link, in order."""
-
-    link: int
-    deliveries: list[Incoming]
-
-
-class Dropped(NamedTuple):
-    """Messages that came in on a link are not handed out; they are settled, and have used up credit."""
-
-    link: int
-    messages: int
-    txn_ids: set[bytes]  #: the transactions that they were to be part of
-    error: AmqpError | None  #: why, where they are missed: a limit, or the link's end; None: their sender gave them up
-
-
-class Dispositions(NamedTuple):
-    """Deliveries that we sent ended, all alike."""
-
-    link: int
-    numbers: list[int]
-    state: State
-
-
-class TransportFailed(NamedTuple):
-    """The peer broke the protocol, fell silent or went away: nothing more will come."""
-
-    error: AmqpError
-
-
-Event = (
-    RemoteOpen
-    | RemoteClose
-    | SessionRemoteOpen
-    | SessionRemoteClose
-    | LinkRemoteOpen
-    | LinkRemoteClose
-    | LinkFlow
-    | Transfers
-    | Dropped
-    | Dispositions
-    | TransportFailed
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -343,11 +163,6 @@ class _Later:
     given: int = 0  #: bytes
 
 
-_wrap_session: Any = proton.Session.wrap
-_wrap_link: Any = proton.Link.wrap
-_wrap_delivery: Any = proton.Delivery.wrap
-
-_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 #: Bytes of the attaches of all links of a connection, which are kept as long as the links.  Further links are refused,
 #: and twice this size ends the connection.
 _MAX_ATTACH_BYTES: Final = 8 * MIB
@@ -357,10 +172,6 @@ _ATTACH_REST_BYTES: Final = 512
 _ANSWER_MORE_BYTES: Final = 64
 #: Links beyond the limit that may be refused at a time; one more ends the connection.
 _MAX_REFUSED: Final = 64
-#: Longest id of a transaction, in bytes.  AMQP 1.0 (section 4.5.4) says 32, and those of Artemis have 36.  What is
-#: longer might not fit into a frame with the rest of a transfer, and proton cannot write such a transfer; a broker
-#: chooses the size of both.
-_MAX_TXN_ID_BYTES: Final = 256
 #: A transfer of fewer bytes is read field by field.
 _LEAST_TRANSFER_BYTES: Final = 24
 #: A frame of more bytes goes to proton without its payload.
@@ -374,15 +185,11 @@ _PART_BYTES: Final = 64 * KIB
 _TRANSFER_BYTES: Final = 128
 #: What proton keeps of a message that was settled until it has written that, in bytes.
 _ANSWER_BYTES: Final = 1024
-#: Longest description of an error that is sent, in characters.
-_MAX_DESCRIPTION: Final = 4096
 #: So many sessions are looked at for output, whether they have some or not.
 _FEW_SESSIONS: Final = 8
 #: Parts of fewer bytes that come in are put together as they come: each costs more than its bytes.
 _SMALL_PART_BYTES: Final = 4 * KIB
 _HEARTBEAT: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-_EXPIRY: Final = {"link-detach": 0, "session-end": 1, "connection-close": 2, "never": 3}
-_EXPIRY_NAMES: Final = {number: name for name, number in _EXPIRY.items()}
 _NO_CREDIT: Final = AmqpError("amqp:link:transfer-limit-exceeded", "more messages than credit")
 _CUT_SHORT: Final = AmqpError("amqp:illegal-state", "the link ended when only a part of a message had come")
 _new: Final = tuple.__new__
@@ -503,7 +310,7 @@ class Peer:
         end = len(data)
         position = 0
         if not self._header_seen:
-            if not data.startswith(_HEADER[:end]):
+            if not data.startswith(frames.AMQP_HEADER[:end]):
                 # proton, too, must see bytes that are no header, to answer them; not a SASL one, which it knows.
                 self._push(bytes(8), 0, 8)
                 reason = f"expected the header of AMQP 1.0, got {data[:8]!r}"
@@ -539,7 +346,7 @@ class Peer:
                     else:
                         handle = 0 if kind == 0x43 else -1
                     if handle in handles and (
-                        0 < data[position + 13] <= 7 or _has_no_array(data, position + 14, position + 13 + listed)
+                        0 < data[position + 13] <= 7 or has_no_array(data, position + 14, position + 13 + listed)
                     ):
                         if after > most:
                             self._push_apart(data, position, position + 13 + listed, after)
@@ -548,9 +355,9 @@ class Peer:
                         continue
             elif head in disposing and size > 14:
                 stop = position + 13 + data[position + 12]
-                disposed = _disposed(data[position + 14 : stop]) if stop <= after else None
-                if disposed is not None:
-                    most = self._tell_earlier(data, position, most, *disposed)
+                which = disposed(data[position + 14 : stop]) if stop <= after else None
+                if which is not None:
+                    most = self._tell_earlier(data, position, most, *which)
                     if self._failure is not None:
                         return position, None
                     position = after
@@ -690,7 +497,7 @@ class Peer:
         """All that there is to send, which ends with a whole frame; begins of ours in it are noted."""
         data = self._pull(None)
         if self._unwritten_begins:
-            for channel in _begins(data):
+            for channel in begins(data):
                 self._unwritten_begins -= 1
                 self._rules.begun(channel)
         return data
@@ -755,7 +562,7 @@ class Peer:
         self._failure = error
         condition = lib.pn_transport_condition(self._transport._impl)
         if not lib.pn_condition_is_set(condition):
-            _write_condition(condition, error)
+            write_condition(condition, error)
         self._tail_closed = True
         self._engine_call(self._transport.close_tail)
 
@@ -969,7 +776,7 @@ class Peer:
             if state is None:
                 reason = f"the link was closed because of a message before it: {error.description}"
                 state = State(REJECTED, error=error._replace(description=reason)) if self._server else RELEASED_STATE
-            _write_disposition(lib.pn_delivery_local(delivery), state)
+            write_disposition(lib.pn_delivery_local(delivery), state)
             engine.pn_delivery_update(delivery, state.code)
             self.unwritten_bytes += _ANSWER_BYTES if state.error is None else _answer_bytes(state.error)
         # This drops what is there, and what is still to come of it.
@@ -994,7 +801,7 @@ class Peer:
         code = engine.pn_delivery_remote_state(delivery)
         if not engine.pn_delivery_settled(delivery) and (code == 0 or code == RECEIVED):
             return
-        state = _PLAIN_STATES.get(code)
+        state = PLAIN_STATES.get(code)
         if state is None:
             state = self._read_state(delivery, code)
         del link.outgoing[delivery]
@@ -1024,7 +831,7 @@ class Peer:
             if link is not None and not link.remote_closed:
                 link.remote_closed = True
                 self._cut_short(link, happened)
-                error = _read_condition(lib.pn_link_remote_condition(link.endpoint._impl))
+                error = read_condition(lib.pn_link_remote_condition(link.endpoint._impl))
                 happened.append(LinkRemoteClose(link.number, kind == lib.PN_LINK_REMOTE_CLOSE, error))
                 if link.closed:
                     self._forget_link(link)
@@ -1033,7 +840,7 @@ class Peer:
         elif kind == lib.PN_SESSION_REMOTE_CLOSE:
             session = self._sessions_by_pointer.get(engine.pn_event_session(event))
             if session is not None:
-                error = _read_condition(lib.pn_session_remote_condition(session.endpoint._impl))
+                error = read_condition(lib.pn_session_remote_condition(session.endpoint._impl))
                 for link in session.links.values():
                     self._cut_short(link, happened)
                 unsent = {number: self.withdraw(number) for number in session.links}
@@ -1042,10 +849,10 @@ class Peer:
         elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
             happened.append(self._read_open())
         elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
-            error = _read_condition(lib.pn_connection_remote_condition(self._connection._impl))
+            error = read_condition(lib.pn_connection_remote_condition(self._connection._impl))
             happened.append(RemoteClose(error))
         elif kind == lib.PN_TRANSPORT_ERROR and self._failure is None:
-            condition = _read_condition(lib.pn_transport_condition(self._transport._impl))
+            condition = read_condition(lib.pn_transport_condition(self._transport._impl))
             self._failure = condition or AmqpError("amqp:connection:framing-error", "the connection failed")
 
     def _on_flow(self, link: _Link, happened: list[Event]) -> None:
@@ -1065,18 +872,18 @@ class Peer:
     def _read_open(self) -> RemoteOpen:
         connection = self._connection._impl
         return RemoteOpen(
-            _text(lib.pn_connection_remote_container(connection)) or "",
-            _text(lib.pn_connection_remote_hostname(connection)),
-            frozenset(_names(lib.pn_connection_remote_offered_capabilities(connection))),
-            frozenset(_names(lib.pn_connection_remote_desired_capabilities(connection))),
-            _mapping(lib.pn_connection_remote_properties(connection)),
+            text_at(lib.pn_connection_remote_container(connection)) or "",
+            text_at(lib.pn_connection_remote_hostname(connection)),
+            frozenset(read_names(lib.pn_connection_remote_offered_capabilities(connection))),
+            frozenset(read_names(lib.pn_connection_remote_desired_capabilities(connection))),
+            read_mapping(lib.pn_connection_remote_properties(connection)),
         )
 
     def _on_session_remote_open(self, pointer: Any, happened: list[Event]) -> None:
         session = self._sessions_by_pointer.get(pointer)
         by_peer = session is None
         if session is None:
-            session = self._add_session(_wrap_session(pointer))
+            session = self._add_session(wrap_session(pointer))
             if self._opened:
                 session.endpoint.open()
             else:  # proton would forget to answer a session that came ahead of our own open
@@ -1093,8 +900,8 @@ class Peer:
             session = self._sessions_by_pointer.get(lib.pn_link_session(pointer))
             if session is None:
                 return
-            name = _text(lib.pn_link_name(pointer)) or ""
-            link = self._add_link(session, _wrap_link(pointer), name, by_peer=True)
+            name = text_at(lib.pn_link_name(pointer)) or ""
+            link = self._add_link(session, wrap_link(pointer), name, by_peer=True)
         if link.remote_opened:
             return
         link.remote_opened = True
@@ -1116,11 +923,11 @@ class Peer:
                 link.name,
                 link.by_peer,
                 link.is_sender,
-                _read_terminus(lib.pn_link_remote_source(pointer)),
-                _read_terminus(lib.pn_link_remote_target(pointer)),
+                read_terminus(lib.pn_link_remote_source(pointer)),
+                read_terminus(lib.pn_link_remote_target(pointer)),
                 lib.pn_link_remote_snd_settle_mode(pointer) == lib.PN_SND_SETTLED,
                 limit or None,
-                _mapping(lib.pn_link_remote_properties(pointer)),
+                read_mapping(lib.pn_link_remote_properties(pointer)),
                 self._excess(size) if link.by_peer else None,
             )
         )
@@ -1146,7 +953,7 @@ class Peer:
 
     def _read_state(self, delivery: Any, code: int) -> State:
         try:
-            return _read_disposition(lib.pn_delivery_remote(delivery), code)
+            return read_disposition(lib.pn_delivery_remote(delivery), code)
         except ValueError as error:
             self._fail(AmqpError("amqp:decode-error", str(error)))
             return State(code)
@@ -1165,15 +972,15 @@ class Peer:
         """Open the connection, or answer the peer's open."""
         connection = self._connection._impl
         try:
-            lib.pn_connection_set_container(connection, _c_text(container_id))
+            lib.pn_connection_set_container(connection, c_text(container_id))
             if hostname is not None:
-                lib.pn_connection_set_hostname(connection, _c_text(hostname))
+                lib.pn_connection_set_hostname(connection, c_text(hostname))
         except ValueError as error:
             raise MessageFormatException(f"the connection cannot be opened: {error}") from error
         self._connection.open()
-        _write_names(lib.pn_connection_offered_capabilities(connection), offered_capabilities)
-        _write_names(lib.pn_connection_desired_capabilities(connection), desired_capabilities)
-        _write_mapping(lib.pn_connection_properties(connection), properties)
+        write_names(lib.pn_connection_offered_capabilities(connection), offered_capabilities)
+        write_names(lib.pn_connection_desired_capabilities(connection), desired_capabilities)
+        write_mapping(lib.pn_connection_properties(connection), properties)
         self._opened = True
         for session in self._unanswered_sessions:
             if session.number in self._sessions:
@@ -1191,7 +998,7 @@ class Peer:
         if self._released:
             return
         if error is not None:
-            _write_condition(lib.pn_connection_condition(self._connection._impl), error)
+            write_condition(lib.pn_connection_condition(self._connection._impl), error)
         lib.pn_connection_close(self._connection._impl)
 
     def release(self) -> None:
@@ -1247,7 +1054,7 @@ class Peer:
         if found is not None and not found.closed:
             found.closed = True
             if error is not None:
-                _write_condition(lib.pn_session_condition(found.endpoint._impl), error)
+                write_condition(lib.pn_session_condition(found.endpoint._impl), error)
             if found.remote_opened:  # else proton would not know the session any more when its begin is answered
                 lib.pn_session_close(found.endpoint._impl)
 
@@ -1317,10 +1124,10 @@ class Peer:
         if found is None or found.closed:
             raise IllegalStateException(f"session {session} has ended")
         try:
-            _c_text(name)
+            c_text(name)
         except ValueError as error:
             raise MessageFormatException(f"the link cannot be attached: {error}") from error
-        size = _text_bytes((name, *_words(source), *_words(target), properties))
+        size = text_bytes((name, *words_of(source), *words_of(target), properties))
         most = self._frame_bytes - min(_ATTACH_REST_BYTES, self._frame_bytes // 2)
         if size > most:
             raise ResourceAllocationException(
@@ -1375,7 +1182,7 @@ class Peer:
         self._forget_later(found)
         pointer = found.endpoint._impl
         if error is not None:
-            _write_condition(lib.pn_link_condition(pointer), error)
+            write_condition(lib.pn_link_condition(pointer), error)
         if closed:
             lib.pn_link_close(pointer)
         else:
@@ -1489,10 +1296,10 @@ class Peer:
             raise IllegalStateException(f"link {link.number} is attached already")
         link.opened = True
         pointer = link.endpoint._impl
-        _write_terminus(lib.pn_link_source(pointer), source, lib.PN_SOURCE)
-        _write_terminus(lib.pn_link_target(pointer), target, lib.PN_TARGET)
+        write_terminus(lib.pn_link_source(pointer), source, lib.PN_SOURCE)
+        write_terminus(lib.pn_link_target(pointer), target, lib.PN_TARGET)
         lib.pn_link_set_snd_settle_mode(pointer, lib.PN_SND_SETTLED if presettled else lib.PN_SND_UNSETTLED)
-        _write_mapping(lib.pn_link_properties(pointer), properties)
+        write_mapping(lib.pn_link_properties(pointer), properties)
         lib.pn_link_open(pointer)
 
     def _forget_link(self, link: _Link) -> None:
@@ -1565,7 +1372,7 @@ class Peer:
         self._tag_number[0] = number & 0xFFFFFFFF
         delivery = engine.pn_delivery(pointer, self._tag)
         if state is not None:
-            _write_disposition(lib.pn_delivery_local(delivery), state)
+            write_disposition(lib.pn_delivery_local(delivery), state)
             engine.pn_delivery_update(delivery, state.code)
         engine.pn_link_send(pointer, payload, size)
         if not is_small:
@@ -1604,7 +1411,7 @@ class Peer:
                     self._tag_number[0] = message.number & 0xFFFFFFFF
                     message.delivery = engine.pn_delivery(pointer, self._tag)
                     if message.state is not None:
-                        _write_disposition(lib.pn_delivery_local(message.delivery), message.state)
+                        write_disposition(lib.pn_delivery_local(message.delivery), message.state)
                         engine.pn_delivery_update(message.delivery, message.state.code)
                     if not message.settled:
                         link.outgoing[message.delivery] = message.number
@@ -1688,7 +1495,7 @@ class Peer:
         engine, take = self._engine, found.incoming.pop
         update, settle = engine.pn_delivery_update, engine.pn_delivery_settle
         code = state.code
-        plain = _PLAIN_STATES.get(code) == state
+        plain = PLAIN_STATES.get(code) == state
         answer_bytes = _ANSWER_BYTES if plain or state.error is None else _answer_bytes(state.error)
         for number in numbers:
             delivery = take(number, None)
@@ -1696,7 +1503,7 @@ class Peer:
                 continue
             self.unwritten_bytes += answer_bytes
             if not plain:
-                _write_disposition(lib.pn_delivery_local(delivery), state)
+                write_disposition(lib.pn_delivery_local(delivery), state)
             update(delivery, code)
             settle(delivery)
         if found.closed and found.remote_closed:
@@ -1731,120 +1538,6 @@ _TOLD: Final = frozenset(
 )
 
 
-class PublicEngine:
-    """The functions of the hot path, made of proton's public classes: slower, with nothing private but the handles."""
-
-    def __init__(self, transport: proton.Transport, collector: proton.Collector) -> None:
-        self._transport = transport
-        self._collector = collector
-
-    def pn_collector_peek(self, _collector: Any) -> Any:
-        return self._collector.peek()
-
-    def pn_collector_pop(self, _collector: Any) -> None:
-        self._collector.pop()
-
-    def pn_event_type(self, event: Any) -> int:
-        return int(event.type.number)
-
-    def pn_event_delivery(self, event: Any) -> Any:
-        return event.delivery._impl
-
-    def pn_event_link(self, event: Any) -> Any:
-        return event.link._impl
-
-    def pn_event_session(self, event: Any) -> Any:
-        return event.session._impl
-
-    def pn_delivery(self, link: Any, tag: Any) -> Any:
-        return _wrap_link(link).delivery(ffi.unpack(tag.start, tag.size).hex())._impl
-
-    def pn_delivery_link(self, delivery: Any) -> Any:
-        return _wrap_delivery(delivery).link._impl
-
-    def pn_delivery_readable(self, delivery: Any) -> bool:
-        return bool(_wrap_delivery(delivery).readable)
-
-    def pn_delivery_partial(self, delivery: Any) -> bool:
-        return bool(_wrap_delivery(delivery).partial)
-
-    def pn_delivery_aborted(self, delivery: Any) -> bool:
-        return bool(_wrap_delivery(delivery).aborted)
-
-    def pn_delivery_pending(self, delivery: Any) -> int:
-        return int(_wrap_delivery(delivery).pending)
-
-    def pn_delivery_settled(self, delivery: Any) -> bool:
-        return bool(_wrap_delivery(delivery).settled)
-
-    def pn_delivery_remote_state(self, delivery: Any) -> int:
-        return int(_wrap_delivery(delivery).remote_state)
-
-    def pn_delivery_update(self, delivery: Any, state: int) -> None:
-        # ``Delivery.update`` would overwrite the details of the state, which stand in the C object already.
-        lib.pn_delivery_update(delivery, state)
-
-    def pn_delivery_settle(self, delivery: Any) -> None:
-        _wrap_delivery(delivery).settle()
-
-    def pn_link_recv(self, link: Any, memory: Any, size: int) -> int:
-        try:
-            data = _wrap_link(link).recv(size)
-        except proton.LinkException:
-            return -1
-        ffi.memmove(memory, data or b"", len(data or b""))
-        return len(data or b"")
-
-    def pn_link_send(self, link: Any, payload: bytes, _size: int) -> int:
-        return int(_wrap_link(link).stream(payload))
-
-    def pn_link_advance(self, link: Any) -> bool:
-        return bool(_wrap_link(link).advance())
-
-    def pn_link_credit(self, link: Any) -> int:
-        return int(_wrap_link(link).credit)
-
-    def pn_link_queued(self, link: Any) -> int:
-        return int(_wrap_link(link).queued)
-
-    def pn_link_flow(self, link: Any, messages: int) -> None:
-        _wrap_link(link).flow(messages)
-
-    def pn_link_drain(self, link: Any, messages: int) -> None:
-        _wrap_link(link).drain(messages)
-
-    def pn_link_get_drain(self, link: Any) -> bool:
-        return bool(_wrap_link(link).drain_mode)
-
-    def pn_link_drained(self, link: Any) -> int:
-        return int(_wrap_link(link).drained())
-
-    def pn_transport_push(self, _transport: Any, data: Any, size: int) -> int:
-        capacity = self._transport.capacity()
-        if capacity <= 0:
-            return int(capacity)
-        chunk = (data if isinstance(data, bytes) else ffi.unpack(data, size))[: min(capacity, size)]
-        try:
-            self._transport.push(chunk)
-        except proton.TransportException:
-            return -1
-        return len(chunk)
-
-    def pn_transport_pending(self, _transport: Any) -> int:
-        return int(self._transport.pending())
-
-    def pn_transport_peek(self, _transport: Any, memory: Any, size: int) -> int:
-        data = self._transport.peek(size) or b""
-        ffi.memmove(memory, data, len(data))
-        return len(data)
-
-    def pn_transport_pop(self, _transport: Any, size: int) -> None:
-        self._transport.pop(size)
-
-    def pn_transport_tick(self, _transport: Any, now_ms: int) -> int:
-        return round(self._transport.tick(now_ms / 1000) * 1000)
-
-
 def _told_by_proton(found: weakref.ref[Peer]) -> Callable[[Any, str], None]:
     """What proton is to call with what it would otherwise write to the standard error stream.
 
@@ -1861,68 +1554,6 @@ def _told_by_proton(found: weakref.ref[Peer]) -> Callable[[Any, str], None]:
     return told
 
 
-# Frames.
-
-
-def _disposed(fields: bytes) -> tuple[bool, int, int] | None:
-    """Role, first and last delivery of a disposition with these fields.
-
-    None where they are something else, or may have an array, whose values need no bytes.
-    """
-    if 0xE0 in fields or 0xF0 in fields:
-        return None
-    role = _ROLES.get(fields[:1])
-    if role is not None and len(fields) > 6 and fields[1] == 0x70 and fields[6] == 0x40:
-        # One delivery, as proton writes it.
-        only = int.from_bytes(fields[2:6])
-        return role, only, only
-    position = 1
-    if role is None:
-        role = _ROLES.get(fields[:2])
-        position = 2
-    first, position = _uint(fields, position)
-    has_last = position < len(fields) and fields[position] != 0x40
-    last, _ = _uint(fields, position) if has_last else (first, position)
-    return None if role is None or first is None or last is None else (role, first, last)
-
-
-#: What a boolean may be encoded as.
-_ROLES: Final = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
-
-
-def _uint(fields: bytes, position: int) -> tuple[int | None, int]:
-    """A field that is a uint, and where the next one starts; None where it is something else."""
-    kind = fields[position : position + 1]
-    if kind == b"\x43":
-        return 0, position + 1
-    size = _UINT_BYTES.get(kind, 0)
-    value = fields[position + 1 : position + 1 + size]
-    return (int.from_bytes(value) if size and len(value) == size else None), position + 1 + size
-
-
-#: Bytes of a uint by what is ahead of it.
-_UINT_BYTES: Final = {b"\x52": 1, b"\x70": 4}
-
-
-def _has_no_array(data: bytes, start: int, end: int) -> bool:
-    """Whether a performative of at most 255 bytes cannot stand for much: only an array has values without bytes."""
-    body = data[start:end]
-    return 0xE0 not in body and 0xF0 not in body
-
-
-def _begins(data: bytes) -> Iterator[int]:
-    """The channels of the begins in whole frames of proton's that answer none of the peer's."""
-    position = 8 if data.startswith(_HEADER) else 0
-    while position < len(data):
-        # A list in its short form, whose first field, the channel that is answered, is null.
-        if data.startswith(b"\x00\x53\x11\xc0", position + 8) and data[position + 14] == 0x40:
-            yield int.from_bytes(data[position + 6 : position + 8])
-        position += int.from_bytes(data[position : position + 4])
-
-
-# Between proton's memory and values.
-
-
 def _append_part(parts: list[bytes | bytearray], part: bytes) -> None:
     last = parts[-1] if parts else None
     if len(part) >= _SMALL_PART_BYTES:
@@ -1934,252 +1565,9 @@ def _append_part(parts: list[bytes | bytearray], part: bytes) -> None:
 
 
 def _answer_bytes(error: AmqpError) -> int:
-    return _ANSWER_BYTES + len((error.description or "")[:_MAX_DESCRIPTION])
+    return _ANSWER_BYTES + len((error.description or "")[:MAX_DESCRIPTION])
 
 
 def _outgoing_bytes(session: _Session) -> int:
     size: int = lib.pn_session_outgoing_bytes(session.endpoint._impl)
     return size + session.later_bytes
-
-
-def _text(pointer: Any) -> str | None:
-    return None if pointer == ffi.NULL else ffi.string(pointer).decode()
-
-
-def _c_text(text: str) -> bytes:
-    """Text for a C string; raises ValueError for what would be cut off there."""
-    if "\0" in text:
-        raise ValueError(f"{text!r} has a character that AMQP names cannot have")
-    return text.encode()
-
-
-def _read_data(data: Any) -> Any:
-    """The value in a ``pn_data_t``, or None where it is empty."""
-    if data == ffi.NULL:
-        return None
-    encoded = _encoded(data)
-    return decode(encoded) if encoded else None
-
-
-def _encoded(data: Any) -> bytes:
-    """What is in a ``pn_data_t``, encoded; nothing where it is empty."""
-    lib.pn_data_rewind(data)
-    size = lib.pn_data_encoded_size(data)
-    if size <= 0:
-        return b""
-    memory = ffi.new("char[]", size)
-    written = lib.pn_data_encode(data, memory, size)
-    return ffi.unpack(memory, written) if written > 0 else b""
-
-
-def _write_data(data: Any, value: Any) -> None:
-    _write_encoded(data, encode(value))
-
-
-def _write_encoded(data: Any, encoded: bytes) -> None:
-    assert data != ffi.NULL
-    lib.pn_data_clear(data)
-    if lib.pn_data_decode(data, encoded, len(encoded)) != len(encoded):
-        raise ValueError(f"proton cannot take {decode(encoded)!r}")
-    lib.pn_data_rewind(data)
-
-
-def _names(data: Any) -> tuple[str, ...]:
-    value = _read_data(data)
-    if value is None:
-        return ()
-    return tuple(str(name) for name in (value if isinstance(value, list) else [value]))
-
-
-def _mapping(data: Any) -> dict[Any, Any]:
-    value = _read_data(data)
-    return value if isinstance(value, dict) else {}
-
-
-def _write_names(data: Any, names: Iterable[str]) -> None:
-    names = Symbols(names)
-    if names:
-        _write_data(data, names)
-
-
-def _write_mapping(data: Any, mapping: dict[Any, Any] | None) -> None:
-    if mapping:
-        _write_data(data, {Symbol(key): value for key, value in mapping.items()})
-
-
-def _read_condition(condition: Any) -> AmqpError | None:
-    if not lib.pn_condition_is_set(condition):
-        return None
-    name = _text(lib.pn_condition_get_name(condition))
-    if name is None:
-        return None
-    return AmqpError(
-        name, _text(lib.pn_condition_get_description(condition)), _mapping(lib.pn_condition_info(condition))
-    )
-
-
-def _write_condition(condition: Any, error: AmqpError) -> None:
-    lib.pn_condition_clear(condition)
-    lib.pn_condition_set_name(condition, error.condition.encode())
-    if error.description is not None:
-        lib.pn_condition_set_description(
-            condition, error.description[:_MAX_DESCRIPTION].replace("\0", " ").encode(errors="replace")
-        )
-    if error.info:
-        _write_data(
-            lib.pn_condition_info(condition),
-            {Symbol(key): Symbol(value) if isinstance(value, str) else value for key, value in error.info.items()},
-        )
-
-
-def _words(terminus: Terminus | None) -> tuple[Any, ...]:
-    """What in a terminus may be long."""
-    return () if terminus is None else (terminus.address, terminus.filters, terminus.dynamic_properties)
-
-
-def _text_bytes(value: Any) -> int:
-    """The bytes of all text in a value that is about to be encoded."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode(errors="replace"))
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum([_text_bytes(key) + _text_bytes(each) for key, each in value.items()])
-    if isinstance(value, Described):
-        return _text_bytes(value.value)
-    if isinstance(value, list | tuple):
-        return sum(map(_text_bytes, value))
-    return 0
-
-
-def _read_terminus(terminus: Any) -> Terminus | None:
-    kind = lib.pn_terminus_get_type(terminus)
-    if kind == lib.PN_UNSPECIFIED:
-        return None
-    if kind == lib.PN_COORDINATOR:
-        return Terminus(capabilities=_names(lib.pn_terminus_capabilities(terminus)), coordinator=True)
-    return Terminus(
-        address=_text(lib.pn_terminus_get_address(terminus)),
-        durable=lib.pn_terminus_get_durability(terminus),
-        expiry=_EXPIRY_NAMES.get(lib.pn_terminus_get_expiry_policy(terminus)),
-        timeout=lib.pn_terminus_get_timeout(terminus),
-        dynamic=bool(lib.pn_terminus_is_dynamic(terminus)),
-        dynamic_properties=_mapping(lib.pn_terminus_properties(terminus)) or None,
-        copies=lib.pn_terminus_get_distribution_mode(terminus) == lib.PN_DIST_MODE_COPY,
-        filters=_mapping(lib.pn_terminus_filter(terminus)) or None,
-        outcomes=_names(lib.pn_terminus_outcomes(terminus)),
-        capabilities=_names(lib.pn_terminus_capabilities(terminus)),
-    )
-
-
-def _write_terminus(terminus: Any, value: Terminus | None, kind: int) -> None:
-    if value is None:
-        lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)
-        return
-    lib.pn_terminus_set_type(terminus, lib.PN_COORDINATOR if value.coordinator else kind)
-    if value.address is not None:
-        lib.pn_terminus_set_address(terminus, _c_text(value.address))
-    lib.pn_terminus_set_durability(terminus, value.durable)
-    if value.expiry is not None:
-        lib.pn_terminus_set_expiry_policy(terminus, _EXPIRY[value.expiry])
-    lib.pn_terminus_set_timeout(terminus, value.timeout)
-    lib.pn_terminus_set_dynamic(terminus, value.dynamic)
-    if value.copies:
-        lib.pn_terminus_set_distribution_mode(terminus, lib.PN_DIST_MODE_COPY)
-    _write_mapping(lib.pn_terminus_properties(terminus), value.dynamic_properties)
-    _write_mapping(lib.pn_terminus_filter(terminus), value.filters)
-    _write_names(lib.pn_terminus_outcomes(terminus), value.outcomes)
-    _write_names(lib.pn_terminus_capabilities(terminus), value.capabilities)
-
-
-def _read_disposition(disposition: Any, code: int) -> State:
-    plain = _PLAIN_STATES.get(code)
-    if plain is not None:
-        return plain
-    if code == REJECTED:
-        return State(REJECTED, error=_read_condition(lib.pn_disposition_condition(disposition)))
-    if code == MODIFIED:
-        return State(
-            MODIFIED,
-            failed=bool(lib.pn_disposition_is_failed(disposition)),
-            undeliverable=bool(lib.pn_disposition_is_undeliverable(disposition)),
-            annotations=_mapping(lib.pn_disposition_annotations(disposition)) or None,
-        )
-    data = lib.pn_disposition_data(disposition)
-    encoded = _encoded(data) if data != ffi.NULL else b""
-    return (_kept_state if len(encoded) <= _MAX_KEPT_BYTES else _decoded_state)(code, encoded)
-
-
-def _decoded_state(code: int, encoded: bytes) -> State:
-    """The state that stands for these fields: of a transaction, or one that this module does not know."""
-    fields = decode(encoded) if encoded else None
-    if code in (DECLARED, TRANSACTIONAL) and isinstance(fields, list) and fields:
-        txn_id = fields[0]
-        if not isinstance(txn_id, bytes) or len(txn_id) > _MAX_TXN_ID_BYTES:
-            raise ValueError(f"transaction id {txn_id!r:.100} is not binary of at most {_MAX_TXN_ID_BYTES} bytes")
-        outcome = _outcome(fields[1]) if code == TRANSACTIONAL and len(fields) > 1 else None
-        return State(code, txn_id=txn_id, outcome=outcome)
-    return State(code)
-
-
-#: Most messages of a transaction have the same state, which is decoded, and encoded, once.
-_KEPT_STATES: Final = 256
-_MAX_KEPT_BYTES: Final = 256
-_kept_state: Final = lru_cache(maxsize=_KEPT_STATES)(_decoded_state)
-
-
-def _outcome(value: Any) -> State | None:
-    """An outcome inside a transactional state."""
-    if value is None:
-        return None
-    descriptor: Any = getattr(value, "descriptor", None)
-    code = _OUTCOME_CODES.get(descriptor, descriptor)
-    if code not in (ACCEPTED, REJECTED, RELEASED, MODIFIED) or not isinstance(value.value, list):
-        raise ValueError(f"{value!r} is no outcome")
-    fields = [*value.value, None, None, None]
-    if code == REJECTED and fields[0] is not None:
-        error = [*getattr(fields[0], "value", ()), None, None, None]
-        return State(REJECTED, error=AmqpError(str(error[0]), None if error[1] is None else str(error[1]), error[2]))
-    if code == MODIFIED:
-        return State(MODIFIED, failed=fields[0] is True, undeliverable=fields[1] is True, annotations=fields[2])
-    return State(code) if code == REJECTED else _PLAIN_STATES[code]
-
-
-_OUTCOME_CODES: Final = {
-    "amqp:accepted:list": ACCEPTED,
-    "amqp:rejected:list": REJECTED,
-    "amqp:released:list": RELEASED,
-    "amqp:modified:list": MODIFIED,
-}
-
-
-def _write_disposition(disposition: Any, state: State) -> None:
-    code = state.code
-    if code == REJECTED and state.error is not None:
-        _write_condition(lib.pn_disposition_condition(disposition), state.error)
-    elif code == MODIFIED:
-        lib.pn_disposition_set_failed(disposition, state.failed)
-        lib.pn_disposition_set_undeliverable(disposition, state.undeliverable)
-        if state.annotations:
-            _write_mapping(lib.pn_disposition_annotations(disposition), state.annotations)
-    elif code in (DECLARED, TRANSACTIONAL):
-        plain = state.outcome is None or state.outcome.code in _PLAIN_STATES
-        encoded = (_kept_fields if plain else _encoded_fields)(state.txn_id, state.outcome)
-        _write_encoded(lib.pn_disposition_data(disposition), encoded)
-
-
-def _encoded_fields(txn_id: bytes | None, outcome: State | None) -> bytes:
-    """The fields of the state of a delivery in a transaction."""
-    return encode([txn_id] if outcome is None else [txn_id, _described_outcome(outcome)])
-
-
-_kept_fields: Final = lru_cache(maxsize=_KEPT_STATES)(_encoded_fields)
-
-
-def _described_outcome(state: State) -> Described:
-    fields: list[Any] = []
-    if state.code == REJECTED and state.error is not None:
-        fields = [Described(ULong(0x1D), [Symbol(state.error.condition), state.error.description])]
-    elif state.code == MODIFIED:
-        fields = [state.failed, state.undeliverable]
-    return Described(ULong(state.code), fields)

@@ -61,7 +61,7 @@ from broker_adapter.amqp.codec import (
     with_place,
 )
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError, error_for, exception_for
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED,
     ACCEPTED_STATE,
     DECLARED,
@@ -74,8 +74,6 @@ from broker_adapter.amqp.peer import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
-    Peer,
-    PeerLimits,
     RemoteClose,
     RemoteOpen,
     SessionRemoteClose,
@@ -85,6 +83,7 @@ from broker_adapter.amqp.peer import (
     Transfers,
     TransportFailed,
 )
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from broker_adapter.amqp.peer import Event, LinkRemoteOpen, Peer, PeerLimits, Terminus
+from broker_adapter.amqp.events import Event, LinkRemoteOpen, Terminus
+from broker_adapter.amqp.peer import Peer, PeerLimits
 
 E = TypeVar("E")
 

@@ -9,7 +9,7 @@ from typing import Any
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
 from broker_adapter.amqp.codec import envelope_capabilities
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     DECLARED,
     Event,
@@ -17,14 +17,13 @@ from broker_adapter.amqp.peer import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
-    Peer,
-    PeerLimits,
     RemoteClose,
     RemoteOpen,
     State,
     Terminus,
     Transfers,
 )
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException

@@ -21,7 +21,7 @@ from broker_adapter.amqp.codec import (
     with_place,
 )
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     FAILED_STATE,
     REJECTED,
@@ -31,7 +31,6 @@ from broker_adapter.amqp.peer import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
-    PeerLimits,
     RemoteClose,
     RemoteOpen,
     SessionRemoteClose,
@@ -40,6 +39,7 @@ from broker_adapter.amqp.peer import (
     Terminus,
     Transfers,
 )
+from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.values import Described, Symbol
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION, BodyKind, Envelope, pack

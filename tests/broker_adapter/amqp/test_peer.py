@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     DECLARED,
     FAILED_STATE,
@@ -28,8 +28,6 @@ from broker_adapter.amqp.peer import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
-    Peer,
-    PeerLimits,
     RemoteClose,
     RemoteOpen,
     SessionRemoteClose,
@@ -38,8 +36,9 @@ from broker_adapter.amqp.peer import (
     Terminus,
     Transfers,
     TransportFailed,
-    check_engine,
 )
+from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.public_engine import check_engine
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from tests.broker_adapter.amqp.frames import (

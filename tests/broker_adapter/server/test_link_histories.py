@@ -9,7 +9,7 @@ from collections import defaultdict
 import attrs
 import pytest
 
-from broker_adapter.amqp.peer import ACCEPTED_STATE, FAILED_STATE, RELEASED_STATE, Incoming, Transfers
+from broker_adapter.amqp.events import ACCEPTED_STATE, FAILED_STATE, RELEASED_STATE, Incoming, Transfers
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings

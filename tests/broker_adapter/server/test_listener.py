@@ -22,7 +22,8 @@ import attrs
 import pytest
 
 from broker_adapter.amqp.codec import decode_received
-from broker_adapter.amqp.peer import ACCEPTED_STATE, Peer, PeerLimits, RemoteClose, RemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.events import ACCEPTED_STATE, RemoteClose, RemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.peer import Terminus
+from broker_adapter.amqp.events import Terminus
 from broker_adapter.engine.broker import Broker
 from broker_adapter.server.server_protocol import EXCLUSIVE_CAPABILITY
 from tests.broker_adapter.server.test_server_protocol import Client, encoded, put

@@ -27,7 +27,7 @@ from broker_adapter.amqp.codec import (
     unpack_answer,
 )
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.peer import (
+from broker_adapter.amqp.events import (
     ACCEPTED,
     ACCEPTED_STATE,
     DECLARED,
@@ -42,8 +42,6 @@ from broker_adapter.amqp.peer import (
     LinkFlow,
     LinkRemoteClose,
     LinkRemoteOpen,
-    Peer,
-    PeerLimits,
     RemoteClose,
     RemoteOpen,
     SessionRemoteClose,
@@ -51,6 +49,7 @@ from broker_adapter.amqp.peer import (
     Terminus,
     Transfers,
 )
+from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, encode
 from broker_adapter.destination import queue

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.peer import LinkRemoteClose, RemoteClose, SessionRemoteClose, Terminus
+from broker_adapter.amqp.events import LinkRemoteClose, RemoteClose, SessionRemoteClose, Terminus
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
