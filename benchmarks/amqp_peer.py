@@ -9,15 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker_adapter.amqp.codec import (
-    decode_amqp,
-    decode_received,
-    encode_amqp,
-    new_message,
-    with_delivery,
-    with_place,
-)
+from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp, with_delivery
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.payloads import decode_received, read_head, with_place
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.destination import queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity, pack
@@ -91,11 +85,11 @@ def main(messages: int = 50_000) -> list[Row]:
     times = messages // 5
     for name, call in (
         ("codec, envelope, pack", lambda: pack(envelope)),
-        ("codec, envelope, routing fields", lambda: new_message(packed, 0)),
+        ("codec, envelope, routing fields", lambda: read_head(packed, 0)),
         ("codec, envelope, place in front", lambda: with_place(1, 0, None, packed)),
         ("codec, envelope, decode a delivery", lambda: decode_received(delivered)),
         ("codec, AMQP, encode", lambda: encode_amqp(envelope)),
-        ("codec, AMQP, routing fields", lambda: new_message(encoded, 0)),
+        ("codec, AMQP, routing fields", lambda: read_head(encoded, 0)),
         ("codec, AMQP, delivery count set", lambda: with_delivery(encoded, 1)),
         ("codec, AMQP, decode", lambda: decode_amqp(encoded)),
     ):

@@ -1,6 +1,6 @@
 """What the SDK stands on: errors, destinations, envelopes, settings, the transport port and its implementations."""
 
-from broker_adapter.amqp.codec import decode_payload
+from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.connect import transport_for
 from broker_adapter.destination import Destination, DestinationKind, checked_name, queue, topic
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from

@@ -9,7 +9,7 @@ from functools import partial
 
 import attrs
 
-from broker_adapter.amqp.codec import decode_payload
+from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Refresh, Transport

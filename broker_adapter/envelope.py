@@ -82,8 +82,8 @@ class Identity(NamedTuple):
 class Head(NamedTuple):
     """What routes a message; see :class:`Envelope`."""
 
-    format: int  #: ``message-format`` of the packed envelope
-    destination: Destination
+    format: int  #: ``message-format`` of the message
+    destination: Destination | None  #: None: an AMQP message that names none
     priority: int
     persistent: bool
     expires_at_ms: int | None

@@ -28,7 +28,6 @@ from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client_commits import BACK_OFF, STATES, Commit, Coordinator, settle_runs
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
-from broker_adapter.amqp.codec import decode_received, envelope_capabilities, envelope_version, received
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
@@ -50,6 +49,7 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
+from broker_adapter.amqp.payloads import decode_received, envelope_capabilities, envelope_version, received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Work
 from broker_adapter.amqp.values import Described, Symbol, ULong

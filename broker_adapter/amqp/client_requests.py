@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker_adapter.amqp.codec import Request, error_from_fields, pack_request, unpack_answer
 from broker_adapter.amqp.events import ACCEPTED_STATE, Transfers
+from broker_adapter.amqp.management import Request, error_from_fields, pack_request, unpack_answer
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
 

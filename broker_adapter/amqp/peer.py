@@ -33,7 +33,7 @@ Theory of operation
     is a matter of :mod:`broker_adapter.amqp.frames`.
 
     proton writes ``message-format`` 0 into every transfer and shows none that it reads.  So the payload names its
-    format itself, by its first octet: see :func:`broker_adapter.amqp.codec.format_of`.
+    format itself, by its first octet: see :func:`broker_adapter.amqp.payloads.format_of`.
 """
 
 from __future__ import annotations

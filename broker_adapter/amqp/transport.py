@@ -22,9 +22,9 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from ack_modes import Settlement
+from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
 from broker_adapter.amqp.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase, servers_of
-from broker_adapter.amqp.codec import encode_amqp, with_duplicate_id
 from broker_adapter.amqp.hashing import hash_elsewhere
 from broker_adapter.amqp.io_loop import SocketConnection
 from broker_adapter.amqp.io_loop import Work as LoopWork

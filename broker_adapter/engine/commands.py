@@ -14,7 +14,7 @@ from zlib import crc32
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.records import RawEntry
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity, read_head
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity
 from broker_adapter.transport import Subscription
 
 Reply = Callable[[Any], None]
@@ -92,14 +92,9 @@ def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
     return _routed(ENVELOPE_FORMAT, payload, envelope)
 
 
-def from_packed(payload: bytes) -> tuple[NewMessage, Destination]:
-    """A message that comes in as a packed envelope, and where it is sent to; see :func:`incoming`.
-
-    Raises:
-        MessageFormatException: as :func:`broker_adapter.envelope.read_head`.
-    """
-    head = read_head(payload)
-    return _routed(head.format, payload, head), head.destination
+def from_head(payload: bytes, head: Head) -> NewMessage:
+    """A message that comes in, from its head; see :func:`incoming`."""
+    return _routed(head.format, payload, head)
 
 
 def _routed(message_format: int, payload: bytes, head: Envelope | Head) -> NewMessage:

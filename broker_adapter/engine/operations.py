@@ -104,7 +104,7 @@ from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
 from broker_adapter.engine.store import Loaded
-from broker_adapter.envelope import ENVELOPE_VERSION, in_version
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version, read_head
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -626,7 +626,7 @@ def _name(formats: Formats, form: int, payload: bytes) -> Any:
 def _stage(arguments: _Arguments) -> Steps:
     messages = []
     for payload in arguments["messages"]:
-        message, _ = c.from_packed(payload)
+        message = c.from_head(payload, read_head(payload))
         messages.append(message._replace(persistent=True, identity=None))
     return (
         yield c.Stage(

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from broker_adapter.amqp.codec import decode_ahead
+from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.io_loop import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Work
 from broker_adapter.engine.broker import Broker

@@ -34,6 +34,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from ack_modes import Outcome
+from broker_adapter.amqp.amqp_message import with_delivery
 from broker_adapter.amqp.client_commits import BACK_OFF, COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.amqp.client_protocol import (
     CONNECTION_TOKEN,
@@ -48,18 +49,6 @@ from broker_adapter.amqp.client_protocol import (
     Login,
 )
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, NEWS
-from broker_adapter.amqp.codec import (
-    Answer,
-    as_amqp,
-    envelope_capabilities,
-    envelope_version,
-    error_fields,
-    new_message,
-    pack_answer,
-    unpack_request,
-    with_delivery,
-    with_place,
-)
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError, error_for, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
@@ -83,6 +72,8 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
+from broker_adapter.amqp.management import Answer, error_fields, pack_answer, unpack_request
+from broker_adapter.amqp.payloads import as_amqp, envelope_capabilities, envelope_version, read_head, with_place
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
 from broker_adapter.destination import Destination, DestinationKind
@@ -1126,11 +1117,11 @@ class ServerProtocol:
         batches: list[tuple[_Batch, list[c.NewMessage]]] = []
         for number, payload, state in event.deliveries:
             try:
-                message, named = new_message(payload, now_ms)
+                head = read_head(payload, now_ms)
             except MessageFormatException as error:
                 self._reject(producer, number, state, AmqpError("amqp:decode-error", error.reason))
                 continue
-            destination = own or named
+            message, destination = c.from_head(payload, head), own or head.destination
             if destination is None:
                 nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
                 self._reject(producer, number, state, nowhere)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from broker_adapter.amqp.codec import decode_ahead, new_message
+from broker_adapter.amqp.amqp_message import decode_ahead
+from broker_adapter.amqp.payloads import read_head
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -290,7 +291,7 @@ def _queue_of(record: Quarantined) -> str | None:
     if not record.is_sound or record.payload is None:
         return None
     try:
-        _, destination = new_message(record.payload, 0)
+        destination = read_head(record.payload, 0).destination
     except MessageFormatException:
         return None
     is_queue = destination is not None and not destination.is_topic and not destination.is_temporary
@@ -301,7 +302,7 @@ def _message(record: Quarantined) -> c.NewMessage:
     payload = record.payload or b""
     message_format = int.from_bytes(record.value[4:8])
     try:
-        message, _ = new_message(payload, time.time_ns() // 1_000_000)
+        message = c.from_head(payload, read_head(payload, time.time_ns() // 1_000_000))
     except MessageFormatException:
         # It is damaged beyond decoding: a consumer gets the bytes, or says that it cannot read them.
         message = c.NewMessage(message_format, payload)

@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.codec import decode_payload
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkRemoteOpen, RemoteOpen, State
+from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.amqp.transport import AmqpTransport
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity, unpack

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.codec import decode_payload, encode_amqp
+from broker_adapter.amqp.amqp_message import encode_amqp
+from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.codec import decode_ahead, decode_payload
+from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.io_loop import MemoryConnection
+from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.destination import Destination, queue

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Phase
-from broker_adapter.amqp.codec import decode_ahead
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.engine import commands as c

@@ -7,7 +7,6 @@ from itertools import zip_longest
 from typing import Any
 
 from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
-from broker_adapter.amqp.codec import envelope_capabilities
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
@@ -23,6 +22,7 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
+from broker_adapter.amqp.payloads import envelope_capabilities
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader
 from broker_adapter.envelope import ENVELOPE_VERSION

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
-from broker_adapter.amqp.codec import decode_payload, with_place
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
 from broker_adapter.amqp.io_loop import MemoryConnection
+from broker_adapter.amqp.payloads import decode_payload, with_place
 from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack

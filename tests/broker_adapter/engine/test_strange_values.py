@@ -12,14 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ack_modes import Outcome
-from broker_adapter.amqp.codec import (
-    as_amqp,
-    decode_payload,
-    decode_received,
-    new_message,
-    with_delivery,
-    with_place,
-)
+from broker_adapter.amqp.amqp_message import with_delivery
+from broker_adapter.amqp.payloads import as_amqp, decode_payload, decode_received, read_head, with_place
 from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -166,7 +160,7 @@ def test_positions_beyond_all_that_there_are_end_nothing(served: Served, positio
 @given(payload=PAYLOADS, to=st.sampled_from(["q", "DLQ", "grouped"]))
 def test_any_message_is_stored_or_refused(served: Served, payload: bytes, to: str) -> None:
     try:
-        new, _ = new_message(payload, 1_700_000_000_000)
+        new = c.from_head(payload, read_head(payload, 1_700_000_000_000))
     except MessageFormatException:
         return
     error = served.broker.call(c.Enqueue(served.client, queue(to), [new]), WAIT)

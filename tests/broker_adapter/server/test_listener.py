@@ -21,8 +21,8 @@ from typing import Any
 import attrs
 import pytest
 
-from broker_adapter.amqp.codec import decode_received
 from broker_adapter.amqp.events import ACCEPTED_STATE, RemoteClose, RemoteOpen, Terminus, Transfers
+from broker_adapter.amqp.payloads import decode_received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine import commands as c

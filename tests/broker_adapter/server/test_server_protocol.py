@@ -17,15 +17,6 @@ from proton import Message
 from broker_adapter.amqp.client_commits import DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.amqp.client_protocol import NO_LOCAL_CODE, SELECTOR_CODE
 from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
-from broker_adapter.amqp.codec import (
-    Request,
-    decode_received,
-    envelope_capabilities,
-    format_of,
-    pack_request,
-    received,
-    unpack_answer,
-)
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED,
@@ -49,6 +40,8 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
+from broker_adapter.amqp.management import Request, pack_request, unpack_answer
+from broker_adapter.amqp.payloads import decode_received, envelope_capabilities, format_of, received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, encode

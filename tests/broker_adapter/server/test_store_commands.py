@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proton import Message, symbol
 
-from broker_adapter.amqp.codec import new_message
+from broker_adapter.amqp.payloads import read_head
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -109,7 +109,8 @@ def test_a_delayed_message_of_another_client_keeps_its_time_where_the_schedule_i
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
     foreign = Message(body="later", durable=True)
     foreign.annotations = {symbol("x-opt-delivery-time"): due_ms}
-    delayed = new_message(bytes(foreign.encode()), 0)[0]
+    payload = bytes(foreign.encode())
+    delayed = c.from_head(payload, read_head(payload, 0))
     assert broker.call(c.Enqueue(client, queue("later"), [delayed]), WAIT) is None
     broker.close()
     damage(tmp_path, _no_schedule)

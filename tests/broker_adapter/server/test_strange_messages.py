@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.codec import format_of
+from broker_adapter.amqp.payloads import format_of
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c

@@ -5,36 +5,20 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-import msgpack
 import proton
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.amqp import codec
-from broker_adapter.amqp.codec import (
-    Answer,
-    Request,
-    decode_amqp,
-    decode_payload,
-    decode_received,
-    encode_amqp,
-    format_of,
-    new_message,
-    received,
-    with_delivery,
-    with_place,
-)
+from broker_adapter.amqp import amqp_message
+from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp, with_delivery
+from broker_adapter.amqp.payloads import decode_payload, decode_received, format_of, read_head, received
 from broker_adapter.amqp.values import Symbol, encode
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
-    InvalidDestinationException,
-    JMSException,
     MessageFormatException,
-    StaleAcknowledgementException,
 )
-from broker_adapter.packing import MAX_CONTAINERS
 
 NAMES = st.text(min_size=1, max_size=10)
 INSTANTS = st.integers(1, 2**41)
@@ -110,24 +94,6 @@ def foreign(**fields: Any) -> bytes:
 @given(envelopes())
 def test_an_envelope_comes_back_from_amqp_as_it_went(envelope: Envelope) -> None:
     assert decode_amqp(encode_amqp(envelope)) == envelope
-
-
-@given(envelopes())
-def test_routing_fields_are_the_same_in_both_formats(envelope: Envelope) -> None:
-    if envelope.sent_at_ms is None or envelope.expires_at_ms is None:
-        envelope = envelope._replace(expires_at_ms=None)
-
-    amqp, amqp_to = new_message(encode_amqp(envelope), 0)
-    ours, ours_to = new_message(pack(envelope), 0)
-
-    assert (amqp.format, ours.format) == (AMQP_FORMAT, ENVELOPE_FORMAT)
-    assert amqp[2:] == ours[2:]
-    assert amqp_to == ours_to == envelope.destination
-    assert (ours.priority, ours.persistent, ours.identity) == (
-        envelope.priority,
-        envelope.persistent,
-        envelope.identity,
-    )
 
 
 def test_proton_reads_what_we_write() -> None:
@@ -253,24 +219,24 @@ def test_a_message_without_an_address_is_from_where_it_was_consumed() -> None:
 
 
 def test_expiry_of_a_foreign_message_is_absolute_or_counts_from_its_arrival() -> None:
-    assert new_message(foreign(ttl=2.5), 10_000)[0].expires_at_ms == 12_500
-    assert new_message(foreign(ttl=2.5, expiry_time=99), 10_000)[0].expires_at_ms == 99_000
-    assert new_message(foreign(body="x"), 10_000)[0].expires_at_ms is None
+    assert read_head(foreign(ttl=2.5), 10_000).expires_at_ms == 12_500
+    assert read_head(foreign(ttl=2.5, expiry_time=99), 10_000).expires_at_ms == 99_000
+    assert read_head(foreign(body="x"), 10_000).expires_at_ms is None
 
 
 def test_delivery_time_is_an_instant_or_a_delay() -> None:
     def annotated(name: str, value: Any) -> bytes:
         return foreign(annotations={proton.symbol(name): value})
 
-    assert new_message(annotated("x-opt-delivery-time", 5_000), 1)[0].deliver_at_ms == 5_000
-    assert new_message(annotated("x-opt-delivery-time", proton.timestamp(5_000)), 1)[0].deliver_at_ms == 5_000
-    assert new_message(annotated("x-opt-delivery-delay", proton.ulong(500)), 1_000)[0].deliver_at_ms == 1_500
-    assert new_message(annotated("x-opt-delivery-delay", 0), 1_000)[0].deliver_at_ms is None
+    assert read_head(annotated("x-opt-delivery-time", 5_000), 1).deliver_at_ms == 5_000
+    assert read_head(annotated("x-opt-delivery-time", proton.timestamp(5_000)), 1).deliver_at_ms == 5_000
+    assert read_head(annotated("x-opt-delivery-delay", proton.ulong(500)), 1_000).deliver_at_ms == 1_500
+    assert read_head(annotated("x-opt-delivery-delay", 0), 1_000).deliver_at_ms is None
 
 
 def test_priority_is_clamped() -> None:
-    assert new_message(foreign(priority=200), 0)[0].priority == 9
-    assert new_message(pack(FULL._replace(priority=77)), 0)[0].priority == 9
+    assert read_head(foreign(priority=200), 0).priority == 9
+    assert read_head(pack(FULL._replace(priority=77)), 0).priority == 9
     assert unpack(pack(FULL._replace(priority=-1))).priority == 0
 
 
@@ -318,30 +284,6 @@ def test_a_producer_cannot_preset_the_delivery_count() -> None:
     assert received(with_delivery(foreign(delivery_count=7, body="x"), 0)).delivery_count == 0
 
 
-@given(envelopes(), st.integers(0, 2**63), st.integers(0, 1000))
-def test_our_own_deliveries_carry_place_count_and_annotations(envelope: Envelope, position: int, count: int) -> None:
-    for stored in (pack(envelope), encode_amqp(envelope)):
-        delivered = with_place(position, count, {"why": "x"}, stored)
-
-        assert received(delivered) == (position, count)
-        properties = {**(envelope.properties or {}), "why": "x"}
-        assert decode_received(delivered) == envelope._replace(properties=properties, expires_at_ms=None)
-        assert decode_received(with_place(position, count, None, stored)) == envelope
-
-
-def test_the_first_octet_names_the_format() -> None:
-    assert format_of(encode_amqp(FULL)) == AMQP_FORMAT
-    assert format_of(pack(FULL)) == ENVELOPE_FORMAT
-    assert codec.pack_request(Request(1, "x", {}))[0] == 0x93
-    with pytest.raises(MessageFormatException, match="0x41"):
-        format_of(b"ABC")
-
-
-def test_an_envelope_becomes_amqp_for_a_receiver_that_does_not_speak_it() -> None:
-    assert codec.as_amqp(ENVELOPE_FORMAT, pack(FULL)) == encode_amqp(FULL)
-    assert codec.as_amqp(AMQP_FORMAT, b"as it came") == b"as it came"
-
-
 @pytest.mark.parametrize(
     "envelope",
     [
@@ -356,93 +298,16 @@ def test_what_amqp_cannot_carry_is_refused(envelope: Envelope) -> None:
         encode_amqp(envelope)
 
 
-def _takes_or_refuses(payload: bytes) -> None:
-    for read in (
-        decode_received,
-        received,
-        decode_amqp,
-        lambda data: new_message(data, 0),
-        lambda data: with_delivery(data, 1, {"a": "b"}),
-        codec.unpack_answer,
-        codec.unpack_request,
-    ):
-        try:
-            read(payload)
-        except MessageFormatException:
-            pass
-
-
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"\x00\x53" + tail))
-def test_any_bytes_give_a_message_or_a_message_format_exception(payload: bytes) -> None:
-    _takes_or_refuses(payload)
-
-
-@given(st.sampled_from([encode_amqp(FULL), pack(FULL), with_place(1, 2, {"a": 1}, pack(FULL))]), st.data())
-def test_damaged_messages_are_read_or_refused(payload: bytes, data: st.DataObject) -> None:
-    damaged = bytearray(payload)
-    for _ in range(data.draw(st.integers(1, 4))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-
-    _takes_or_refuses(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
-    _takes_or_refuses(bytes(damaged))
-
-
-def test_a_delivery_whose_message_has_properties_that_are_no_map_is_refused() -> None:
-    odd = msgpack.packb(FULL._replace(properties=5))
-    with pytest.raises(MessageFormatException, match="'properties' is a int"):
-        decode_received(with_place(1, 2, {"a": 1}, odd))
-
-
 def test_what_the_server_decodes_of_a_message_has_a_limit_of_its_own() -> None:
     """The sections ahead of the body, that is; the body may have ten times as many values."""
-    most = codec._MAX_AHEAD_VALUES
+    most = amqp_message._MAX_AHEAD_VALUES
 
     def annotated(entries: int) -> bytes:
         return b"\x00\x53\x72" + encode({Symbol(f"x-{number}"): number for number in range(entries)})
 
-    assert new_message(annotated(most // 2 - 10), 0)
+    assert read_head(annotated(most // 2 - 10), 0)
     body = b"\x00\x53\x77" + encode([0] * (2 * most))
-    assert new_message(annotated(1) + body, 0)
+    assert read_head(annotated(1) + body, 0)
     assert decode_received(annotated(1) + body).body == [0] * (2 * most)
     with pytest.raises(MessageFormatException, match="more values than the limit"):
-        new_message(annotated(most // 2), 0)
-
-
-def test_a_request_of_more_lists_than_the_limit_or_with_other_keys_than_strings_is_refused() -> None:
-    for arguments, reason in (({"x": [[]] * MAX_CONTAINERS}, "more lists and maps"), ({1: 2}, "int is not allowed")):
-        with pytest.raises(MessageFormatException, match=reason):
-            codec.unpack_request(codec.pack_request(Request(1, "x", arguments)))
-    with pytest.raises(MessageFormatException, match="more lists and maps"):
-        codec.unpack_answer(codec.pack_answer(Answer(1, None, [[]] * MAX_CONTAINERS)))
-    assert codec.unpack_answer(codec.pack_answer(Answer(1, None, {1: 2}))).result == {1: 2}
-
-
-def test_requests_and_answers_come_back_as_they_went() -> None:
-    request = Request(5, "statistics", {"queue": "q", "raw": b"\x00"})
-    assert codec.unpack_request(codec.pack_request(request)) == request
-
-    for answer in (Answer(5, None, {"depth": 3}), Answer(6, ("JMSException", "why", None), None)):
-        assert codec.unpack_answer(codec.pack_answer(answer)) == answer
-
-
-def test_requests_have_a_greatest_size() -> None:
-    at_limit = codec.MAX_MANAGEMENT_BYTES - len(codec.pack_request(Request(1, "x", {"a": b"\0" * 70_000}))) + 70_000
-
-    codec.unpack_request(codec.pack_request(Request(1, "x", {"a": b"\0" * at_limit})))
-    with pytest.raises(MessageFormatException, match="larger than the limit"):
-        codec.pack_request(Request(1, "x", {"a": b"\0" * (at_limit + 1)}))
-    with pytest.raises(MessageFormatException, match="larger than the limit"):
-        codec.unpack_answer(b"\x93" + b"\0" * codec.MAX_MANAGEMENT_BYTES)
-
-
-def test_errors_of_answers_keep_their_class() -> None:
-    error = codec.error_from_fields(
-        codec.error_fields(InvalidDestinationException("gone", error_code="amqp:not-found"))
-    )
-    stale = codec.error_from_fields(("StaleAcknowledgementException", "old", None))
-    unknown = codec.error_from_fields(("SomethingNew", "why", None))
-
-    assert (type(error), error.reason, error.error_code) == (InvalidDestinationException, "gone", "amqp:not-found")
-    assert type(stale) is StaleAcknowledgementException
-    assert type(unknown) is JMSException
-    assert unknown.reason == "SomethingNew: why"
+        read_head(annotated(most // 2), 0)

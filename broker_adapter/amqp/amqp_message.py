@@ -1,69 +1,19 @@
-"""Messages as the payload of a transfer, and back: the JMS mapping of AMQP 1.0, and our own forms.
-
-The payload's first octet names its format, since proton fixes ``message-format`` to 0 on the wire:
-
-======== ==========================================================================================
-``0x00`` a standard AMQP message: each of its sections begins with the constructor of a described type
-``0x48`` a packed envelope (:mod:`broker_adapter.envelope`)
-``0xDC`` a packed envelope of version 1: the msgpack head of an array of 16 or more
-``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
-         the forms above (msgpack never uses this octet)
-``0x93`` a request to our own server or its answer: the msgpack head of an array of three
-======== ==========================================================================================
-
-All but the first are used only between our own ends, after both named :data:`ENVELOPE_CAPABILITY`, with the highest
-version of packed envelopes that each knows: the lower one is spoken.
+"""Standard AMQP messages as bytes, and back: the JMS mapping of AMQP 1.0.  Pure.
 
 Whatever comes in is untrusted: every failure is a MessageFormatException.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 from uuid import UUID
 
-import msgpack
-
-from broker_adapter.amqp.values import (
-    Byte,
-    Described,
-    Reader,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    compound,
-    encode,
-)
+from broker_adapter.amqp.values import Byte, Described, Reader, Symbol, Timestamp, UByte, UInt, ULong, compound, encode
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.commands import NewMessage, from_packed, incoming
-from broker_adapter.envelope import (
-    AMQP_FORMAT,
-    ENVELOPE_FORMAT,
-    ENVELOPE_FORMAT_1,
-    ENVELOPE_OCTET,
-    ENVELOPE_OCTET_1,
-    ENVELOPE_VERSION,
-    BodyKind,
-    Envelope,
-    Identity,
-    annotated,
-    check_identity,
-    unpack,
-)
-from broker_adapter.errors import JMSException, MessageFormatException
-from broker_adapter.packing import unpacked
-
-#: Connection capability by which our own ends recognise each other.  By itself it names version 1 of packed envelopes,
-#: and followed by a hyphen and a number version 2 and higher ones.
-ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"
-_ENVELOPE_CAPABILITY: Final = re.compile(ENVELOPE_CAPABILITY + "(?:-([1-9][0-9]{0,3}))?")
-#: Format number of a request to our own server, and of its answer.
-MANAGEMENT_FORMAT: Final = 0x484F4D01
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Head, Identity, check_identity
+from broker_adapter.errors import MessageFormatException
 
 #: Message annotations of the JMS mapping, and ours.
 MESSAGE_TYPE: Final = Symbol("x-opt-jms-msg-type")
@@ -103,123 +53,17 @@ _EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
 _MAX_LONG: Final = (1 << 63) - 1
 
-# The forms, by the first octet.
 
-
-def envelope_capabilities(version: int) -> list[str]:
-    """The connection capabilities of an end that speaks this version of packed envelopes, and all before it."""
-    if version == 0:
-        return []
-    return [ENVELOPE_CAPABILITY, *([f"{ENVELOPE_CAPABILITY}-{version}"] if version > 1 else ())]
-
-
-def envelope_version(capabilities: Iterable[str]) -> int:
-    """The version of packed envelopes that both speak, from the capabilities of the other end; 0: it speaks none."""
-    named = [found for each in capabilities if (found := _ENVELOPE_CAPABILITY.fullmatch(each))]
-    return min(max((int(found[1] or 1) for found in named), default=0), ENVELOPE_VERSION)
-
-
-def format_of(payload: bytes) -> int:
-    """The format number of a payload.
-
-    Raises:
-        MessageFormatException: it is none of ours and no AMQP message.
-    """
-    first = payload[0] if payload else 0  # a message without any section is an AMQP message
-    if first == 0x00:
-        return AMQP_FORMAT
-    if first == ENVELOPE_OCTET:
-        return ENVELOPE_FORMAT
-    if first == ENVELOPE_OCTET_1:
-        return ENVELOPE_FORMAT_1
-    raise MessageFormatException(f"payload that begins with octet 0x{first:02x} is not a message")
-
-
-_DELIVERED: Final = struct.Struct(">BQII")
-
-
-def with_place(position: int, delivery_count: int, annotations: Mapping[str, Any] | None, payload: bytes) -> bytes:
-    """A stored message as our own server sends it to our own client: the stored bytes behind a short head."""
-    extra: bytes = msgpack.packb(dict(annotations)) if annotations else b""
-    return _DELIVERED.pack(0xC1, position, delivery_count & _MAX_UINT, len(extra)) + extra + payload
-
-
-class Received(NamedTuple):
-    """What a client must know of a message before anybody decodes it."""
-
-    position: int | None
-    delivery_count: int
-
-
-def received(payload: bytes) -> Received:
-    """The place and delivery count of a received message.
-
-    Raises:
-        MessageFormatException: the payload is not a message.
-    """
-    first = payload[0] if payload else 0
-    if first == 0xC1:
-        try:
-            _, position, count, _ = _DELIVERED.unpack_from(payload)
-        except struct.error as error:
-            raise MessageFormatException(f"delivery of {len(payload)} bytes is cut short") from error
-        return Received(position, count)
-    if first == 0x00:
-        if payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5:
-            return Received(None, 0)
-        header = next(_sections(payload, (_HEADER,)), None)
-        return Received(None, _integer(_field(header, 4), "delivery-count") or 0 if header else 0)
-    format_of(payload)
-    return Received(None, 0)
-
-
-def decode_received(payload: bytes, destination: Destination | None = None) -> Envelope:
-    """The envelope of a received message, in whichever form it is.
+def read_head(payload: bytes, now_ms: int) -> Head:
+    """What routes an AMQP message, from the sections ahead of the application's.
 
     Args:
-        payload: the transfer's payload.
-        destination: where it was received from; used where the message itself does not say.
-
-    Raises:
-        MessageFormatException: the payload cannot be decoded.
-    """
-    if payload[:1] != b"\xc1":
-        return decode_payload(payload, destination)
-    try:
-        size = _DELIVERED.unpack_from(payload)[3]
-        start = _DELIVERED.size + size
-        annotations = unpacked(payload[_DELIVERED.size : start]) if size else None
-    except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
-    envelope = decode_payload(payload[start:], destination)
-    return annotated(envelope, annotations) if isinstance(annotations, dict) else envelope
-
-
-def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
-    """The envelope of a stored message of either format.  See ``decode_received``."""
-    return decode_amqp(payload, destination) if format_of(payload) == AMQP_FORMAT else unpack(payload)
-
-
-def as_amqp(format: int, payload: bytes) -> bytes:
-    """A stored message as standard AMQP, for a receiver that does not speak our envelope."""
-    return payload if format == AMQP_FORMAT else encode_amqp(unpack(payload))
-
-
-# What a server must know of a message.
-
-
-def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | None]:
-    """A message that came in, for the engine; with the destination that it names, for an anonymous sender.
-
-    Args:
-        payload: of either format; of an AMQP message only the sections ahead of the application's are decoded.
+        payload: the message.
         now_ms: the time it came in, milliseconds since the epoch; a time-to-live counts from it.
 
     Raises:
         MessageFormatException: these parts cannot be decoded.
     """
-    if format_of(payload) != AMQP_FORMAT:
-        return from_packed(payload)
     header: list[Any] = []
     annotations: Mapping[Any, Any] = {}
     properties: list[Any] = []
@@ -234,18 +78,29 @@ def new_message(payload: bytes, now_ms: int) -> tuple[NewMessage, Destination | 
     if expires_at_ms is None:
         ttl = _integer(_field(header, 2), "ttl")
         expires_at_ms = now_ms + ttl if ttl else None
-    message = incoming(
+    to = _string(_field(properties, 2))
+    return Head(
         AMQP_FORMAT,
-        payload,
+        None if to is None else Destination(to, _kind(annotations, _DESTINATION_KEYS, None)),
         _clamped(_integer(_field(header, 1), "priority")),
         _field(header, 0) is True,
         expires_at_ms,
         _delivery_time(annotations, now_ms),
-        _identity(annotations),
         _string(_field(properties, 10)),
+        _identity(annotations),
     )
-    to = _string(_field(properties, 2))
-    return message, None if to is None else Destination(to, _kind(annotations, _DESTINATION_KEYS, None))
+
+
+def delivery_count_of(payload: bytes) -> int:
+    """How many deliveries of an AMQP message have failed, as its header says.
+
+    Raises:
+        MessageFormatException: the header cannot be decoded.
+    """
+    if payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5:
+        return 0
+    header = next(_sections(payload, (_HEADER,)), None)
+    return _integer(_field(header, 4), "delivery-count") or 0 if header else 0
 
 
 def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str, Any] | None = None) -> bytes:
@@ -796,101 +651,3 @@ def _typed_id(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"ID:AMQP_ULONG:{int(value)}"
     raise MessageFormatException(f"id {value!r} is none of the types that an id can have")
-
-
-# Requests to our own server.
-
-#: Largest request or answer, in bytes.
-MAX_MANAGEMENT_BYTES: Final = 32 * 1024 * 1024
-
-
-class Request(NamedTuple):
-    """Something that our own server is asked beyond messaging."""
-
-    number: int
-    operation: str
-    arguments: dict[str, Any]
-
-
-class Answer(NamedTuple):
-    """The answer to the request of this number: an error, or a result."""
-
-    number: int
-    error: tuple[str, str, str | None] | None  #: the exception's class, its reason and its code
-    result: Any
-
-
-def pack_request(request: Request) -> bytes:
-    """A request as bytes; raises MessageFormatException for what cannot be packed or is too large."""
-    return _packed_management(request)
-
-
-def pack_answer(answer: Answer) -> bytes:
-    """An answer as bytes; raises MessageFormatException for what cannot be packed or is too large."""
-    return _packed_management(answer)
-
-
-def unpack_request(payload: bytes) -> Request:
-    """The request in these bytes; raises MessageFormatException where there is none."""
-    number, operation, arguments = _unpacked_management(payload, strict_map_key=True)
-    if not isinstance(operation, str) or not isinstance(arguments, dict):
-        raise MessageFormatException("a request is a number, an operation and a map of arguments")
-    return Request(number, operation, arguments)
-
-
-def unpack_answer(payload: bytes) -> Answer:
-    """The answer in these bytes; raises MessageFormatException where there is none."""
-    number, error, result = _unpacked_management(payload, strict_map_key=False)
-    if error is not None:
-        if not isinstance(error, list) or len(error) != 3 or not all(isinstance(part, str | None) for part in error):
-            raise MessageFormatException("the error of an answer is a class, a reason and a code")
-        error = (str(error[0]), str(error[1]), error[2])
-    return Answer(number, error, result)
-
-
-def error_fields(error: JMSException) -> tuple[str, str, str | None]:
-    """An exception as an answer carries it."""
-    return type(error).__name__, error.reason, error.error_code
-
-
-def error_from_fields(fields: tuple[str, str, str | None]) -> JMSException:
-    """The exception that an answer carries; of an unknown class: a JMSException that names it."""
-    name, reason, code = fields
-    cls = _exception_classes().get(name)
-    return JMSException(f"{name}: {reason}", error_code=code) if cls is None else cls(reason, error_code=code)
-
-
-def _exception_classes() -> dict[str, type[JMSException]]:
-    classes: dict[str, type[JMSException]] = {"JMSException": JMSException}
-    waiting = [JMSException]
-    while waiting:
-        for cls in waiting.pop().__subclasses__():
-            classes[cls.__name__] = cls
-            waiting.append(cls)
-    return classes
-
-
-def _packed_management(fields: Request | Answer) -> bytes:
-    try:
-        payload: bytes = msgpack.packb(fields)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise MessageFormatException(f"the request or answer cannot be packed: {error}") from error
-    if len(payload) > MAX_MANAGEMENT_BYTES:
-        raise MessageFormatException(
-            f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
-        )
-    return payload
-
-
-def _unpacked_management(payload: bytes, *, strict_map_key: bool) -> tuple[int, Any, Any]:
-    if len(payload) > MAX_MANAGEMENT_BYTES:
-        raise MessageFormatException(
-            f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
-        )
-    try:
-        fields = unpacked(payload, strict_map_key=strict_map_key)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MessageFormatException(f"not a request or answer: {error}") from error
-    if not isinstance(fields, list) or len(fields) != 3 or type(fields[0]) is not int:
-        raise MessageFormatException("not a request or answer: it is no array of a number and two values")
-    return fields[0], fields[1], fields[2]

@@ -8,10 +8,11 @@ import proton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.codec import decode_ahead, decode_amqp, encode_amqp, new_message
+from broker_adapter.amqp.amqp_message import decode_ahead, decode_amqp, encode_amqp
+from broker_adapter.amqp.payloads import read_head
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import MessageFormatException
-from tests.broker_adapter.amqp.test_codec import envelopes
+from tests.broker_adapter.amqp.test_amqp_message import envelopes
 
 NOW_MS = 1_780_000_000_000
 
@@ -122,7 +123,7 @@ def messages(draw: st.DrawFn) -> bytes:
 def test_we_read_what_proton_writes_or_say_why_not(payload: bytes) -> None:
     try:
         envelope = decode_amqp(payload)
-        stored, _ = new_message(payload, NOW_MS)
+        stored = read_head(payload, NOW_MS)
     except MessageFormatException:
         return
     message = proton.Message()

@@ -1,0 +1,162 @@
+"""Messages as the payload of a transfer, and back, in each of their forms.  Pure.
+
+The payload's first octet names its format, since proton fixes ``message-format`` to 0 on the wire:
+
+======== ==========================================================================================
+``0x00`` a standard AMQP message: each of its sections begins with the constructor of a described type
+``0x48`` a packed envelope (:mod:`broker_adapter.envelope`)
+``0xDC`` a packed envelope of version 1: the msgpack head of an array of 16 or more
+``0xC1`` a delivery from our own server: position, delivery count and annotations, then the message in one of
+         the forms above (msgpack never uses this octet)
+``0x93`` a request to our own server or its answer: the msgpack head of an array of three
+======== ==========================================================================================
+
+All but the first are used only between our own ends, after both named :data:`ENVELOPE_CAPABILITY`, with the highest
+version of packed envelopes that each knows: the lower one is spoken.
+
+Whatever comes in is untrusted: every failure is a MessageFormatException.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from broker_adapter import envelope
+from broker_adapter.amqp import amqp_message
+from broker_adapter.amqp.amqp_message import decode_amqp, delivery_count_of, encode_amqp
+from broker_adapter.destination import Destination
+from broker_adapter.envelope import (
+    AMQP_FORMAT,
+    ENVELOPE_FORMAT,
+    ENVELOPE_FORMAT_1,
+    ENVELOPE_OCTET,
+    ENVELOPE_OCTET_1,
+    ENVELOPE_VERSION,
+    Envelope,
+    Head,
+    annotated,
+    unpack,
+)
+from broker_adapter.errors import MessageFormatException
+from broker_adapter.packing import unpacked
+
+#: Connection capability by which our own ends recognise each other.  By itself it names version 1 of packed envelopes,
+#: and followed by a hyphen and a number version 2 and higher ones.
+ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"
+_ENVELOPE_CAPABILITY: Final = re.compile(ENVELOPE_CAPABILITY + "(?:-([1-9][0-9]{0,3}))?")
+_MAX_UINT: Final = 0xFFFFFFFF
+
+
+def envelope_capabilities(version: int) -> list[str]:
+    """The connection capabilities of an end that speaks this version of packed envelopes, and all before it."""
+    if version == 0:
+        return []
+    return [ENVELOPE_CAPABILITY, *([f"{ENVELOPE_CAPABILITY}-{version}"] if version > 1 else ())]
+
+
+def envelope_version(capabilities: Iterable[str]) -> int:
+    """The version of packed envelopes that both speak, from the capabilities of the other end; 0: it speaks none."""
+    named = [found for each in capabilities if (found := _ENVELOPE_CAPABILITY.fullmatch(each))]
+    return min(max((int(found[1] or 1) for found in named), default=0), ENVELOPE_VERSION)
+
+
+def format_of(payload: bytes) -> int:
+    """The format number of a payload.
+
+    Raises:
+        MessageFormatException: it is none of ours and no AMQP message.
+    """
+    first = payload[0] if payload else 0  # a message without any section is an AMQP message
+    if first == 0x00:
+        return AMQP_FORMAT
+    if first == ENVELOPE_OCTET:
+        return ENVELOPE_FORMAT
+    if first == ENVELOPE_OCTET_1:
+        return ENVELOPE_FORMAT_1
+    raise MessageFormatException(f"payload that begins with octet 0x{first:02x} is not a message")
+
+
+_DELIVERED: Final = struct.Struct(">BQII")
+
+
+def with_place(position: int, delivery_count: int, annotations: Mapping[str, Any] | None, payload: bytes) -> bytes:
+    """A stored message as our own server sends it to our own client: the stored bytes behind a short head."""
+    extra: bytes = msgpack.packb(dict(annotations)) if annotations else b""
+    return _DELIVERED.pack(0xC1, position, delivery_count & _MAX_UINT, len(extra)) + extra + payload
+
+
+class Received(NamedTuple):
+    """What a client must know of a message before anybody decodes it."""
+
+    position: int | None
+    delivery_count: int
+
+
+def received(payload: bytes) -> Received:
+    """The place and delivery count of a received message.
+
+    Raises:
+        MessageFormatException: the payload is not a message.
+    """
+    first = payload[0] if payload else 0
+    if first == 0xC1:
+        try:
+            _, position, count, _ = _DELIVERED.unpack_from(payload)
+        except struct.error as error:
+            raise MessageFormatException(f"delivery of {len(payload)} bytes is cut short") from error
+        return Received(position, count)
+    if first == 0x00:
+        return Received(None, delivery_count_of(payload))
+    format_of(payload)
+    return Received(None, 0)
+
+
+def decode_received(payload: bytes, destination: Destination | None = None) -> Envelope:
+    """The envelope of a received message, in whichever form it is.
+
+    Args:
+        payload: the transfer's payload.
+        destination: where it was received from; used where the message itself does not say.
+
+    Raises:
+        MessageFormatException: the payload cannot be decoded.
+    """
+    if payload[:1] != b"\xc1":
+        return decode_payload(payload, destination)
+    try:
+        size = _DELIVERED.unpack_from(payload)[3]
+        start = _DELIVERED.size + size
+        annotations = unpacked(payload[_DELIVERED.size : start]) if size else None
+    except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
+    envelope = decode_payload(payload[start:], destination)
+    return annotated(envelope, annotations) if isinstance(annotations, dict) else envelope
+
+
+def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:
+    """The envelope of a stored message of either format.  See ``decode_received``."""
+    return decode_amqp(payload, destination) if format_of(payload) == AMQP_FORMAT else unpack(payload)
+
+
+def as_amqp(format: int, payload: bytes) -> bytes:
+    """A stored message as standard AMQP, for a receiver that does not speak our envelope."""
+    return payload if format == AMQP_FORMAT else encode_amqp(unpack(payload))
+
+
+def read_head(payload: bytes, now_ms: int) -> Head:
+    """What routes a message that came in, in whichever form; no destination where an AMQP message names none.
+
+    Args:
+        payload: of it only the parts ahead of the application's are decoded.
+        now_ms: the time it came in, milliseconds since the epoch; a time-to-live counts from it.
+
+    Raises:
+        MessageFormatException: these parts cannot be decoded.
+    """
+    is_amqp = format_of(payload) == AMQP_FORMAT
+    return amqp_message.read_head(payload, now_ms) if is_amqp else envelope.read_head(payload)
