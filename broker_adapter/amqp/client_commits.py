@@ -28,7 +28,8 @@ from broker_adapter.amqp.events import (
     State,
 )
 from broker_adapter.amqp.peer import Peer
-from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.values import Described, ULong, encode
+from broker_adapter.amqp.wire import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
@@ -36,13 +37,6 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
 )
 from broker_adapter.transport import OnSettled
-
-#: Message annotation of a discharge that names the commit for our own server: [session, number].
-COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
-#: Message annotation of a ``modified`` that tells our own server that a listener raised.
-BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
-DECLARE_CODE: Final = 0x31
-DISCHARGE_CODE: Final = 0x32
 
 #: How a settlement's outcome is written.
 STATES: Final = {

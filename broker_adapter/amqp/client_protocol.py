@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.client_commits import BACK_OFF, STATES, Commit, Coordinator, settle_runs
-from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, Requests
+from broker_adapter.amqp.client_commits import STATES, Commit, Coordinator, settle_runs
+from broker_adapter.amqp.client_requests import Requests
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
@@ -49,10 +49,28 @@ from broker_adapter.amqp.events import (
     Transfers,
     TransportFailed,
 )
-from broker_adapter.amqp.payloads import decode_received, envelope_capabilities, envelope_version, received
+from broker_adapter.amqp.payloads import decode_received, received
 from broker_adapter.amqp.peer import Peer, PeerLimits
-from broker_adapter.amqp.sasl import Work
+from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.values import Described, Symbol, ULong
+from broker_adapter.amqp.wire import (
+    BACK_OFF,
+    CONNECTION_TOKEN,
+    DELETE_ON_CLOSE_CODE,
+    DESTINATION_CAPABILITIES,
+    EXCLUSIVE_CAPABILITY,
+    FORMER_NAME,
+    MANAGEMENT_ADDRESS,
+    MAX_SERVERS,
+    NO_LOCAL_CODE,
+    OUTCOMES,
+    RUN,
+    SELECTOR_CODE,
+    SERVER_LIST,
+    STORE,
+    envelope_capabilities,
+    envelope_version,
+)
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope
 from broker_adapter.errors import (
@@ -78,37 +96,15 @@ from broker_adapter.transport import (
     TransportEvent,
 )
 from broker_adapter.transport import Peer as PeerInfo
+from broker_adapter.version import PRODUCT
 
 #: What a broker calls itself in ``open`` where it is ours, or ActiveMQ Artemis.
-PRODUCT: Final = "Holdfast"
 ARTEMIS: Final = "apache-activemq-artemis"
-SELECTOR_CODE: Final = 0x0000_468C_0000_0004
-NO_LOCAL_CODE: Final = 0x0000_468C_0000_0003
-DELETE_ON_CLOSE_CODE: Final = 0x2B
-#: Properties of ``open``: which connection this one takes the place of; the store of the engine behind our server;
-#: where else a broker can be reached.
-CONNECTION_TOKEN: Final = "holdfast-connection"
-STORE: Final = "holdfast-store"
-RUN: Final = "holdfast-run"
-SERVER_LIST: Final = "failover-server-list"
-#: Property of a dynamic node: the name that a temporary destination had before the connection was lost.
-FORMER_NAME: Final = "holdfast-name"
-#: Capability of a source by which our own client asks our own server for an exclusive consumer.
-EXCLUSIVE_CAPABILITY: Final = "HOLDFAST-EXCLUSIVE"
 #: Subscriptions of a connection whose sources are remembered, so that they can be deleted; the oldest is forgotten.
 MAX_SOURCES: Final = 1000
-#: Most servers that are taken from what a broker announces.
-MAX_SERVERS: Final = 100
 
 Done = Callable[[Any, JMSException | None], bool]
 
-_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
-_CAPABILITIES: Final = {
-    DestinationKind.QUEUE: "queue",
-    DestinationKind.TOPIC: "topic",
-    DestinationKind.TEMPORARY_QUEUE: "temporary-queue",
-    DestinationKind.TEMPORARY_TOPIC: "temporary-topic",
-}
 #: RabbitMQ 3 ends the session of who tells it that a delivery was modified.
 _STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE, Outcome.FAILED: RELEASED_STATE}
 _STATES_OF_HOLDFAST: Final = {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})}
@@ -117,30 +113,6 @@ _DRAIN_PATIENCE_MS: Final = 2000
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
 #: What a named tuple does, without the call of a function of Python.
 _new: Final = tuple.__new__
-
-
-class Login(Protocol):
-    """The SASL exchange ahead of AMQP, sans I/O."""
-
-    #: Gets what takes long, or has to wait; ``receive(b"")`` goes on once it was resumed.
-    carry_out: Callable[[Work], None]
-
-    def receive(self, data: bytes) -> None:
-        """Take bytes from the server."""
-
-    def pending_output(self) -> bytes:
-        """The bytes to send now."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the login succeeded; AMQP begins with ``leftover()``."""
-
-    @property
-    def error(self) -> JMSException | None:
-        """Why the login failed, where it did."""
-
-    def leftover(self) -> bytes:
-        """Bytes that came after the exchange."""
 
 
 class Phase(Enum):
@@ -616,8 +588,8 @@ class ClientProtocol:
         target = Terminus()
         if spec.destination is not None:
             address = self.addresses.of(spec.destination)
-            target = Terminus(address, capabilities=(_CAPABILITIES[spec.destination.kind],))
-        link = self._peer.attach_sender(self._session(spec.session), name, Terminus(name, outcomes=_OUTCOMES), target)
+            target = Terminus(address, capabilities=(DESTINATION_CAPABILITIES[spec.destination.kind],))
+        link = self._peer.attach_sender(self._session(spec.session), name, Terminus(name, outcomes=OUTCOMES), target)
         self._senders[link] = _Sender(link, spec.session, spec, done)
 
     def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
@@ -627,7 +599,7 @@ class ClientProtocol:
             done(None, refusal)
             return
         kind = spec.destination.kind
-        capabilities = [_CAPABILITIES[kind]]
+        capabilities = [DESTINATION_CAPABILITIES[kind]]
         name = self._name("receiver", spec.destination)
         subscription = spec.subscription
         durable = subscription is not None and subscription.durable
@@ -655,7 +627,7 @@ class ClientProtocol:
             expiry="never" if durable else "link-detach",
             copies=durable or spec.browse,
             filters=filters or None,
-            outcomes=_OUTCOMES,
+            outcomes=OUTCOMES,
             capabilities=tuple(capabilities),
         )
         link = self._peer.attach_receiver(
@@ -940,9 +912,9 @@ class ClientProtocol:
                 "lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), []),
                 **({} if former_name is None else {FORMER_NAME: former_name}),
             },
-            capabilities=(_CAPABILITIES[kind],),
+            capabilities=(DESTINATION_CAPABILITIES[kind],),
         )
-        link = self._peer.attach_sender(self._session(-1), name, Terminus(name, outcomes=_OUTCOMES), target)
+        link = self._peer.attach_sender(self._session(-1), name, Terminus(name, outcomes=OUTCOMES), target)
         self._senders[link] = _Sender(link, -1, None, done, temporary=kind)
 
     def delete_temporary(self, destination: Destination, done: Done) -> None:
@@ -1206,7 +1178,7 @@ class ClientProtocol:
     def _attach_coordinator(self, session: int) -> Coordinator:
         name = self._name("coordinator", None)
         target = Terminus(capabilities=("amqp:local-transactions",), coordinator=True)
-        link = self._peer.attach_sender(self._session(session), name, Terminus(name, outcomes=_OUTCOMES), target)
+        link = self._peer.attach_sender(self._session(session), name, Terminus(name, outcomes=OUTCOMES), target)
         return Coordinator(
             self._peer,
             link,

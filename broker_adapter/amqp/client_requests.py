@@ -9,14 +9,11 @@ from typing import Any, Final
 from broker_adapter.amqp.events import ACCEPTED_STATE, Transfers
 from broker_adapter.amqp.management import Request, error_from_fields, pack_request, unpack_answer
 from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.wire import NEWS
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
 
-#: Address of our server's request and answer nodes.
-MANAGEMENT_ADDRESS: Final = "$holdfast"
 #: Most requests that may wait for their answer at once.
 MAX_REQUESTS: Final = 1000
-#: Number of an answer that nobody asked for: the server's list of servers has changed.
-NEWS: Final = 0
 
 
 class Requests:

@@ -11,17 +11,16 @@ The payload's first octet names its format, since proton fixes ``message-format`
 ``0x93`` a request to our own server or its answer: the msgpack head of an array of three
 ======== ==========================================================================================
 
-All but the first are used only between our own ends, after both named :data:`ENVELOPE_CAPABILITY`, with the highest
-version of packed envelopes that each knows: the lower one is spoken.
+All but the first are used only between our own ends, after both named the capability for it, with the highest version of
+packed envelopes that each knows (:mod:`broker_adapter.amqp.wire`); the lower one is spoken.
 
 Whatever comes in is untrusted: every failure is a MessageFormatException.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -36,7 +35,6 @@ from broker_adapter.envelope import (
     ENVELOPE_FORMAT_1,
     ENVELOPE_OCTET,
     ENVELOPE_OCTET_1,
-    ENVELOPE_VERSION,
     Envelope,
     Head,
     annotated,
@@ -45,24 +43,7 @@ from broker_adapter.envelope import (
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.packing import unpacked
 
-#: Connection capability by which our own ends recognise each other.  By itself it names version 1 of packed envelopes,
-#: and followed by a hyphen and a number version 2 and higher ones.
-ENVELOPE_CAPABILITY: Final = "HOLDFAST-ENVELOPE"
-_ENVELOPE_CAPABILITY: Final = re.compile(ENVELOPE_CAPABILITY + "(?:-([1-9][0-9]{0,3}))?")
 _MAX_UINT: Final = 0xFFFFFFFF
-
-
-def envelope_capabilities(version: int) -> list[str]:
-    """The connection capabilities of an end that speaks this version of packed envelopes, and all before it."""
-    if version == 0:
-        return []
-    return [ENVELOPE_CAPABILITY, *([f"{ENVELOPE_CAPABILITY}-{version}"] if version > 1 else ())]
-
-
-def envelope_version(capabilities: Iterable[str]) -> int:
-    """The version of packed envelopes that both speak, from the capabilities of the other end; 0: it speaks none."""
-    named = [found for each in capabilities if (found := _ENVELOPE_CAPABILITY.fullmatch(each))]
-    return min(max((int(found[1] or 1) for found in named), default=0), ENVELOPE_VERSION)
 
 
 def format_of(payload: bytes) -> int:

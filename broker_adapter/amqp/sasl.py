@@ -72,6 +72,30 @@ SYS: Final = 2
 Verifier = tuple[bytes, bytes, bytes, int]
 
 
+class Login(Protocol):
+    """The SASL exchange ahead of AMQP, sans I/O."""
+
+    #: Gets what takes long, or has to wait; ``receive(b"")`` goes on once it was resumed.
+    carry_out: Callable[[Work], None]
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the server."""
+
+    def pending_output(self) -> bytes:
+        """The bytes to send now."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the login succeeded; AMQP begins with ``leftover()``."""
+
+    @property
+    def error(self) -> JMSException | None:
+        """Why the login failed, where it did."""
+
+    def leftover(self) -> bytes:
+        """Bytes that came after the exchange."""
+
+
 class Users(Protocol):
     """Who may log in."""
 

@@ -24,13 +24,14 @@ from uuid import uuid4
 from ack_modes import Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
 from broker_adapter.amqp.anonymous_relay import AnonymousRelay
-from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Login, Phase, servers_of
+from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Phase, servers_of
 from broker_adapter.amqp.hashing import hash_elsewhere
 from broker_adapter.amqp.io_loop import SocketConnection
 from broker_adapter.amqp.io_loop import Work as LoopWork
 from broker_adapter.amqp.peer import PeerLimits
-from broker_adapter.amqp.sasl import ClientLogin, Work
+from broker_adapter.amqp.sasl import ClientLogin, Login, Work
 from broker_adapter.amqp.tls_files import check_readable
+from broker_adapter.amqp.wire import WATCH
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack
 from broker_adapter.errors import (
@@ -437,7 +438,7 @@ class AmqpTransport:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
         if not self._protocol_in_use().is_holdfast:
             return ()
-        return servers_of(self.request("watch_servers", {}, timeout))
+        return servers_of(self.request(WATCH, {}, timeout))
 
     def resolve_commit(
         self, session: int, commit_number: int, age_seconds: float, timeout: float | None

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from broker_adapter.amqp.client_protocol import MAX_SERVERS
 from broker_adapter.amqp.values import Symbol, UInt
+from broker_adapter.amqp.wire import MAX_SERVERS
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.transport import Server
 from broker_adapter.url import masked
 
 #: Operation by which the list is changed, with ``servers``: a list of texts such as :func:`server_of` reads.
 ANNOUNCE: Final = "announce_servers"
-#: Operation by which our own client asks to be told of changes; answered with the list.
-WATCH: Final = "watch_servers"
 
 
 def server_of(text: object) -> Server:

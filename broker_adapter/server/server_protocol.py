@@ -35,20 +35,6 @@ import attrs
 
 from ack_modes import Outcome
 from broker_adapter.amqp.amqp_message import with_delivery
-from broker_adapter.amqp.client_commits import BACK_OFF, COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
-from broker_adapter.amqp.client_protocol import (
-    CONNECTION_TOKEN,
-    DELETE_ON_CLOSE_CODE,
-    EXCLUSIVE_CAPABILITY,
-    FORMER_NAME,
-    NO_LOCAL_CODE,
-    RUN,
-    SELECTOR_CODE,
-    SERVER_LIST,
-    STORE,
-    Login,
-)
-from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, NEWS
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError, error_for, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
@@ -73,9 +59,32 @@ from broker_adapter.amqp.events import (
     TransportFailed,
 )
 from broker_adapter.amqp.management import Answer, error_fields, pack_answer, unpack_request
-from broker_adapter.amqp.payloads import as_amqp, envelope_capabilities, envelope_version, read_head, with_place
+from broker_adapter.amqp.payloads import as_amqp, read_head, with_place
 from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
+from broker_adapter.amqp.wire import (
+    BACK_OFF,
+    COMMIT_ID,
+    CONNECTION_TOKEN,
+    DECLARE_CODE,
+    DELETE_ON_CLOSE_CODE,
+    DESTINATION_CAPABILITIES,
+    DISCHARGE_CODE,
+    EXCLUSIVE_CAPABILITY,
+    FORMER_NAME,
+    MANAGEMENT_ADDRESS,
+    NEWS,
+    NO_LOCAL_CODE,
+    OUTCOMES,
+    RUN,
+    SELECTOR_CODE,
+    SERVER_LIST,
+    STORE,
+    WATCH,
+    envelope_capabilities,
+    envelope_version,
+)
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX
@@ -90,7 +99,7 @@ from broker_adapter.errors import (
     StoreException,
     TransactionRolledBackException,
 )
-from broker_adapter.server.announcements import WATCH, as_answer, as_property
+from broker_adapter.server.announcements import as_answer, as_property
 from broker_adapter.server.budget import Budget
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Server, Subscription
@@ -117,14 +126,7 @@ _TRANSACTION_TICK_MS: Final = 1000
 _MAX_TOKEN: Final = 100
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
-_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
-_KINDS: Final = {
-    "queue": DestinationKind.QUEUE,
-    "topic": DestinationKind.TOPIC,
-    "temporary-queue": DestinationKind.TEMPORARY_QUEUE,
-    "temporary-topic": DestinationKind.TEMPORARY_TOPIC,
-}
-_CAPABILITIES: Final = {kind: name for name, kind in _KINDS.items()}
+_KINDS: Final = {name: kind for kind, name in DESTINATION_CAPABILITIES.items()}
 _PREFIXES: Final = {
     TEMPORARY_QUEUE_PREFIX: DestinationKind.TEMPORARY_QUEUE,
     TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
@@ -787,7 +789,7 @@ class ServerProtocol:
         assert isinstance(result, int)
         consumer.number = result
         self._consumers[event.link] = consumer
-        self._peer.accept_link(event.link, source._replace(outcomes=_OUTCOMES), event.target)
+        self._peer.accept_link(event.link, source._replace(outcomes=OUTCOMES), event.target)
         consumer.credit = self._peer.remaining_credit(event.link)
         consumer.draining = event.link in self._early_drains
         self._early_drains.discard(event.link)
@@ -1504,7 +1506,7 @@ def _temporary_terminus(destination: Destination) -> Terminus:
         dynamic=True,
         expiry="link-detach",
         dynamic_properties={"lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), [])},
-        capabilities=(_CAPABILITIES[destination.kind],),
+        capabilities=(DESTINATION_CAPABILITIES[destination.kind],),
     )
 
 

@@ -22,9 +22,9 @@ from broker_adapter.amqp.events import (
     Terminus,
     Transfers,
 )
-from broker_adapter.amqp.payloads import envelope_capabilities
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Reader
+from broker_adapter.amqp.wire import envelope_capabilities
 from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import JMSException
 from broker_adapter.transport import TransportEvent

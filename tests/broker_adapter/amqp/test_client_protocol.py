@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp
-from broker_adapter.amqp.client_commits import COMMIT_ID
 from broker_adapter.amqp.client_protocol import MAX_SOURCES, Phase
-from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS, MAX_REQUESTS
+from broker_adapter.amqp.client_requests import MAX_REQUESTS
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
@@ -37,6 +36,7 @@ from broker_adapter.amqp.management import Answer, pack_answer, unpack_request
 from broker_adapter.amqp.payloads import with_place
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.values import Described, Symbol
+from broker_adapter.amqp.wire import COMMIT_ID, MANAGEMENT_ADDRESS
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION, BodyKind, Envelope, pack
 from broker_adapter.errors import (

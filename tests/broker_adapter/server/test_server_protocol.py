@@ -14,9 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from proton import Message
 
-from broker_adapter.amqp.client_commits import DECLARE_CODE, DISCHARGE_CODE
-from broker_adapter.amqp.client_protocol import NO_LOCAL_CODE, SELECTOR_CODE
-from broker_adapter.amqp.client_requests import MANAGEMENT_ADDRESS
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED,
@@ -41,10 +38,18 @@ from broker_adapter.amqp.events import (
     Transfers,
 )
 from broker_adapter.amqp.management import Request, pack_request, unpack_answer
-from broker_adapter.amqp.payloads import decode_received, envelope_capabilities, format_of, received
+from broker_adapter.amqp.payloads import decode_received, format_of, received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import AMQP_HEADER, PLAIN, SASL_HEADER, ClientLogin, ServerLogin
 from broker_adapter.amqp.values import Described, Reader, Symbol, UInt, ULong, encode
+from broker_adapter.amqp.wire import (
+    DECLARE_CODE,
+    DISCHARGE_CODE,
+    MANAGEMENT_ADDRESS,
+    NO_LOCAL_CODE,
+    SELECTOR_CODE,
+    envelope_capabilities,
+)
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
