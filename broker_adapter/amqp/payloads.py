@@ -11,8 +11,8 @@ The payload's first octet names its format, since proton fixes ``message-format`
 ``0x93`` a request to our own server or its answer: the msgpack head of an array of three
 ======== ==========================================================================================
 
-All but the first are used only between our own ends, after both named the capability for it, with the highest version of
-packed envelopes that each knows (:mod:`broker_adapter.amqp.wire`); the lower one is spoken.
+All but the first are used only between our own ends, after both named the capability for it, with the highest version
+of packed envelopes that each knows (:mod:`broker_adapter.amqp.wire`); the lower one is spoken.
 
 Whatever comes in is untrusted: every failure is a MessageFormatException.
 """
