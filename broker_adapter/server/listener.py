@@ -57,6 +57,7 @@ from broker_adapter.server.log_limiter import RECORDS, LogLimiter
 from broker_adapter.server.login_throttle import LoginThrottle, Pair
 from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
 from broker_adapter.server.origins import is_loopback, origin_of
+from broker_adapter.server.permissions import Authorize, authorize
 from broker_adapter.server.server_protocol import ServerProtocol
 from broker_adapter.server.users import MAX_NAME_LENGTH
 from broker_adapter.server.workers import Workers
@@ -119,6 +120,7 @@ class Listener:
         make_login: makes the SASL exchange of each connection.
         tls: the server's certificate, for ``amqps``; None: no TLS.
         servers: where else clients are told to connect.
+        authorize: who may do what; see :mod:`broker_adapter.server.permissions`.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Listener:
         make_login: Callable[[], ServerLogin],
         tls: ssl.SSLContext | None = None,
         servers: Sequence[Server] = (),
+        authorize: Authorize = authorize,
     ) -> None:
         self.servers = tuple(servers)
         self._broker = broker
@@ -139,6 +142,7 @@ class Listener:
         self.settings = settings
         self._make_login = make_login
         self._tls = tls
+        self._authorize = authorize
         self._thread: LoopThread | None = None
         self._listening: list[socket.socket] = []
         self._admission = _admission(settings, Places(settings.max_connections, settings.max_connections))
@@ -473,6 +477,7 @@ class Listener:
             take_over,
             admit=self._admit,
             servers=lambda: self.servers,
+            authorize=lambda action, destination: self._authorize(login.username, action, destination),
         )
         made = weakref.ref(protocol)
         return protocol

@@ -85,7 +85,7 @@ from broker_adapter.amqp.wire import (
     envelope_capabilities,
     envelope_version,
 )
-from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.destination import Destination, DestinationKind, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version
@@ -99,6 +99,7 @@ from broker_adapter.errors import (
     StoreException,
     TransactionRolledBackException,
 )
+from broker_adapter.server import permissions
 from broker_adapter.server.announcements import as_answer, as_property
 from broker_adapter.server.budget import Budget
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -132,6 +133,8 @@ _PREFIXES: Final = {
     TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
 }
 _SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
+#: Destinations that a link is known to be allowed to send to; beyond them it is asked again.
+_MOST_ALLOWED: Final = 1000
 _TIMED_OUT: Final = "amqp:transaction:timeout"
 _ROLLED_BACK: Final = "amqp:transaction:rollback"
 _NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
@@ -163,6 +166,7 @@ class _Producer:
     credit: int = 0  #: messages that the client may still send
     unanswered: int = 0  #: messages that came and are not answered yet
     mean_bytes: int = 0  #: of its messages, where some came; larger ones count at once, smaller ones by and by
+    allowed: set[Destination] = attrs.field(factory=set)  #: of one without a destination: where it may send
 
 
 @attrs.define(eq=False)
@@ -235,6 +239,7 @@ class ServerProtocol:
         take_over: Callable[[str], None] = lambda _token: None,
         admit: Callable[[], None] = lambda: None,
         servers: Callable[[], Sequence[Server]] = lambda: (),
+        authorize: Callable[[str, Destination | None], None] = lambda action, destination: None,
     ) -> None:
         """A connection on which nothing has been said yet.
 
@@ -247,7 +252,10 @@ class ServerProtocol:
             take_over: ends the connection of this token, whose client has come again on this one.
             admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
             servers: where else clients are told to connect.
+            authorize: raises JMSSecurityException where the user may not do this with this destination; see
+                :mod:`broker_adapter.server.permissions`.
         """
+        self._authorize = authorize
         self._admit = admit
         self._servers = servers
         self._watcher: int | None = None  #: the link on which the client asked to be told of changes of that
@@ -634,6 +642,7 @@ class ServerProtocol:
         elif target.dynamic:
             kind = _temporary(_kind_of(target, DestinationKind.TEMPORARY_QUEUE))
             name = _former_name(target, kind)
+            self._authorize(permissions.CREATE_TEMPORARY, Destination(name or "", kind))
             command = c.DeclareTemporary(self._known_client, kind, name, self._reply(self._on_temporary, event))
             self._commands.append(command)
         elif target.address == MANAGEMENT_ADDRESS:
@@ -644,6 +653,7 @@ class ServerProtocol:
             self._accept_producer(event, None, target)
         else:
             destination = _destination(target)
+            self._authorize(permissions.SEND, destination)
             self._commands.append(c.Declare(destination, self._reply(self._on_declared, event, destination)))
 
     def _on_declared(self, event: LinkRemoteOpen, destination: Destination, result: JMSException | None) -> None:
@@ -698,6 +708,7 @@ class ServerProtocol:
         name, _, suffix = event.name.partition("|")
         if source is None:
             of_client = not suffix.startswith("global")
+            self._authorize(permissions.UNSUBSCRIBE, topic(name))
             reply = self._reply(self._on_unsubscribed, event)
             self._commands.append(c.Unsubscribe(self._known_client, name, of_client, reply))
             return
@@ -707,12 +718,15 @@ class ServerProtocol:
             return
         if source.dynamic:
             kind = _temporary(_kind_of(source, DestinationKind.TEMPORARY_QUEUE))
+            self._authorize(permissions.CREATE_TEMPORARY, Destination("", kind))
             reply = self._reply(self._on_temporary_source, event)
             self._commands.append(c.DeclareTemporary(self._known_client, kind, None, reply))
             return
         if source.address is None:
             raise InvalidDestinationException("an attach of a receiver needs a source with an address")
-        self._attach_to(event, source, _destination(source), name)
+        destination = _destination(source)
+        self._authorize(permissions.BROWSE if _browses(source, destination) else permissions.CONSUME, destination)
+        self._attach_to(event, source, destination, name)
 
     def _on_temporary_source(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
         if self._refused(event, result):
@@ -736,7 +750,7 @@ class ServerProtocol:
         if destination.is_topic and (durable or "shared" in source.capabilities):
             of_client = "global" not in source.capabilities
             subscription = Subscription(name, durable, "shared" in source.capabilities, of_client)
-        browse = source.copies and not destination.is_topic
+        browse = _browses(source, destination)
         link = event.link
         share = self._settings.max_output_bytes // sum(map(len, self._sessions.values()))
         slice_bytes = max(share, _LEAST_SLICE_BYTES)
@@ -821,7 +835,7 @@ class ServerProtocol:
             reply = self._reply(self._on_detached, link, event.closed)
             unseen = set(self._take_left(consumer)), self._ahead(consumer)
             self._commands.append(c.Detach(consumer.number, unseen=unseen, reply=reply))
-            if event.closed and consumer.subscription is not None:
+            if event.closed and consumer.subscription is not None and self._may_unsubscribe(consumer.subscription[0]):
                 name, of_client = consumer.subscription
                 self._commands.append(c.Unsubscribe(self._known_client, name, of_client))
             self._end_temporary(consumer.temporary)
@@ -839,6 +853,13 @@ class ServerProtocol:
             return
         self._forget_producer(link)
         self._peer.close_link(link, closed=event.closed)
+
+    def _may_unsubscribe(self, name: str) -> bool:
+        try:
+            self._authorize(permissions.UNSUBSCRIBE, topic(name))
+        except JMSException:
+            return False  # the client has closed its link, and takes no other answer
+        return True
 
     def _take_left(self, consumer: _Consumer) -> list[int]:
         """The client has detached a link: what it can settle no more goes back to where it was (the engine's numbers).
@@ -1128,6 +1149,11 @@ class ServerProtocol:
                 nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
                 self._reject(producer, number, state, nowhere)
                 continue
+            if own is None and destination not in producer.allowed:
+                refusal = self._allow_sending(producer, destination)
+                if refusal is not None:
+                    self._reject(producer, number, state, refusal)
+                    continue
             if state is not None and state.code == TRANSACTIONAL:
                 self._put_into_transaction(producer, number, state, destination, message)
                 continue
@@ -1144,6 +1170,17 @@ class ServerProtocol:
             is_all = len(messages) == len(event.deliveries)
             batch.size = total if is_all else sum([len(message.payload) for message in messages])
             self._budget.unanswered += batch.size
+
+    def _allow_sending(self, producer: _Producer, destination: Destination) -> AmqpError | None:
+        """Whether a link whose messages name their destinations may send there; else why not."""
+        try:
+            self._authorize(permissions.SEND, _resolved(destination))
+        except JMSException as error:
+            return error_for(error)
+        if len(producer.allowed) >= _MOST_ALLOWED:
+            producer.allowed.clear()
+        producer.allowed.add(destination)
+        return None
 
     def _refuse_all(self, event: Transfers) -> None:
         """Messages came on a link that was refused, or that has no place for messages any more."""
@@ -1344,6 +1381,11 @@ class ServerProtocol:
             except MessageFormatException as error:
                 self._peer.close_link(event.link, error_for(error))
                 return
+            try:
+                self._authorize(request.operation, permissions.destination_of(request.arguments))
+            except JMSException as error:
+                self._on_done(event.link, request.number, error)
+                continue
             if request.operation == WATCH:
                 self._watcher = event.link
                 self._on_done(event.link, request.number, as_answer(self._servers()))
@@ -1464,6 +1506,10 @@ def _kind_of(terminus: Terminus, default: DestinationKind) -> DestinationKind:
         if name in _KINDS:
             return _KINDS[name]
     return default
+
+
+def _browses(source: Terminus, destination: Destination) -> bool:
+    return source.copies and not destination.is_topic
 
 
 def _temporary(kind: DestinationKind) -> DestinationKind:

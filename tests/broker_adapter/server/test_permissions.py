@@ -1,0 +1,188 @@
+"""The one door to destinations: every way to one asks there, with the user who has logged in, and takes a no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.destination import Destination, DestinationKind, queue, topic
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.server.permissions import authorize, destination_of
+from broker_adapter.server.users import UsersFile
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSSecurityException, TransactionRolledBackException
+from tests.broker_adapter.engine.driving import depth
+
+Q, T = queue("q"), topic("t")
+
+
+class Door:
+    """What was asked for, and what is refused."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str | None, str, Destination | None]] = []
+        self.refused: tuple[str, Destination | None] | None = None
+
+    def __call__(self, user: str | None, action: str, destination: Destination | None) -> None:
+        self.asked.append((user, action, destination))
+        if (action, destination) == self.refused:
+            raise JMSSecurityException(f"{user} may not {action} {destination}")
+
+    def taken(self) -> list[tuple[str, Destination | None]]:
+        """What was asked for since the last look, all by one user."""
+        asked, self.asked = self.asked, []
+        assert {user for user, _, _ in asked} <= {"alice"}
+        return [(action, destination) for _, action, destination in asked]
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker(EngineSettings())
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+def connection(broker: Broker, door: Door, tmp_path: Path) -> Iterator[Connection]:
+    users = UsersFile.open_or_make(tmp_path / "users")
+    users.add("alice", "secret", 4096)
+    listener = Listener(
+        broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(users, plain=True), authorize=door
+    )
+    _, port = listener.start()
+    factory = ConnectionFactory(f"amqp://127.0.0.1:{port}?allow_plain_without_tls=true")
+    with factory.create_connection("alice", "secret", client_id="me") as connection:
+        connection.start()
+        yield connection
+    listener.stop()
+
+
+def send(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.create_producer(Q).send("x")
+
+
+def send_anywhere(connection: Connection) -> None:
+    with connection.create_session() as session, session.create_producer(None) as producer:
+        for _ in range(3):
+            producer.send("x", destination=Q)
+
+
+def send_anywhere_in_a_transaction(connection: Connection) -> None:
+    with connection.create_session(AcknowledgeMode.TRANSACTED) as session, session.create_producer(None) as producer:
+        for _ in range(3):
+            producer.send("x", destination=Q)
+        session.commit()
+
+
+def consume(connection: Connection) -> None:
+    with connection.create_session() as session, session.create_consumer(Q) as consumer:
+        consumer.receive_nowait()
+
+
+def browse(connection: Connection) -> None:
+    with connection.create_session() as session, session.create_browser(Q) as browser:
+        list(browser)
+
+
+def subscribe(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.create_durable_consumer(T, "s").close()
+
+
+def unsubscribe(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.unsubscribe("s")
+
+
+def make_temporary(connection: Connection) -> None:
+    with connection.create_session() as session:
+        session.create_temporary_queue()
+
+
+def ask(connection: Connection) -> None:
+    connection.request("purge", {"destination": "q"})
+
+
+def ask_in_general(connection: Connection) -> None:
+    connection.statistics()
+
+
+TEMPORARY = Destination("", DestinationKind.TEMPORARY_QUEUE)
+WAYS = pytest.mark.parametrize(
+    ("act", "asks"),
+    [
+        (send, ("send", Q)),
+        (send_anywhere, ("send", Q)),
+        (send_anywhere_in_a_transaction, ("send", Q)),
+        (consume, ("consume", Q)),
+        (browse, ("browse", Q)),
+        (subscribe, ("consume", T)),
+        (unsubscribe, ("unsubscribe", topic("s"))),
+        (make_temporary, ("create_temporary", TEMPORARY)),
+        (ask, ("purge", Q)),
+        (ask_in_general, ("statistics", None)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+
+
+@WAYS
+def test_every_way_to_a_destination_asks_with_the_name_of_the_user(
+    connection: Connection, door: Door, act: Callable[[Connection], None], asks: tuple[str, Destination | None]
+) -> None:
+    subscribe(connection)
+    send(connection)
+    door.taken()
+    act(connection)
+    assert [each for each in door.taken() if each[0] != "watch_servers"] == [asks]
+
+
+@WAYS
+def test_what_is_refused_is_an_error_and_changes_nothing(
+    connection: Connection,
+    broker: Broker,
+    door: Door,
+    act: Callable[[Connection], None],
+    asks: tuple[str, Destination | None],
+) -> None:
+    subscribe(connection)
+    send(connection)
+    before = depth(broker, "q")
+    door.refused = asks
+    error = TransactionRolledBackException if act is send_anywhere_in_a_transaction else JMSSecurityException
+    with pytest.raises(error, match="alice may not"):
+        act(connection)
+    door.refused = None
+    assert depth(broker, "q") == before
+    assert [each.kind for each in connection.statistics().queues].count("subscription") == 1
+    act(connection)  # the connection goes on
+
+
+def test_everybody_may_do_everything_today() -> None:
+    authorize(None, "send", Q)
+    authorize("alice", "delete", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "destination"),
+    [
+        ({}, None),
+        ({"destination": "q"}, Q),
+        ({"destination": "t", "kind": "topic"}, T),
+        ({"queue": "q"}, Q),
+        ({"destination": ["q"]}, None),
+        ({"destination": None}, None),
+    ],
+)
+def test_requests_name_their_destination(arguments: dict[str, object], destination: Destination | None) -> None:
+    assert destination_of(arguments) == destination
