@@ -6,7 +6,7 @@ The classes are the single source: connection URLs and the command line are pars
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -214,7 +214,7 @@ class EngineSettings:
         2.0, "by how much the pause grows each time that the listener raises again", least=1, most=100
     )
     max_redelivery_delay_seconds: float = _option(30.0, "longest pause before such a redelivery", least=0)
-    max_resting_messages: int = _option(
+    max_delayed_redeliveries: int = _option(
         100_000, "messages of a queue that may wait so; one more is delivered at once", least=1
     )
     dead_letter_queue: str = _option("DLQ", "name of the queue that takes what could not be delivered")
@@ -382,6 +382,16 @@ def options_of(*classes: type) -> list[OptionInfo]:
         for cls in classes
         for f in attrs.fields(cls)
     ]
+
+
+#: Options by the names that they had in earlier versions.
+_FORMER_NAMES: Final = {"max_resting_messages": "max_delayed_redeliveries"}
+
+
+def renamed(name: str) -> str | None:
+    """What to say of an option that had this name in an earlier version; None: there was none."""
+    new = _FORMER_NAMES.get(name)
+    return None if new is None else f"option {name!r} is called {new!r} now"
 
 
 def parse_option(info: OptionInfo, text: str) -> Any:

@@ -18,6 +18,7 @@ from broker_adapter.settings import (
     EngineSettings,
     FailoverSettings,
     options_of,
+    renamed,
     settings_from,
 )
 
@@ -212,6 +213,8 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
+            if (hint := renamed(name)) is not None:
+                raise InvalidURLException(hint)
             raise InvalidURLException(f"unknown option {name!r}; the options here are {', '.join(known)}")
         if name in options:
             raise InvalidURLException(f"option {name!r} is given twice")

@@ -1705,7 +1705,7 @@ class BrokerState:
 
     def _rest(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Have a message delivered again, at once or after a while."""
-        most = self.settings.max_resting_messages
+        most = self.settings.max_delayed_redeliveries
         delay_ms = redelivery_delay_ms(queue.resting.failed(entry.position, most), self.settings)
         if consumer is not None and not (consumer.attached and queue.is_served(consumer)):
             consumer = None

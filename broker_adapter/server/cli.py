@@ -46,7 +46,7 @@ from broker_adapter.server.tools import (
     warn,
 )
 from broker_adapter.server.users import ITERATIONS, UsersFile
-from broker_adapter.settings import EngineSettings, ServerSettings, options_of, settings_from
+from broker_adapter.settings import EngineSettings, ServerSettings, options_of, renamed, settings_from
 from broker_adapter.transport import Transport
 from broker_adapter.url import masked
 from broker_adapter.version import own_version
@@ -502,6 +502,8 @@ def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
     known = [info.name for info in options_of(EngineSettings, ServerSettings)]
     for pair in pairs:
         name, separator, value = pair.partition("=")
+        if (hint := renamed(name)) is not None:
+            raise ValueError(hint)
         if not separator or name not in known:
             similar = get_close_matches(name, known, 1)
             names = [f"{each} (the most similar)" for each in similar] + [each for each in known if each not in similar]

@@ -27,6 +27,7 @@ def test_every_option_has_a_unit_or_none_a_text_and_a_default_within_its_limits(
                 "bytes",
                 "seconds",
                 "deliveries",
+                "redeliveries",
                 "destinations",
                 "producers",
                 "entries",

@@ -64,6 +64,7 @@ def test_ports_have_their_defaults(text: str, port: int) -> None:
         ("amqp://h?x=1", "unknown option 'x'; the options here are prefetch_messages, "),
         ("amqp://h?max_queue_messages=1", "unknown option 'max_queue_messages'"),
         ("embedded:?idle_timeout_seconds=1", "unknown option 'idle_timeout_seconds'"),
+        ("embedded:?max_resting_messages=1", "'max_resting_messages' is called 'max_delayed_redeliveries' now"),
         ("embedded:?prefetch_messages=1&prefetch_messages=2", "given twice"),
         ("embedded:?prefetch_messages", "not of the form name=value"),
         ("embedded:?prefetch_messages=many", "prefetch_messages='many' is not a number"),

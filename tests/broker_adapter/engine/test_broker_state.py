@@ -825,7 +825,7 @@ def test_what_rests_comes_at_once_when_its_consumer_has_ended() -> None:
 
 
 def test_beyond_the_limit_of_resting_messages_the_next_one_does_not_rest() -> None:
-    rules = Rules(redelivery_delay_seconds=1, max_resting_messages=1)
+    rules = Rules(redelivery_delay_seconds=1, max_delayed_redeliveries=1)
     client = rules.connect()
     rules.send(client, Q, b"a", b"b")
     consumers = [rules.attach(client, Q, 1) for _ in range(2)]

@@ -453,6 +453,7 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
         (("send", "q", "x", "--property", "JMSDeliveryMode=1"), 2, "not a property; use --non-persistent"),
         (("send", "q", "x", "--priority", "12"), 2, "priority"),
         (("send", "q", "x", "--nonsense"), 2, "--nonsense"),
+        (("serve", "--data", "x", "--option", "max_resting_messages=1"), 1, "is called 'max_delayed_redeliveries' now"),
         (("stat", "--url", "amqp://127.0.0.1:1?nonsense=1"), 1, "unknown option 'nonsense'; the options here are"),
         (("purge", "q"), 1, "nobody answers the question; give --yes\n"),
         (("delete", "q"), 1, "nobody answers the question; give --yes\n"),
