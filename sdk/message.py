@@ -729,24 +729,27 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
         raise MessageFormatException(f"group_sequence={sequence!r} is not an int of 32 bits")
     destination = message.destination
     assert destination is not None
-    return Envelope(
-        destination,
-        message.body_kind,
-        message._body_to_send(),
-        dict(values) if values else None,
-        message.message_id,
-        correlation_id,
-        reply_to,
-        message.type,
-        message.sent_at_ms,
-        message.expires_at_ms,
-        message.deliver_at_ms,
-        message.priority,
-        message.delivery_mode is DeliveryMode.PERSISTENT,
-        message.group_id,
-        sequence,
-        message.user_id,
-        identity,
+    return _new(
+        Envelope,
+        (
+            destination,
+            message.body_kind,
+            message._body_to_send(),
+            dict(values) if values else None,
+            message.message_id,
+            correlation_id,
+            reply_to,
+            message.type,
+            message.sent_at_ms,
+            message.expires_at_ms,
+            message.deliver_at_ms,
+            message.priority,
+            message.delivery_mode is DeliveryMode.PERSISTENT,
+            message.group_id,
+            sequence,
+            message.user_id,
+            identity,
+        ),
     )
 
 
@@ -802,3 +805,4 @@ def message_of(
 
 
 _PERSISTENT, _NON_PERSISTENT = DeliveryMode.PERSISTENT, DeliveryMode.NON_PERSISTENT
+_new: Final = tuple.__new__  #: what a named tuple calls, without a function of Python

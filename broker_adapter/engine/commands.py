@@ -50,6 +50,7 @@ class NewMessage(NamedTuple):
 
 #: The last instant that the engine has a place for, milliseconds since the epoch: in the year 10,889.
 LATEST_MS = (1 << 48) - 1
+_new = tuple.__new__  #: what a named tuple calls, without a function of Python
 
 
 def incoming(
@@ -84,30 +85,29 @@ def incoming(
     if not 0 <= priority <= 9:
         priority = 0 if priority < 0 else 9
     group = group_number(group_id) if group_id else 0
-    return NewMessage(message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group)
+    return _new(
+        NewMessage, (message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group)
+    )
 
 
 def from_envelope(payload: bytes, envelope: Envelope) -> NewMessage:
     """A message that comes in, from its envelope, of which ``pack`` has made the payload; see :func:`incoming`."""
-    return _routed(ENVELOPE_FORMAT, payload, envelope)
+    return incoming(
+        ENVELOPE_FORMAT,
+        payload,
+        envelope.priority,
+        envelope.persistent,
+        envelope.expires_at_ms,
+        envelope.deliver_at_ms,
+        envelope.identity,
+        envelope.group_id,
+    )
 
 
 def from_head(payload: bytes, head: Head) -> NewMessage:
     """A message that comes in, from its head; see :func:`incoming`."""
-    return _routed(head.format, payload, head)
-
-
-def _routed(message_format: int, payload: bytes, head: Envelope | Head) -> NewMessage:
-    return incoming(
-        message_format,
-        payload,
-        head.priority,
-        head.persistent,
-        head.expires_at_ms,
-        head.deliver_at_ms,
-        head.identity,
-        head.group_id,
-    )
+    message_format, _, priority, persistent, expires_at_ms, deliver_at_ms, group_id, identity = head
+    return incoming(message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group_id)
 
 
 #: Message groups are told apart by so many numbers; two groups of one number go to the same consumer.
