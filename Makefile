@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 TESTS  ?= tests
 WORKERS ?= 2
 
-.PHONY: setup demo test check format docs bench interop soak torture clean preflight
+.PHONY: setup demo test coverage check format docs bench interop soak torture clean preflight
 
 setup: $(READY)
 
@@ -37,6 +37,9 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+coverage: $(READY)
+	@$(BIN)/python -m tests.coverage_by_file --workers $(WORKERS) $(TESTS)
 
 check: $(READY)
 	@$(BIN)/ruff format --check .
