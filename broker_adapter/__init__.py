@@ -53,7 +53,7 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
-from broker_adapter.url import EmbeddedURL, FailoverURL, parse_url
+from broker_adapter.urls.url import EmbeddedURL, FailoverURL, parse_url
 from broker_adapter.version import PRODUCT, own_version
 
 __all__ = [

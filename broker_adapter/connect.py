@@ -13,7 +13,7 @@ from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Refresh, Transport
-from broker_adapter.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
 
 
 def transport_for(
@@ -22,7 +22,7 @@ def transport_for(
     """What connects to the broker that a URL names; it is not open yet.
 
     Args:
-        url: see :func:`broker_adapter.url.parse_url`.
+        url: see :func:`broker_adapter.urls.url.parse_url`.
         refresh: asked once for fresh credentials where a login is refused.
         restores: whether a lost connection is restored, where the URL does not say ``nofailover``.
 

@@ -96,7 +96,7 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
-from broker_adapter.url import AmqpURL, FailoverURL
+from broker_adapter.urls.url import AmqpURL, FailoverURL
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 _T = TypeVar("_T")

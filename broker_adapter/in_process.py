@@ -46,7 +46,7 @@ from broker_adapter.transport import (
     Sink,
     TransportEvent,
 )
-from broker_adapter.url import EmbeddedURL
+from broker_adapter.urls.url import EmbeddedURL
 from broker_adapter.version import PRODUCT, own_version
 
 #: What the engine can do, in the capabilities of AMQP.

@@ -29,7 +29,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException
-from broker_adapter.url import AmqpURL
+from broker_adapter.urls.url import AmqpURL
 
 EXTERNAL: Final = "EXTERNAL"
 SCRAM_SHA_256: Final = "SCRAM-SHA-256"

@@ -46,7 +46,7 @@ from broker_adapter.errors import (
     Redirect,
 )
 from broker_adapter.settings import FailoverSettings
-from broker_adapter.url import MAX_ADDRESSES, AmqpURL
+from broker_adapter.urls.url import MAX_ADDRESSES, AmqpURL
 
 #: Redirects that are followed in a row; one more counts as a failed attempt.
 MAX_REDIRECTS: Final = 8

@@ -38,7 +38,7 @@ from broker_adapter.mechanisms import SCRAM_SHA_256
 from broker_adapter.server.listener import Listener as AmqpListener
 from broker_adapter.server.log_limiter import LogLimiter
 from broker_adapter.settings import ServerSettings
-from broker_adapter.url import EmbeddedURL, parse_url
+from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import JMSException
 from spark_connector.options import ConnectionOptions
 

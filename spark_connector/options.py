@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from broker_adapter.url import masked
+from broker_adapter.urls.url import masked
 
 #: What Spark adds by itself.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})

@@ -61,7 +61,7 @@ from broker_adapter.transport import (
     Sink,
     TransportEvent,
 )
-from broker_adapter.url import AmqpURL
+from broker_adapter.urls.url import AmqpURL
 from broker_adapter.version import own_version
 
 

@@ -12,7 +12,7 @@ from broker_adapter.amqp.values import Symbol, UInt
 from broker_adapter.amqp.wire import MAX_SERVERS
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.transport import Server
-from broker_adapter.url import masked
+from broker_adapter.urls.url import masked
 
 #: Operation by which the list is changed, with ``servers``: a list of texts such as :func:`server_of` reads.
 ANNOUNCE: Final = "announce_servers"

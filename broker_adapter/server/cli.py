@@ -48,7 +48,7 @@ from broker_adapter.server.tools import (
 from broker_adapter.server.users import ITERATIONS, UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings, options_of, renamed, settings_from
 from broker_adapter.transport import Transport
-from broker_adapter.url import masked
+from broker_adapter.urls.url import masked
 from broker_adapter.version import own_version
 from broker_adapter.wording import counted
 

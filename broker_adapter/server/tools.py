@@ -20,7 +20,7 @@ from broker_adapter.mechanisms import GIVE_LOGIN
 from broker_adapter.server.terminal import output_errors, printable
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Transport, TransportEvent
-from broker_adapter.url import EmbeddedURL, masked, parse_url
+from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
 
 #: Variable of the environment that has the password.
 PASSWORD: Final = "HOLDFAST_PASSWORD"

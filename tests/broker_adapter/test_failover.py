@@ -45,7 +45,7 @@ from broker_adapter.transport import (
     SenderSpec,
     TransportEvent,
 )
-from broker_adapter.url import AmqpURL, FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
 from tests.faults.scenarios import wait_for

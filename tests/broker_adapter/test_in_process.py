@@ -21,7 +21,7 @@ from broker_adapter.errors import IllegalStateException, JMSException, StoreExce
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, TransportEvent
-from broker_adapter.url import EmbeddedURL, parse_url
+from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import ConnectionFactory
 
 WAIT = 120.0

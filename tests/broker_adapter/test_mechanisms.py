@@ -17,7 +17,7 @@ from broker_adapter.mechanisms import (
     strength_of,
     usable_mechanisms,
 )
-from broker_adapter.url import AmqpURL, FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
 
 BOTH = (SCRAM_SHA_256, PLAIN)
 PROOF = (SCRAM_SHA_256,)

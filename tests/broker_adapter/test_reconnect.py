@@ -29,7 +29,7 @@ from broker_adapter.reconnect import (
     State,
     Try,
 )
-from broker_adapter.url import MAX_ADDRESSES, AmqpURL, FailoverURL, parse_url
+from broker_adapter.urls.url import MAX_ADDRESSES, AmqpURL, FailoverURL, parse_url
 
 LOST = ConnectionLostException("the cable was cut")
 REFUSED = JMSSecurityException("wrong password")

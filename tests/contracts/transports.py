@@ -34,7 +34,7 @@ from broker_adapter.transport import (
     Transport,
     TransportEvent,
 )
-from broker_adapter.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, EmbeddedURL, FailoverURL, parse_url
 
 WAIT = 120.0  #: seconds; longer than anything takes
 KINDS = ("in process", "amqp in memory", "amqp over loopback", "standard amqp in memory", "failover over loopback")

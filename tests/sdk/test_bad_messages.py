@@ -18,7 +18,7 @@ from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
 from broker_adapter.in_process import EngineLease
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import ServerSettings
-from broker_adapter.url import EmbeddedURL, parse_url
+from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import Connection, ConnectionFactory, JMSException, MessageFormatException, ObjectMessage, TextMessage
 
 WAIT = 120.0

@@ -253,7 +253,7 @@ from broker_adapter import JMSException
 from broker_adapter.amqp.payloads import (decode_payload)
 from broker_adapter.in_process import InProcessTransport
 from broker_adapter.transport import Credentials
-from broker_adapter.url import parse_url
+from broker_adapter.urls.url import parse_url
 
 closed = []
 

@@ -13,7 +13,7 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT
 from broker_adapter.in_process import EngineLease
-from broker_adapter.url import EmbeddedURL, parse_url
+from broker_adapter.urls.url import EmbeddedURL, parse_url
 from sdk import AcknowledgeMode, ConnectionFactory, TextMessage
 from spark_connector.rows import LAST_INSTANT_MS
 from tests.spark_connector.queues import browse, fill, texts

@@ -19,7 +19,7 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Credentials
-from broker_adapter.url import AmqpURL, FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
 
 WAIT = 120.0
 ALICE = Credentials("alice", "secret")

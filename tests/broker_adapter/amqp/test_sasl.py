@@ -33,7 +33,7 @@ from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
 from broker_adapter.mechanisms import Trust
 from broker_adapter.transport import Credentials
-from broker_adapter.url import FailoverURL, parse_url
+from broker_adapter.urls.url import FailoverURL, parse_url
 
 PASSWORD = "correct horse"
 

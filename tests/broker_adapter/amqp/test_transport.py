@@ -40,7 +40,7 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
 )
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, Transport
-from broker_adapter.url import AmqpURL, FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.broker_server import BrokerServer
 from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
 from tests.contracts.transports import eventually
@@ -607,7 +607,7 @@ def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer
         from broker_adapter.envelope import Envelope
         from broker_adapter.errors import IllegalStateException
         from broker_adapter.transport import Credentials, SenderSpec
-        from broker_adapter.url import parse_url
+        from broker_adapter.urls.url import parse_url
 
         def connect():
             transport = AmqpTransport(parse_url(sys.argv[1]).addresses[0])

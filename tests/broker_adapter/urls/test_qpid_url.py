@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidURLException
-from broker_adapter.url import FailoverURL, parse_url
+from broker_adapter.urls.url import FailoverURL, parse_url
 
 WHOLE = (
     "amqp://user:pass%40word@clientid/vhost"

@@ -1,5 +1,5 @@
 """Connection URLs: ``embedded:PATH``, ``embedded:``, ``amqp://host:port``, ``amqps://host:port``, with ``?options``;
-``failover:(URL,URL,...)?options``; and the form of Qpid (:mod:`broker_adapter.qpid_url`).
+``failover:(URL,URL,...)?options``; and the form of Qpid (:mod:`broker_adapter.urls.qpid_url`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from broker_adapter.errors import InvalidURLException
-from broker_adapter.qpid_url import is_qpid_url, parse_qpid_url
 from broker_adapter.settings import (
     AmqpSettings,
     ClientSettings,
@@ -21,6 +20,7 @@ from broker_adapter.settings import (
     renamed,
     settings_from,
 )
+from broker_adapter.urls.qpid_url import is_qpid_url, parse_qpid_url
 
 #: Longest connection URL, in characters.
 MAX_URL_LENGTH = 8192

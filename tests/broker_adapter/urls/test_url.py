@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidURLException
-from broker_adapter.url import MAX_ADDRESSES, MAX_URL_LENGTH, AmqpURL, EmbeddedURL, FailoverURL, masked, parse_url
+from broker_adapter.urls.url import MAX_ADDRESSES, MAX_URL_LENGTH, AmqpURL, EmbeddedURL, FailoverURL, masked, parse_url
 
 
 def network(text: str) -> FailoverURL:
