@@ -32,7 +32,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
-from broker_adapter.selector import Selector, checked_property_name, parse_selector
+from broker_adapter.selectors.language import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.signals import Waiters, uninterrupted
 from broker_adapter.transport import (

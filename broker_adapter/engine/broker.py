@@ -73,7 +73,7 @@ from broker_adapter.errors import (
     StoreException,
     copied,
 )
-from broker_adapter.selector import Selector
+from broker_adapter.selectors.language import Selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.signals import may_be_interrupted, uninterrupted
 

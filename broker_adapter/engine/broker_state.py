@@ -71,7 +71,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     TransactionRolledBackException,
 )
-from broker_adapter.selector import Selector, parse_selector
+from broker_adapter.selectors.language import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.wording import counted
 

@@ -66,7 +66,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.resting import Resting
 from broker_adapter.engine.search import Search
 from broker_adapter.engine.selection import selectors_at_once
-from broker_adapter.selector import Selector
+from broker_adapter.selectors.language import Selector
 
 #: Positions that a restart skips where messages that did not survive it had used them.
 POSITION_RESERVE = 65_536

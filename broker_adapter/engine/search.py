@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from heapq import heappush
 
-from broker_adapter.selector import Selector
+from broker_adapter.selectors.language import Selector
 
 
 class LaneSearch:

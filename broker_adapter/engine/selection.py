@@ -7,8 +7,8 @@ from typing import Any, Final, Protocol
 
 from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Envelope, unpack_headers
 from broker_adapter.errors import MessageFormatException
-from broker_adapter.like import SHORT_TEXT
-from broker_adapter.selector import Selector
+from broker_adapter.selectors.language import Selector
+from broker_adapter.selectors.like import SHORT_TEXT
 
 #: Bytes of a message in which no selector takes more than a millisecond, since no text is long; and how many selectors
 #: are asked between two looks at the clock, of such a message and of a larger one.

@@ -25,7 +25,7 @@ from broker_adapter.destination import checked_name
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.errors import JMSException, MessageFormatException, StoreCorruptException
-from broker_adapter.selector import checked_property_name
+from broker_adapter.selectors.language import checked_property_name
 from broker_adapter.server.announcements import ANNOUNCE, servers_from
 from broker_adapter.server.listener import Listener, check_address
 from broker_adapter.server.message_commands import browse, receive, send

@@ -20,7 +20,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.selection import LARGE_AT_ONCE, SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import ResourceAllocationException
-from broker_adapter.selector import Selector, parse_selector
+from broker_adapter.selectors.language import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine import test_selective_histories
 from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect

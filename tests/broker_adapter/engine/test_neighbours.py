@@ -22,7 +22,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     TransactionRolledBackException,
 )
-from broker_adapter.selector import parse_selector
+from broker_adapter.selectors.language import parse_selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send, settle

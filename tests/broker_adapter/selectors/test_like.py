@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.like import CANDIDATE_STEPS, SHORT_TEXT, like
+from broker_adapter.selectors.like import CANDIDATE_STEPS, SHORT_TEXT, like
 
 ENOUGH = 1_000_000_000
 

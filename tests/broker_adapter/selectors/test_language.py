@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.errors import InvalidSelectorException
-from broker_adapter.like import CANDIDATE_STEPS
-from broker_adapter.selector import (
+from broker_adapter.selectors.language import (
     MAX_PATTERN_LENGTH,
     MAX_SELECTOR_DEPTH,
     MAX_SELECTOR_LENGTH,
     MAX_STEPS,
     parse_selector,
 )
+from broker_adapter.selectors.like import CANDIDATE_STEPS
 
 
 def is_selected(text: str, **values: Any) -> bool:

@@ -28,7 +28,7 @@ from math import fmod
 from typing import Any, Final, NamedTuple
 
 from broker_adapter.errors import InvalidSelectorException, MessageFormatException
-from broker_adapter.like import SHORT_TEXT, Fits, like
+from broker_adapter.selectors.like import SHORT_TEXT, Fits, like
 
 #: Longest selector, in characters.
 MAX_SELECTOR_LENGTH: Final = 8192
