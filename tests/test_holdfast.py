@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import broker_adapter.failover
+import broker_adapter.failover.transport
 import broker_adapter.server.cli  # noqa: F401
 import holdfast
 import sdk

@@ -3,9 +3,9 @@
 Theory of operation
     The inner transport is one network connection, and ends with it.  When it is lost, the world stops: calls that need
     the network wait for the restore, as long as their deadlines allow.  A thread of its own, alive only meanwhile, asks
-    the rules (:mod:`broker_adapter.reconnect`) for the next attempt; it opens a new inner transport, makes temporary
-    destinations again, attaches all links (a hundred at a time cost one round trip), and sends again what had no
-    answer.  Then the world goes on.
+    the rules (:mod:`broker_adapter.failover.rules`) for the next attempt; it opens a new inner transport, makes
+    temporary destinations again, attaches all links (a hundred at a time cost one round trip), and sends again what had
+    no answer.  Then the world goes on.
 
     Links have a number here that stays, and one in the inner transport that does not.  Deliveries carry the epoch of
     their connection, so what is settled late is ignored below.
@@ -62,8 +62,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
-from broker_adapter.mechanisms import Trust
-from broker_adapter.reconnect import (
+from broker_adapter.failover.rules import (
     Action,
     Announced,
     AttemptFailed,
@@ -75,6 +74,7 @@ from broker_adapter.reconnect import (
     State,
     Try,
 )
+from broker_adapter.mechanisms import Trust
 from broker_adapter.signals import Condition
 from broker_adapter.transport import (
     Credentials,
@@ -98,7 +98,7 @@ from broker_adapter.transport import (
 )
 from broker_adapter.urls.url import AmqpURL, FailoverURL
 
-_log = logging.getLogger(f"holdfast.{__name__}")
+_log = logging.getLogger(f"holdfast.{__package__}")
 _T = TypeVar("_T")
 
 #: Property of a message that was sent again to a broker that cannot tell whether it has it.

@@ -16,7 +16,7 @@ from broker_adapter.errors import (
     JMSSecurityException,
     Redirect,
 )
-from broker_adapter.reconnect import (
+from broker_adapter.failover.rules import (
     MAX_REDIRECTS,
     Announced,
     AttemptFailed,

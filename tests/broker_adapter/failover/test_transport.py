@@ -30,7 +30,7 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from broker_adapter.failover import RESENT_PROPERTY, FailoverTransport, Identification, Phase
+from broker_adapter.failover.transport import RESENT_PROPERTY, FailoverTransport, Identification, Phase
 from broker_adapter.transport import (
     Credentials,
     Delivery,
