@@ -1,34 +1,47 @@
 """Message selectors (Jakarta Messaging 3.1 section 3.8.1): parsed once, then applied to messages.
 
 Theory of operation
-    The syntax is a subset of SQL-92's conditional expressions, and so is the logic: a condition is true, false or
-    unknown, and a message is selected where it is true.  Unknown need not be computed: each part of a selector becomes
-    two functions, one that says whether it is *true* and one whether it is *false*; ``NOT`` exchanges them, and what is
-    neither is unknown.
-
-    A value that a message does not have is unknown, and so is arithmetic with it.  Comparing unlike types is false, as
-    the specification says, except that integers compare with floating-point numbers.  Integers are Java's ``long``:
-    arithmetic wraps around at 64 bits, division truncates, and division by zero is unknown.
+    The syntax is a subset of SQL-92's conditional expressions.  A selector is parsed by recursive descent into one
+    function that says whether a message is selected; :mod:`broker_adapter.selectors.values` has its parts.
 
     Beyond the specification, as in the reference client: ``"quoted"`` identifiers, comments (``--`` and ``/* */``), and
     ``%`` for the remainder.
 
-    A selector comes from a stranger, and is applied inside the engine's cycle.  So its length and depth are limited,
-    and so is what it costs one message: ``LIKE`` and the comparison of two properties have ``MAX_STEPS`` steps in all,
-    in equal shares.  A condition that would need more is unknown; one of short texts never does.
+    A selector may come from anybody who may connect.  So its length, its depth and the length of its patterns are
+    limited.
 """
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from math import fmod
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from broker_adapter.errors import InvalidSelectorException, MessageFormatException
-from broker_adapter.selectors.like import SHORT_TEXT, Fits, like
+from broker_adapter.selectors.like import like
+from broker_adapter.selectors.values import (
+    COMPARISONS,
+    Allowance,
+    Condition,
+    Part,
+    Test,
+    Value,
+    Values,
+    calculation,
+    comparison,
+    comparison_of_names,
+    conjunction,
+    disjunction,
+    literal_value,
+    membership,
+    negation,
+    negative,
+    null_test,
+    pattern_match,
+    truth_of,
+    wrapped,
+)
 
 #: Longest selector, in characters.
 MAX_SELECTOR_LENGTH: Final = 8192
@@ -36,11 +49,6 @@ MAX_SELECTOR_LENGTH: Final = 8192
 MAX_SELECTOR_DEPTH: Final = 40
 #: Longest pattern of a ``LIKE``, in characters.
 MAX_PATTERN_LENGTH: Final = 1000
-#: Steps that the ``LIKE``s and the comparisons of properties with each other may take for one message, in all: about
-#: one for each character that is looked at, or 20 milliseconds of CPU.
-MAX_STEPS: Final = 4 * 1024 * 1024
-#: Characters that are compared with each other in one step.
-_COMPARED_IN_A_STEP: Final = 16
 #: Selectors up to this length, in characters, are short.  A long one takes up to half a megabyte of memory.
 _SHORT_SELECTOR: Final = 500
 #: Short and long selectors that are kept for the next one who asks for them.
@@ -48,11 +56,6 @@ _SHORT_KEPT: Final = 1024
 _LONG_KEPT: Final = 32
 #: Most digits of a number, zeros ahead of it included; the largest integer has 19.
 _MAX_DIGITS: Final = 100
-
-#: Gives the value of a header or property by its name; None where the message has none.
-Values = Callable[[str], Any]
-_Test = Callable[[Values], bool]
-_Get = Callable[[Values], Any]
 
 _HEADERS: Final = frozenset(
     ("JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType")
@@ -90,7 +93,7 @@ class Selector:
 
     __slots__ = ("_is_true", "names", "text")
 
-    def __init__(self, text: str, names: frozenset[str], is_true: _Test) -> None:
+    def __init__(self, text: str, names: frozenset[str], is_true: Test) -> None:
         """Made by the parser."""
         self.text = text
         self.names = names
@@ -135,265 +138,6 @@ def _parsed(text: str) -> Selector:
 
 _kept_short: Final = lru_cache(maxsize=_SHORT_KEPT)(_parsed)
 _kept_long: Final = lru_cache(maxsize=_LONG_KEPT)(_parsed)
-
-
-# Parts of a selector.
-
-
-class _Condition(NamedTuple):
-    """What is true, false or unknown."""
-
-    is_true: _Test
-    is_false: _Test
-
-
-class _Allowance:
-    """The steps that one selector may take for a message, shared equally by those of its conditions that need some."""
-
-    __slots__ = ("share", "sharers")
-
-    def __init__(self) -> None:
-        self.sharers = 0
-        self.share = MAX_STEPS
-
-    def join(self) -> None:
-        """One more condition takes steps."""
-        self.sharers += 1
-        self.share = MAX_STEPS // self.sharers
-
-
-class _Value(NamedTuple):
-    """What has a value.  ``kind`` is what is known of its type: number, string, boolean or any."""
-
-    get: _Get
-    kind: str
-    literal: Any = None  #: its value, where it is a literal
-    name: str | None = None  #: its name, where it is an identifier
-    column: int = 1
-
-
-_Part = _Condition | _Value
-
-
-def _negated(condition: _Condition) -> _Condition:
-    return _Condition(condition.is_false, condition.is_true)
-
-
-def _both(parts: list[_Condition]) -> _Condition:
-    """``AND``."""
-    return _Condition(_every([part.is_true for part in parts]), _some([part.is_false for part in parts]))
-
-
-def _either(parts: list[_Condition]) -> _Condition:
-    """``OR``."""
-    return _Condition(_some([part.is_true for part in parts]), _every([part.is_false for part in parts]))
-
-
-def _every(tests: list[_Test]) -> _Test:
-    if len(tests) == 2:
-        first, second = tests
-        return lambda values: first(values) and second(values)
-    return lambda values: all(test(values) for test in tests)
-
-
-def _some(tests: list[_Test]) -> _Test:
-    if len(tests) == 2:
-        first, second = tests
-        return lambda values: first(values) or second(values)
-    return lambda values: any(test(values) for test in tests)
-
-
-# Comparison.
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _are_alike(left: Any, right: Any) -> bool:
-    """Whether two values that are known can be compared with ``=``."""
-    if isinstance(left, bool) or isinstance(right, bool):
-        return isinstance(left, bool) and isinstance(right, bool)
-    if isinstance(left, str):
-        return isinstance(right, str)
-    return _is_number(left) and _is_number(right)
-
-
-def _are_numbers(left: Any, right: Any) -> bool:
-    return _is_number(left) and _is_number(right)
-
-
-#: Each comparison: what it asks of the values, and of their types.
-_COMPARISONS: Final[dict[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]]]] = {
-    "=": (operator.eq, _are_alike),
-    "<>": (operator.ne, _are_alike),
-    "<": (operator.lt, _are_numbers),
-    "<=": (operator.le, _are_numbers),
-    ">": (operator.gt, _are_numbers),
-    ">=": (operator.ge, _are_numbers),
-}
-_PLAIN_NUMBERS: Final = frozenset((int, float))
-
-
-def _comparison(symbol: str, left: _Value, right: _Value) -> _Condition:
-    compare, fit = _COMPARISONS[symbol]
-    get_left, get_right = left.get, right.get
-
-    def is_true(values: Values) -> bool:
-        first, second = get_left(values), get_right(values)
-        return fit(first, second) and compare(first, second)
-
-    def is_false(values: Values) -> bool:
-        first, second = get_left(values), get_right(values)
-        if first is None or second is None:
-            return False
-        return not (fit(first, second) and compare(first, second))
-
-    literal = right.literal
-    # What most selectors are made of, with fewer calls: a name, compared with a literal.
-    if type(literal) is str and symbol == "=":
-        return _Condition(lambda values: get_left(values) == literal, is_false)
-    if type(literal) in _PLAIN_NUMBERS:
-
-        def is_true_of_number(values: Values) -> bool:
-            first = get_left(values)
-            return (type(first) in _PLAIN_NUMBERS or _is_number(first)) and compare(first, literal)
-
-        return _Condition(is_true_of_number, is_false)
-    return _Condition(is_true, is_false)
-
-
-def _comparison_of_names(symbol: str, left: _Value, right: _Value, allowance: _Allowance) -> _Condition:
-    """``=`` or ``<>`` of two properties, which may be two long texts."""
-    allowance.join()
-    compare = _COMPARISONS[symbol][0]
-    get_left, get_right = left.get, right.get
-
-    def is_affordable(first: str, second: str) -> bool:
-        return len(first) != len(second) or len(first) <= allowance.share * _COMPARED_IN_A_STEP
-
-    def is_true(values: Values) -> bool:
-        first, second = get_left(values), get_right(values)
-        if isinstance(first, str) and isinstance(second, str):
-            return (len(first) <= SHORT_TEXT or is_affordable(first, second)) and compare(first, second)
-        return _are_alike(first, second) and compare(first, second)
-
-    def is_false(values: Values) -> bool:
-        first, second = get_left(values), get_right(values)
-        if first is None or second is None:
-            return False
-        if isinstance(first, str) and isinstance(second, str):
-            return (len(first) <= SHORT_TEXT or is_affordable(first, second)) and not compare(first, second)
-        return not (_are_alike(first, second) and compare(first, second))
-
-    return _Condition(is_true, is_false)
-
-
-def _of_boolean(value: _Value) -> _Condition:
-    get = value.get
-    return _Condition(lambda values: get(values) is True, lambda values: get(values) is False)
-
-
-def _membership(value: _Value, members: frozenset[str]) -> _Condition:
-    get = value.get
-
-    def is_true(values: Values) -> bool:
-        found = get(values)
-        return isinstance(found, str) and found in members
-
-    def is_false(values: Values) -> bool:
-        found = get(values)
-        return found is not None and not (isinstance(found, str) and found in members)
-
-    return _Condition(is_true, is_false)
-
-
-def _nullness(value: _Value) -> _Condition:
-    get = value.get
-    return _Condition(lambda values: get(values) is None, lambda values: get(values) is not None)
-
-
-def _likeness(value: _Value, fits: Fits, allowance: _Allowance) -> _Condition:
-    allowance.join()
-    get = value.get
-
-    def is_true(values: Values) -> bool:
-        found = get(values)
-        return isinstance(found, str) and fits(found, allowance.share) is True
-
-    def is_false(values: Values) -> bool:
-        found = get(values)
-        return found is not None and not (isinstance(found, str) and fits(found, allowance.share) is not False)
-
-    return _Condition(is_true, is_false)
-
-
-# Arithmetic.
-
-
-def _wrapped(number: float) -> float:
-    """An integer in the range of Java's ``long``; others as they are."""
-    if type(number) is int and not -(2**63) <= number < 2**63:
-        return (number + 2**63) % 2**64 - 2**63
-    return number
-
-
-def _divided(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int):
-        if right == 0:
-            return None
-        quotient = abs(left) // abs(right)
-        return quotient if (left < 0) == (right < 0) else -quotient
-    return None if right == 0 else left / right
-
-
-def _remainder(left: Any, right: Any) -> Any:
-    if right == 0:
-        return None
-    if isinstance(left, int) and isinstance(right, int):
-        return left - right * _divided(left, right)
-    return fmod(left, right)
-
-
-_ARITHMETIC: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": _divided,
-    "%": _remainder,
-}
-
-
-def _calculation(symbol: str, left: _Value, right: _Value) -> _Value:
-    calculate, get_left, get_right = _ARITHMETIC[symbol], left.get, right.get
-
-    def get(values: Values) -> Any:
-        first, second = get_left(values), get_right(values)
-        if not _are_numbers(first, second):
-            return None
-        try:
-            result = calculate(first, second)
-        except (OverflowError, ValueError):  # of floating-point numbers at their ends
-            return None
-        return None if result is None else _wrapped(result)
-
-    return _Value(get, "number", column=left.column)
-
-
-def _negative(value: _Value) -> _Value:
-    if value.literal is not None:
-        return _literal(_wrapped(-value.literal), "number", value.column)
-    get_value = value.get
-
-    def get(values: Values) -> Any:
-        found = get_value(values)
-        return _wrapped(-found) if _is_number(found) else None
-
-    return _Value(get, "number", column=value.column)
-
-
-def _literal(value: Any, kind: str, column: int) -> _Value:
-    return _Value(lambda values: value, kind, value, None, column)
 
 
 # Text to tokens.
@@ -456,13 +200,13 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.names: set[str] = set()
-        self._allowance = _Allowance()
+        self._allowance = Allowance()
         self._text = text
         self._tokens = _tokens(text)
         self._at = 0
         self._depth = 0
 
-    def whole(self) -> _Condition:
+    def whole(self) -> Condition:
         condition = self._condition(self._or(), self._tokens[0])
         if self._token.kind != "end":
             raise self._wrong("expected AND, OR or the end")
@@ -494,19 +238,19 @@ class _Parser:
     def _wrong(self, what: str, token: _Token | None = None) -> InvalidSelectorException:
         return _invalid(self._text, (token or self._token).column, what)
 
-    def _condition(self, part: _Part, token: _Token) -> _Condition:
-        if isinstance(part, _Condition):
+    def _condition(self, part: Part, token: _Token) -> Condition:
+        if isinstance(part, Condition):
             return part
         if part.kind in ("boolean", "any"):
-            return _of_boolean(part)
+            return truth_of(part)
         raise self._wrong(f"a {part.kind} is not a condition", token)
 
-    def _value(self, part: _Part, token: _Token) -> _Value:
-        if isinstance(part, _Value):
+    def _value(self, part: Part, token: _Token) -> Value:
+        if isinstance(part, Value):
             return part
         raise self._wrong("a condition has no value", token)
 
-    def _number(self, part: _Part, token: _Token) -> _Value:
+    def _number(self, part: Part, token: _Token) -> Value:
         value = self._value(part, token)
         if value.kind not in ("number", "any"):
             raise self._wrong(f"a {value.kind} is not a number", token)
@@ -519,18 +263,16 @@ class _Parser:
 
     # Conditions.
 
-    def _or(self) -> _Part:
-        return self._chain("OR", self._and, _either)
+    def _or(self) -> Part:
+        return self._chain("OR", self._and, disjunction)
 
-    def _and(self) -> _Part:
-        return self._chain("AND", self._not, _both)
+    def _and(self) -> Part:
+        return self._chain("AND", self._not, conjunction)
 
-    def _chain(
-        self, word: str, next_level: Callable[[], _Part], join: Callable[[list[_Condition]], _Condition]
-    ) -> _Part:
+    def _chain(self, word: str, next_level: Callable[[], Part], join: Callable[[list[Condition]], Condition]) -> Part:
         token = self._token
         part = next_level()
-        parts: list[_Condition] = []
+        parts: list[Condition] = []
         while self._took(word):
             parts.append(self._condition(part, token))
             token = self._token
@@ -539,26 +281,26 @@ class _Parser:
             return part
         return join([*parts, self._condition(part, token)])
 
-    def _not(self) -> _Part:
+    def _not(self) -> Part:
         if not self._took("NOT"):
             return self._predicate()
         self._enter()
         token = self._token
-        condition = _negated(self._condition(self._not(), token))
+        condition = negation(self._condition(self._not(), token))
         self._depth -= 1
         return condition
 
-    def _predicate(self) -> _Part:
+    def _predicate(self) -> Part:
         token = self._token
         part = self._sum()
-        symbol = self._took(*_COMPARISONS)
+        symbol = self._took(*COMPARISONS)
         if symbol:
             return self._compared(symbol, part, token)
         negated = self._took("NOT") is not None
         if self._took("BETWEEN"):
             condition = self._between(self._number(part, token))
         elif self._took("IN"):
-            condition = _membership(self._named(part, token, "IN"), self._members())
+            condition = membership(self._named(part, token, "IN"), self._members())
         elif self._took("LIKE"):
             condition = self._like(self._named(part, token, "LIKE"))
         elif negated:
@@ -566,31 +308,31 @@ class _Parser:
         elif self._took("IS"):
             negated = self._took("NOT") is not None
             self._expect("NULL")
-            condition = _nullness(self._named(part, token, "IS NULL"))
+            condition = null_test(self._named(part, token, "IS NULL"))
         else:
             return part
-        return _negated(condition) if negated else condition
+        return negation(condition) if negated else condition
 
-    def _compared(self, symbol: str, part: _Part, token: _Token) -> _Condition:
+    def _compared(self, symbol: str, part: Part, token: _Token) -> Condition:
         right_token = self._token
         right_part = self._sum()
         if symbol in ("=", "<>"):
             left, right = self._value(part, token), self._value(right_part, right_token)
             if left.kind == "any" and right.kind == "any":
-                return _comparison_of_names(symbol, left, right, self._allowance)
-            return _comparison(symbol, left, right)
-        return _comparison(symbol, self._number(part, token), self._number(right_part, right_token))
+                return comparison_of_names(symbol, left, right, self._allowance)
+            return comparison(symbol, left, right)
+        return comparison(symbol, self._number(part, token), self._number(right_part, right_token))
 
-    def _between(self, value: _Value) -> _Condition:
+    def _between(self, value: Value) -> Condition:
         token = self._token
         low = self._number(self._sum(), token)
         self._expect("AND")
         token = self._token
         high = self._number(self._sum(), token)
-        return _both([_comparison(">=", value, low), _comparison("<=", value, high)])
+        return conjunction([comparison(">=", value, low), comparison("<=", value, high)])
 
-    def _named(self, part: _Part, token: _Token, what: str) -> _Value:
-        if isinstance(part, _Value) and part.name is not None:
+    def _named(self, part: Part, token: _Token, what: str) -> Value:
+        if isinstance(part, Value) and part.name is not None:
             return part
         raise self._wrong(f"{what} wants an identifier on its left", token)
 
@@ -602,7 +344,7 @@ class _Parser:
         self._expect(")")
         return frozenset(members)
 
-    def _like(self, value: _Value) -> _Condition:
+    def _like(self, value: Value) -> Condition:
         token = self._token
         pattern = self._string()
         if len(pattern) > MAX_PATTERN_LENGTH:
@@ -614,7 +356,7 @@ class _Parser:
             if len(escape) != 1:
                 raise self._wrong("an escape is one character", escape_token)
         try:
-            return _likeness(value, like(pattern, escape), self._allowance)
+            return pattern_match(value, like(pattern, escape), self._allowance)
         except ValueError as error:
             raise self._wrong(str(error), token) from error
 
@@ -625,13 +367,13 @@ class _Parser:
 
     # Values.
 
-    def _sum(self) -> _Part:
+    def _sum(self) -> Part:
         return self._calculated(("+", "-"), self._product)
 
-    def _product(self) -> _Part:
+    def _product(self) -> Part:
         return self._calculated(("*", "/", "%"), self._signed)
 
-    def _calculated(self, symbols: tuple[str, ...], next_level: Callable[[], _Part]) -> _Part:
+    def _calculated(self, symbols: tuple[str, ...], next_level: Callable[[], Part]) -> Part:
         token = self._token
         part = next_level()
         depth = self._depth
@@ -639,11 +381,11 @@ class _Parser:
             self._enter()  # what is calculated later calls what was calculated before
             left = self._number(part, token)
             right_token = self._token
-            part = _calculation(symbol, left, self._number(next_level(), right_token))
+            part = calculation(symbol, left, self._number(next_level(), right_token))
         self._depth = depth
         return part
 
-    def _signed(self) -> _Part:
+    def _signed(self) -> Part:
         token = self._token
         sign = self._took("+", "-")
         if sign is None:
@@ -655,17 +397,17 @@ class _Parser:
         self._depth -= 1
         value = self._number(part, token)
         if sign == "-":
-            return _negative(value)
+            return negative(value)
         return value._replace(name=None)
 
-    def _primary(self, most: int) -> _Part:
+    def _primary(self, most: int) -> Part:
         token = self._next()
         if token.kind == "number":
-            return _literal(self._parsed_number(token, most), "number", token.column)
+            return literal_value(self._parsed_number(token, most), "number", token.column)
         if token.kind == "string":
-            return _literal(token.text[1:-1].replace("''", "'"), "string", token.column)
+            return literal_value(token.text[1:-1].replace("''", "'"), "string", token.column)
         if token.kind == "keyword" and token.text in ("TRUE", "FALSE"):
-            return _literal(token.text == "TRUE", "boolean", token.column)
+            return literal_value(token.text == "TRUE", "boolean", token.column)
         if token.kind in ("name", "quoted"):
             return self._identifier(token)
         if token.kind == "symbol" and token.text == "(":
@@ -676,12 +418,12 @@ class _Parser:
             return part
         raise self._wrong("expected a value or a condition", token)
 
-    def _identifier(self, token: _Token) -> _Value:
+    def _identifier(self, token: _Token) -> Value:
         name = token.text if token.kind == "name" else token.text[1:-1].replace('""', '"')
         if name.startswith("JMS") and not name.startswith(("JMSX", "JMS_")) and name not in _HEADERS:
             raise self._wrong(f"{name!r} is no header that a selector can name: {', '.join(sorted(_HEADERS))}", token)
         self.names.add(name)
-        return _Value(lambda values: values(name), "any", None, name, token.column)
+        return Value(lambda values: values(name), "any", None, name, token.column)
 
     def _parsed_number(self, token: _Token, most: int) -> float:
         text = token.text.lower()
@@ -689,7 +431,7 @@ class _Parser:
             raise self._wrong(f"a number of {len(text)} characters is longer than the limit of {_MAX_DIGITS}", token)
         if text.startswith("0x"):
             number = int(text.rstrip("l"), 16)
-            return _wrapped(number) if number < 2**64 else self._too_large(token)
+            return wrapped(number) if number < 2**64 else self._too_large(token)
         if text[-1] in "fd" or "." in text or "e" in text:
             return float(text.rstrip("fd"))
         text = text.rstrip("l")
