@@ -228,7 +228,7 @@ def read_head(data: bytes) -> Head:
             )
         # fmt: off
         (
-            _, version, flags, priority, _, _, destination_kind,
+            _, version, flags, priority, body_kind, form, destination_kind,
             name_bytes, group_bytes, producer_bytes, id_bytes, further_bytes, property_bytes, body_bytes,
             expires_at_ms, deliver_at_ms, _, thread_id, sequence,
         ) = _read_head(data)
@@ -239,6 +239,8 @@ def read_head(data: bytes) -> Head:
         end = named + id_bytes + further_bytes + property_bytes + body_bytes
         if version != ENVELOPE_VERSION or end != len(data):
             _refuse(version, end, len(data))
+        if form not in _FORMS[body_kind]:
+            _refuse_form(body_kind, form)
         identity = None
         if flags & _IDENTIFIED:
             if thread_id < 0 or sequence < 0:
@@ -301,6 +303,21 @@ _PERSISTENT, _EXPIRES, _DELIVERED_LATER, _IDENTIFIED, _GROUPED, _SENT, _NAMED = 
 #: Forms of the body.
 _NO_BODY, _TEXT, _BYTES, _MSGPACK = range(4)
 _BODY_KINDS = {int(kind): kind for kind in BodyKind}
+#: The forms that a body of each kind may have, and the types that it may have in Python.
+_FORMS: dict[int, tuple[int, ...]] = {
+    BodyKind.NONE: (_NO_BODY, _TEXT, _BYTES, _MSGPACK),
+    BodyKind.OBJECT: (_NO_BODY, _TEXT, _BYTES, _MSGPACK),
+    BodyKind.MAP: (_NO_BODY, _MSGPACK),
+    BodyKind.BYTES: (_NO_BODY, _BYTES),
+    BodyKind.STREAM: (_NO_BODY, _MSGPACK),
+    BodyKind.TEXT: (_NO_BODY, _TEXT),
+}
+_BODY_TYPES: dict[int, tuple[type, ...]] = {
+    BodyKind.MAP: (dict, type(None)),
+    BodyKind.BYTES: (bytes, type(None)),
+    BodyKind.STREAM: (list, type(None)),
+    BodyKind.TEXT: (str, type(None)),
+}
 _KINDS = {int(kind): kind for kind in DestinationKind}
 _BELOW = "the thread or the sequence of its identity is below 0"
 _UNPACKING_ERRORS = (
@@ -396,6 +413,8 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
         start = values + property_bytes
         if version != ENVELOPE_VERSION or start + body_bytes != len(data):
             _refuse(version, start + body_bytes, len(data))
+        if form not in _FORMS[body_kind]:
+            _refuse_form(body_kind, form)
         name = data[_HEAD_BYTES:group]
         properties = correlation_id = reply_to = message_type = group_sequence = user_id = None
         if property_bytes:
@@ -416,12 +435,9 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
                 body = data[start:].decode()
             elif form == _BYTES:
                 body = data[start:]
-            elif form == _MSGPACK:
-                body = _unpacked(data[start:])
-                if type(body) is list or type(body) is dict:
-                    check_depth(body, MAX_BODY_DEPTH)
             else:
-                raise ValueError(f"its body has the unknown form {form}")
+                body = _unpacked(data[start:])
+                _check_body(body_kind, body)
         return _new(
             Envelope,
             (
@@ -446,6 +462,19 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
         )
     except _UNPACKING_ERRORS as error:
         raise MessageFormatException(f"not a packed envelope: {error}") from error
+
+
+def _refuse_form(kind: int, form: int) -> None:
+    raise ValueError(f"a body of kind {BodyKind(kind).name} does not have the form {form}")
+
+
+def _check_body(kind: int, body: Any) -> None:
+    """Whether a body has the type of its kind, and does not nest too deep."""
+    types = _BODY_TYPES.get(kind)
+    if types is not None and type(body) not in types:
+        raise ValueError(f"its body of kind {BodyKind(kind).name} is a {type(body).__name__}")
+    if type(body) is list or type(body) is dict:
+        check_depth(body, MAX_BODY_DEPTH)
 
 
 def _refuse(version: int, announced: int, size: int) -> None:
@@ -498,14 +527,15 @@ def _destination(name: Any, kind: Any) -> Destination:
 
 def _unpack_1(data: bytes) -> Envelope:
     """An envelope of version 1; raises what :func:`unpack` catches."""
+    if data[0] != ENVELOPE_OCTET_1:
+        raise ValueError(f"it begins with octet 0x{data[0]:02x}")
     fields = _unpacked(data)
     for (name, allowed), found in zip(_TYPES_1, map(type, fields), strict=True):
         if allowed is not None and found not in allowed:
             raise ValueError(f"field {name!r} is a {found.__name__}")
     envelope = Envelope(*fields)
     body, reply_to, identity = envelope.body, envelope.reply_to, envelope.identity
-    if type(body) is list or type(body) is dict:
-        check_depth(body, MAX_BODY_DEPTH)
+    _check_body(envelope.body_kind, body)
     if identity is not None:
         check_identity(*identity)
     "".join(envelope.properties or ())  # raises TypeError for a name that is no str

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.records import RawEntry
+from broker_adapter.engine.records import MAX_SHORT_NAME, RawEntry, short_name
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Head, Identity
 from broker_adapter.transport import Subscription
 
@@ -85,6 +85,9 @@ def incoming(
     if not 0 <= priority <= 9:
         priority = 0 if priority < 0 else 9
     group = group_number(group_id) if group_id else 0
+    if identity is not None and len(identity[0]) > MAX_SHORT_NAME:
+        # The whole id is in the payload: where a message waits, or is part of a transaction, one copy is enough.
+        identity = identity._replace(producer_id=short_name(identity.producer_id))
     return _new(
         NewMessage, (message_format, payload, priority, persistent, expires_at_ms, deliver_at_ms, identity, group)
     )

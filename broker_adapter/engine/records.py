@@ -120,7 +120,7 @@ _crc = struct.Struct(">I")
 #: Longest name that is its own key; LMDB's keys end at 511 bytes.
 _MAX_NAME_BYTES = 200
 #: Longest producer id that is part of the key of its stream as it is, in ASCII characters.
-_MAX_SHORT_NAME = 64
+MAX_SHORT_NAME = 64
 
 
 class RawEntry(NamedTuple):
@@ -414,7 +414,7 @@ def decode_stream_key(key: bytes) -> tuple[Any, ...]:
 
 def short_name(name: str) -> str:
     """A name that may be part of a key: a long one is replaced by its hash."""
-    if len(name) <= _MAX_SHORT_NAME and name.isascii():
+    if len(name) <= MAX_SHORT_NAME and name.isascii():
         return name
     return "#" + blake2b(name.encode(errors="surrogatepass"), digest_size=24).hexdigest()
 

@@ -45,11 +45,23 @@ _optional_text = st.none() | st.text()
 _instants = st.none() | st.integers(0, 2**63 - 1)
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
+_bodies = st.one_of(
+    st.tuples(st.sampled_from([BodyKind.NONE, BodyKind.OBJECT]), _values),
+    st.tuples(st.just(BodyKind.MAP), st.none() | st.dictionaries(st.text(), _values, max_size=3)),
+    st.tuples(st.just(BodyKind.BYTES), st.none() | st.binary()),
+    st.tuples(st.just(BodyKind.STREAM), st.none() | st.lists(_values, max_size=3)),
+    st.tuples(st.just(BodyKind.TEXT), st.none() | st.text()),
+)
+
+
+def _envelope(kind_and_body: tuple[BodyKind, Any], **fields: Any) -> Envelope:
+    return Envelope(body_kind=kind_and_body[0], body=kind_and_body[1], **fields)
+
+
 envelopes = st.builds(
-    Envelope,
+    _envelope,
+    _bodies,
     destination=_destinations,
-    body_kind=st.sampled_from(list(BodyKind)),
-    body=_values,
     properties=st.none() | st.dictionaries(st.text(), _scalars, max_size=3),
     message_id=_optional_text,
     correlation_id=_optional_text | st.binary(),
@@ -163,6 +175,36 @@ def test_changed_bytes_are_another_envelope_or_refused(envelope: Envelope, data:
 def test_fields_of_a_wrong_type_are_refused_by_who_reads_them(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(MessageFormatException, match=why):
         unpack(pack(PLAIN._replace(**changes)))
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        *((BodyKind.TEXT, body) for body in (b"text", ["text"], {"a": 1}, 5)),
+        *((BodyKind.BYTES, body) for body in ("text", ["text"], {"a": 1}, 5)),
+        *((BodyKind.MAP, body) for body in ("text", b"text", ["text"], 5)),
+        *((BodyKind.STREAM, body) for body in ("text", b"text", {"a": 1}, 5)),
+    ],
+)
+def test_a_body_of_another_type_than_its_kind_is_refused(kind: BodyKind, body: Any, version: int) -> None:
+    packed = pack(Envelope(Destination("q"), kind, body), version)
+    with pytest.raises(MessageFormatException, match=kind.name):
+        unpack(packed)
+
+
+def test_what_routes_a_message_refuses_a_form_that_its_kind_of_body_never_has() -> None:
+    for kind, body in ((BodyKind.TEXT, b"text"), (BodyKind.BYTES, "text"), (BodyKind.MAP, "text")):
+        with pytest.raises(MessageFormatException, match=f"kind {kind.name} does not have the form"):
+            read_head(pack(Envelope(Destination("q"), kind, body)))
+
+
+@pytest.mark.parametrize("read", [unpack, read_head])
+def test_an_array_that_begins_otherwise_than_version_1_is_refused(read: Any) -> None:
+    """What clients take for a message and what the server takes for one is the same."""
+    long_array = b"\xdd\x00" + pack(PLAIN, 1)[:1].replace(b"\xdc", b"\x00") + pack(PLAIN, 1)[1:]
+    with pytest.raises(MessageFormatException, match="octet 0xdd"):
+        read(long_array)
 
 
 @given(st.binary(max_size=200))

@@ -7,9 +7,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.identities import CACHED_NAMES, WINDOW, LastNumbers, Sequences
-from broker_adapter.engine.records import decode_last, decode_sequences, encode_sequences, last_key
+from broker_adapter.engine.records import decode_last, decode_sequences, encode_sequences, last_key, short_name
+from broker_adapter.envelope import Envelope, Identity, pack, read_head
 
 
 def test_numbers_in_order_are_each_new_once() -> None:
@@ -136,3 +139,17 @@ def test_a_long_name_has_a_key_that_the_store_takes() -> None:
     assert last_key("x" * 10_000) != last_key("x" * 10_001)
     assert last_key("x" * 200) == b"=" + b"x" * 200
     assert last_key("")
+
+
+def test_of_a_long_producer_id_a_waiting_message_keeps_a_short_one_that_is_the_same_each_time() -> None:
+    """The whole id is in the payload already; text may take four times the bytes that it has there."""
+    long = "producer \N{GRINNING FACE}" * 100_000
+    first, again = (
+        commands.from_head(payload, read_head(payload))
+        for payload in (pack(Envelope(Destination("q"), identity=Identity(long, 1, number))) for number in (1, 2))
+    )
+    assert first.identity is not None
+    assert again.identity is not None
+    assert len(first.identity.producer_id) <= 64
+    assert first.identity[:2] == again.identity[:2]
+    assert short_name(first.identity.producer_id) == short_name(long)
