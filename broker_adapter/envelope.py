@@ -39,7 +39,7 @@ import msgpack
 
 from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind
 from broker_adapter.errors import MessageFormatException
-from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth
+from broker_adapter.packing import UNCHECKED_BYTES, check, check_depth, map_members, unpacked
 
 #: The version of packed envelopes that is written; those before it are read.
 ENVELOPE_VERSION = 2
@@ -53,6 +53,8 @@ ENVELOPE_OCTET_1 = 0xDC  # the msgpack head of an array of 16 or more
 #: ``message-format`` of a standard AMQP 1.0 message.
 AMQP_FORMAT = 0
 
+#: Most properties of a message; a selector looks at all of them in one go.
+MAX_PROPERTIES = 10_000
 #: Deepest nesting of lists and maps in a body.
 MAX_BODY_DEPTH = 32
 
@@ -126,10 +128,12 @@ def pack(envelope: Envelope, version: int = ENVELOPE_VERSION) -> bytes:
 
     Raises:
         MessageFormatException: a value in the body or the properties has no msgpack form, or nests too deep, or there
-            are more lists and maps, or members of them, than the limits of :mod:`broker_adapter.packing`; a number does
-            not fit into 63 bits.
+            are more lists and maps, or members of them, than the limits of :mod:`broker_adapter.packing`, or more than
+            :data:`MAX_PROPERTIES`; a number does not fit into 63 bits.
     """
     try:
+        if envelope.properties is not None and len(envelope.properties) > MAX_PROPERTIES:
+            raise ValueError(f"{len(envelope.properties)} properties, more than the limit of {MAX_PROPERTIES}")
         if version == 1:
             return _packed(envelope)
         # fmt: off
@@ -388,10 +392,15 @@ def _packed(value: Any) -> bytes:
     return data
 
 
-def _unpacked(data: bytes) -> Any:
-    if len(data) > UNCHECKED_BYTES:
-        check(data)
-    return msgpack.unpackb(data, strict_map_key=False, use_list=True)
+def _unpacked_map(data: bytes, what: str) -> dict[str, Any]:
+    """The headers or the properties in these bytes; raises what :func:`unpack` catches."""
+    members = map_members(data)
+    if members > MAX_PROPERTIES:
+        raise ValueError(f"{members} {what}, more than the limit of {MAX_PROPERTIES}")
+    values = unpacked(data)
+    if type(values) is not dict:
+        raise ValueError(f"its {what} are a {type(values).__name__}")
+    return values
 
 
 def _unpack(data: bytes, with_body: bool) -> Envelope:
@@ -418,9 +427,7 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
         name = data[_HEAD_BYTES:group]
         properties = correlation_id = reply_to = message_type = group_sequence = user_id = None
         if property_bytes:
-            properties = _unpacked(data[values:start])
-            if type(properties) is not dict:
-                raise ValueError(f"its properties are a {type(properties).__name__}")
+            properties = _unpacked_map(data[values:start], "properties")
             "".join(properties)  # raises TypeError for a name that is no str
         if further_bytes:
             correlation_id, reply_to, message_type, group_sequence, user_id = _further(data[further:values])
@@ -436,7 +443,7 @@ def _unpack(data: bytes, with_body: bool) -> Envelope:
             elif form == _BYTES:
                 body = data[start:]
             else:
-                body = _unpacked(data[start:])
+                body = unpacked(data[start:], strict_map_key=False)
                 _check_body(body_kind, body)
         return _new(
             Envelope,
@@ -490,9 +497,7 @@ def _refuse(version: int, announced: int, size: int) -> None:
 
 def _further(data: bytes) -> list[Any]:
     """The further headers that are known, in the order of ``_HEADERS``; None where there is none."""
-    headers = _unpacked(data)
-    if type(headers) is not dict:
-        raise ValueError(f"its headers are a {type(headers).__name__}")
+    headers = _unpacked_map(data, "headers")
     known: list[Any] = []
     for key, types in _HEADERS.items():
         value = headers.get(key)
@@ -529,7 +534,7 @@ def _unpack_1(data: bytes) -> Envelope:
     """An envelope of version 1; raises what :func:`unpack` catches."""
     if data[0] != ENVELOPE_OCTET_1:
         raise ValueError(f"it begins with octet 0x{data[0]:02x}")
-    fields = _unpacked(data)
+    fields = unpacked(data, strict_map_key=False)
     for (name, allowed), found in zip(_TYPES_1, map(type, fields), strict=True):
         if allowed is not None and found not in allowed:
             raise ValueError(f"field {name!r} is a {found.__name__}")
@@ -538,7 +543,10 @@ def _unpack_1(data: bytes) -> Envelope:
     _check_body(envelope.body_kind, body)
     if identity is not None:
         check_identity(*identity)
-    "".join(envelope.properties or ())  # raises TypeError for a name that is no str
+    properties = envelope.properties or {}
+    if len(properties) > MAX_PROPERTIES:
+        raise ValueError(f"{len(properties)} properties, more than the limit of {MAX_PROPERTIES}")
+    "".join(properties)  # raises TypeError for a name that is no str
     return envelope._replace(
         destination=_destination(*envelope.destination),
         body_kind=_BODY_KINDS[envelope.body_kind],

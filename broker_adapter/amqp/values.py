@@ -1,8 +1,9 @@
 """AMQP 1.0 values as bytes and back (AMQP 1.0 part 1).
 
 Both directions are pure Python, so that no bytes of a stranger reach a recursive decoder in C.  Decoding keeps
-three limits: nesting, the number of values in one piece of data, and arrays of values without bytes (which
-would let four bytes stand for four thousand million values).  Every failure is a ValueError.
+four limits: nesting, the number of values in one piece of data, arrays of values without bytes (which
+would let four bytes stand for four thousand million values), and keys of a map whose hashes a stranger can choose (see
+:mod:`broker_adapter.packing`).  Every failure is a ValueError.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from broker_adapter.packing import MAX_NUMBER_KEYS
+
 #: Deepest nesting of lists, maps, arrays and descriptions that is decoded or encoded.
 MAX_DEPTH: Final = 34
 #: Most values in one piece of data, nested ones counted.
 MAX_VALUES: Final = 200_000
+#: Most keys of one map that are neither text nor bytes nor numbers: UUIDs, described values.
+MAX_OTHER_KEYS: Final = 32
 
 
 class Symbol(str):
@@ -178,12 +183,24 @@ class Reader:
             if count % 2:
                 raise ValueError(f"a map of {count} keys and values is not made of pairs")
             result = {}
+            numbers = others = 0
             for _ in range(count // 2):
                 key = self.value(depth)
+                kind = type(key)
+                if kind not in _SALTED_KEYS:
+                    if kind in _NUMBER_KEYS:
+                        numbers += 1
+                    else:
+                        others += 1
+                    if numbers > MAX_NUMBER_KEYS or others > MAX_OTHER_KEYS:
+                        raise ValueError(
+                            f"a map with more keys of type {kind.__name__} than the limit of"
+                            f" {MAX_OTHER_KEYS if others > MAX_OTHER_KEYS else MAX_NUMBER_KEYS}"
+                        )
                 try:
                     result[key] = self.value(depth)
                 except TypeError as error:
-                    raise ValueError(f"a map key of type {type(key).__name__} is not supported") from error
+                    raise ValueError(f"a map key of type {kind.__name__} is not supported") from error
         else:
             result = self._array(count, depth)
         if self.position != end:
@@ -243,6 +260,9 @@ def _no_char(number: int) -> str:
     raise ValueError(f"0x{number:x} is no Unicode character")
 
 
+#: Keys of maps whose hashes are salted, and numbers: whoever chooses numbers can choose their hashes as well.
+_SALTED_KEYS: Final = frozenset((str, Symbol, bytes))
+_NUMBER_KEYS: Final = frozenset((int, float, bool, type(None), Timestamp))
 _MISSING: Final = object()
 _CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
 _FIXED: Final[dict[int, tuple[int, Callable[[bytes, int], Any]]]] = {

@@ -21,6 +21,7 @@ from broker_adapter.envelope import (
     ENVELOPE_FORMAT_1,
     ENVELOPE_VERSION,
     MAX_BODY_DEPTH,
+    MAX_PROPERTIES,
     BodyKind,
     Envelope,
     Head,
@@ -342,3 +343,33 @@ def test_a_body_that_nests_deeper_than_the_limit_is_not_received(version: int) -
     for deeper in ([body], {"a": body}):
         with pytest.raises(MessageFormatException, match="nested deeper"):
             unpack(pack(Envelope(Destination("q"), BodyKind.OBJECT, deeper), version))
+
+
+@VERSIONS
+def test_properties_up_to_the_limit_are_sent_and_received_and_one_more_is_not(version: int) -> None:
+    properties = {f"p{number}": number for number in range(MAX_PROPERTIES)}
+    assert unpack(pack(PLAIN._replace(properties=properties), version)).properties == properties
+    more = {**properties, "one more": 1}
+    with pytest.raises(MessageFormatException, match="10001 properties, more than the limit of 10000"):
+        pack(PLAIN._replace(properties=more), version)
+    if version == 1:
+        fields = list(msgpack.unpackb(pack(PLAIN, 1), strict_map_key=False))
+        fields[Envelope._fields.index("properties")] = more
+        data = msgpack.packb(fields)
+    else:
+        few = pack(PLAIN._replace(properties=properties, body=None))
+        old, new = msgpack.packb(properties), msgpack.packb(more)
+        head = bytearray(few[: few.index(old)])
+        head[28:32] = len(new).to_bytes(4)
+        data = bytes(head) + new
+    for read in (unpack, unpack_headers):
+        with pytest.raises(MessageFormatException, match="more than the limit of 10000"):
+            read(data)
+
+
+@VERSIONS
+@pytest.mark.parametrize("field", ["properties", "body"])
+def test_keys_whose_hashes_a_stranger_can_choose_are_refused(field: str, version: int) -> None:
+    keys = {msgpack.Timestamp(number, 0): 0 for number in range(20)}
+    with pytest.raises(MessageFormatException, match="is not allowed for map key"):
+        unpack(pack(Envelope(Destination("q"), BodyKind.MAP, **{"body": {}, field: keys}), version))

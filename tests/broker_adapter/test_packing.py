@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter import packing
-from broker_adapter.packing import MAX_CONTAINERS, MAX_MEMBERS, check, check_depth, unpacked
+from broker_adapter.packing import (
+    MAX_CONTAINERS,
+    MAX_MEMBERS,
+    MAX_NUMBER_KEYS,
+    check,
+    check_depth,
+    map_members,
+    unpacked,
+)
 
 
 def test_lists_and_maps_up_to_the_limit_are_decoded_and_one_more_is_refused() -> None:
@@ -154,3 +162,31 @@ def test_any_octets_are_looked_through_to_their_end_or_refused(data: bytes) -> N
         patch.setattr(packing, "UNCHECKED_BYTES", 0)
         with suppress(ValueError):
             assert check(data) is None
+
+
+@pytest.mark.parametrize("key", [1, 1.5, -(2**62)])
+def test_number_keys_up_to_the_limit_are_decoded_and_one_more_is_refused(key: float) -> None:
+    """Hashes of numbers are not salted: a stranger can choose numbers that take a long time to tell apart."""
+    keys = [key + number for number in range(MAX_NUMBER_KEYS)]
+    value = [dict.fromkeys(keys, 0), {**dict.fromkeys(keys, 0), "text": 1, b"bytes": 2}]
+    assert unpacked(msgpack.packb(value), strict_map_key=False) == value
+    with pytest.raises(ValueError, match="more than the limit of 1000"):
+        unpacked(msgpack.packb([{"inside": dict.fromkeys([*keys, key - 1], 0)}]), strict_map_key=False)
+
+
+def test_text_keys_are_as_many_as_there_may_be_members() -> None:
+    value = dict.fromkeys(map(str, range(MAX_NUMBER_KEYS * 10)), 0)
+    assert unpacked(msgpack.packb({1: value}), strict_map_key=False) == {1: value}
+
+
+@pytest.mark.parametrize("key", [msgpack.Timestamp(1, 1), msgpack.ExtType(5, b"x")])
+@pytest.mark.parametrize("strict", [True, False])
+def test_extensions_are_no_keys(key: Any, strict: bool) -> None:
+    with pytest.raises(ValueError, match="is not allowed for map key"):
+        unpacked(msgpack.packb({"a": {key: 1}}), strict_map_key=strict)
+
+
+def test_the_members_of_a_map_are_known_without_decoding_it() -> None:
+    for count in (0, 1, 15, 16, 70_000):
+        assert map_members(msgpack.packb(dict.fromkeys(range(count)))) == count
+    assert [map_members(data) for data in (b"", b"\xc0", b"\x93\x01", b"\xde")] == [0, 0, 0, 0]

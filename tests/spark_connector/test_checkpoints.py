@@ -92,7 +92,7 @@ def test_an_older_checkpoint_writes_each_batch_once_and_says_what_it_drops(
     files.add("c")
     run(files.stream(), url, older)
     assert texts(url, "out") == ["a", "b", "b", "c"]
-    (warning,) = [each.getMessage() for each in caplog.records if each.name.startswith("spark_connector")]
+    (warning,) = [each.getMessage() for each in caplog.records if each.name.startswith("holdfast.spark_connector")]
     assert "batch 1 of the query was published to queue 'out' before, so its 2 messages were dropped" in warning
     with ConnectionFactory(url).create_connection() as connection:
         assert connection.statistics().duplicates_rejected == 2

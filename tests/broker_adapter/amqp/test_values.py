@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.amqp.values import (
     MAX_DEPTH,
+    MAX_OTHER_KEYS,
     Byte,
     Described,
     Int,
@@ -26,6 +27,7 @@ from broker_adapter.amqp.values import (
     decode,
     encode,
 )
+from broker_adapter.packing import MAX_NUMBER_KEYS
 
 SCALARS = (
     st.none()
@@ -175,3 +177,14 @@ def test_arrays_and_rare_types_are_read() -> None:
     assert decode(bytes.fromhex("7300000041")) == "A"
     with pytest.raises(ValueError, match="no Unicode character"):
         decode(bytes.fromhex("73ffffffff"))
+
+
+def test_keys_whose_hashes_a_stranger_can_choose_are_limited() -> None:
+    numbers: dict[Any, Any] = dict.fromkeys(range(MAX_NUMBER_KEYS), 0)
+    identifiers: dict[Any, Any] = {UUID(int=number): 0 for number in range(MAX_OTHER_KEYS)}
+    texts: dict[Any, Any] = dict.fromkeys(map(str, range(5_000)), 0)
+    assert decode(encode({**numbers, **identifiers, **texts})) == {**numbers, **identifiers, **texts}
+    with pytest.raises(ValueError, match="more keys of type int than the limit of 1000"):
+        decode(encode([{**numbers, -1: 0}]))
+    with pytest.raises(ValueError, match="more keys of type UUID than the limit of 32"):
+        decode(encode([{**identifiers, UUID(int=99): 0}]))
