@@ -1,6 +1,6 @@
-"""Writes the pages that say what the code says: ``python docs/generate.py``.
+"""Writes the pages that are generated from the code: ``python docs/generate.py``.
 
-``docs/options.md`` is made from the settings classes, ``docs/requests.md`` from the docstring of the operations, and
+``docs/options.md`` comes from the settings classes, ``docs/requests.md`` from the docstring of the operations, and
 ``docs/api.md`` from what the packages export.
 """
 
@@ -29,36 +29,38 @@ from spark_connector.options import SinkOptions, SourceOptions, describe
 
 HEAD = """# Options
 
-Every option, with its unit (in its name), its default and its limits. Generated from the code: `make docs`.
+Every option, with its unit (in its name), its default and its limits. This page is generated from the code by
+`make docs`.
 
-Connection URLs take options as `?name=value&name=value`:
+A connection URL takes options as `?name=value&name=value`:
 
 | URL | options |
 |---|---|
 | `embedded:PATH` (durable), `embedded:` (in memory, until the process ends) | client, engine |
 | `amqp://HOST:PORT`, `amqps://HOST:PORT` (or `amqp://user:password@HOST`) | client, network, failover |
 | `failover:(URL,URL,...)`, each URL one of the line above | client, network, failover; of each URL: network |
-| `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | Qpid's own, see failover.md |
+| `amqp://user:password@clientid/vhost?brokerlist='tcp://HOST:PORT;tcp://HOST'` | those of Qpid, see failover.md |
 
-The first connection of an engine in the process decides its options, for as long as it is open; others give the same,
-or none.
+The first connection to an embedded engine sets the engine's options, for as long as the engine is open. Further
+connections give the same options, or none.
 
-`holdfast serve` takes those of the engine and of the server as `--option NAME=VALUE`. An unknown option is an error
-that lists the known ones. `none` stands for no limit where the default is one.
+`holdfast serve` takes the options of the engine and of the server as `--option NAME=VALUE`. An unknown option is an
+error that lists the known ones. The value `none` means no limit, or not set, for the options that may be.
 """
 
 
 REQUESTS_HEAD = """# Requests
 
-What a Holdfast broker, embedded or a server, can be asked beyond messaging. Generated from the code: `make docs`.
+The operations of a Holdfast broker, embedded or a server, beyond messaging. This page is generated from the code by
+`make docs`.
 
     connection.request("bounds", {"destination": "orders"})
     connection.request("purge", {"destination": "news", "kind": "topic", "subscription": "reader"}, timeout=60)
 
-Arguments are a dictionary by name, and the call waits for the result: at most `timeout` seconds, or
-`request_timeout_seconds` of the URL. What an operation refuses is raised as a `JMSException` that says why, and an
-unknown operation, an unknown argument or one of another type as `MessageFormatException`. `connection.statistics()`
-gives `statistics` as an object.
+The arguments are a dictionary by name. The call waits for the result, at most `timeout` seconds, or
+`request_timeout_seconds` of the URL. If the broker refuses an operation, the call raises a `JMSException` with the
+reason; for an unknown operation, an unknown argument or an argument of another type it raises
+`MessageFormatException`. `connection.statistics()` returns the result of `statistics` as an object.
 
 """
 
@@ -119,12 +121,13 @@ def _limit(value: float | None) -> str:
 
 API_HEAD = """# The names
 
-What each package exports, with the first line of its documentation. `help(NAME)` in Python shows the whole of it:
-parameters with units, what is returned and raised, what blocks and for how long. Generated from the code: `make docs`.
+The names that each package exports, with the first line of their documentation. `help(NAME)` in Python shows all of
+it: parameters with units, the result, the errors raised, what blocks and for how long. This page is generated from the
+code by `make docs`.
 
-Programs use `sdk` and `spark_connector`. `broker_adapter` and `ack_modes` are for those who write another transport,
-another acknowledge mode, or tools around the engine. What is not on this page, or begins with an underscore, may change
-at any time.
+Programs use `sdk` (also called `holdfast`) and `spark_connector`. `broker_adapter` and `ack_modes` are for people who
+write another transport, another acknowledge mode, or tools around the engine. A name that is not on this page, or
+begins with an underscore, may change at any time.
 """
 
 #: The packages, and whether the members of their classes are on the page as well.
@@ -148,7 +151,7 @@ def api() -> str:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties of a class, as they are written, those that it has from others of ours first."""
+    """Methods and properties of a class in the order of the source, those of its base classes in our packages first."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.split(".")[0] in PACKAGES:
