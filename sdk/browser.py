@@ -134,7 +134,7 @@ class QueueBrowser:
             browse=True,
             presettled=True,
         )
-        look.link = state.transport.attach(spec, look.copies.extend, state.settings.request_timeout_seconds)
+        look.link = state.attach(spec, look.copies.extend)
         self._looks[look.link] = look
         return look
 

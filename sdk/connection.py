@@ -153,7 +153,8 @@ class Connection:
         return f"<Connection {self._peer.client_id!r} to {self._peer.product}, {self._lifecycle.state.name}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_peer", None) is not None and self._lifecycle.is_to_close:
+        # One that has failed as well: it holds the store or the socket until it is closed.
+        if getattr(self, "_peer", None) is not None and self._lifecycle.state is not State.CLOSED:
             dropped(self, self.close, self._transport)
 
     def __enter__(self) -> Connection:
@@ -294,7 +295,9 @@ class Connection:
         """
         with self._starting:
             with self._lock:
-                sessions = self._sessions.values() if self._lifecycle.process(Event.START) else ()
+                self._lifecycle.process(Event.START)
+                sessions = self._sessions.values()
+            # All of them each time: the handler of a signal may have interrupted the first call.
             for session in sessions:
                 session._start()
 

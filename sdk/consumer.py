@@ -53,6 +53,8 @@ Redeliver = Callable[["MessageConsumer", Sequence[Settlement]], None]
 _DRAIN_SECONDS = 0.1
 #: How long a listener waits for the answer to a drain before others of its session have their turn, in seconds.
 _LISTENER_DRAIN_SECONDS = 0.5
+#: The usual types of time-outs.
+_SECONDS = frozenset((int, float))
 #: Messages redelivered too often, of which one is in the log.
 _REJECTIONS_PER_LINE = 100
 #: How long a listener rests that raised on a redelivered message, in seconds: each time twice as long, up to a limit.
@@ -223,19 +225,24 @@ class MessageConsumer:
             check: raises what is to be raised; the message is then the next one again, as if nothing had been.
         """
         state = self._state
-        nested = state.calling
-        if nested:
+        if state.calling:
             state.refuse_nested()
-        entered = False
+        entered = nested = False
         taken: Delivery | None = None
         try:
             try:
                 if not state.own(False):
                     state.own_or_refuse()
                 self._taken = None
+                nested = state.calling
                 entered = state.calling = True
                 self._check = check
-                if state.running and self._buffer and not (state.listening or self._closing or self._gives_back):
+                if (
+                    state.running
+                    and self._buffer
+                    and (timeout is None or (type(timeout) in _SECONDS and timeout >= 0))
+                    and not (state.listening or self._closing or self._gives_back)
+                ):
                     message = self._take()
                     if message is not None or self._ended():
                         return message
@@ -700,7 +707,8 @@ class MessageConsumer:
         self._used = used = self._used + 1
         if used >= self._half and self._prefetch and not self._is_away:
             self._used = 0
-            self._grant(used)
+            with contextlib.suppress(ConnectionLostException):  # this message was received all the same
+                self._grant(used)
 
     def _pull(self) -> None:
         """Ask for one message, without prefetch and where none is asked for yet."""
@@ -906,15 +914,25 @@ class MessageConsumer:
         """Close; legal twice, and from any thread.  A receive that waits returns None.
 
         Waits for its listener, if that is running in another thread, and for the broker, together at most
-        ``close_timeout_seconds``.  Messages that it prefetched go back to the queue.  Those that it received can still
-        be acknowledged, committed or recovered in the session; what is recovered then may come behind later messages,
-        which the next consumer of a group or exclusive queue gets meanwhile.
+        ``close_timeout_seconds``; where another thread is closing it already, for that thread.  Messages that it
+        prefetched go back to the queue.  Those that it received can still be acknowledged, committed or recovered in
+        the session; what is recovered then may come behind later messages, which the next consumer of a group or
+        exclusive queue gets meanwhile.
         """
         self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds)."""
-        self._turns.take_turn(partial(self._close, deadline), lambda: self._lifecycle.state is State.CLOSED)
+        state = self._state
+
+        def wait() -> None:
+            if not state.in_own_thread():  # else it may be its listener that the other thread waits for
+                state.wait_until(self._is_closed, deadline)
+
+        self._turns.take_turn(partial(self._close, deadline), self._is_closed, wait)
+
+    def _is_closed(self) -> bool:
+        return self._lifecycle.state is State.CLOSED
 
     def _close(self, deadline: float) -> None:
         self._begin_close(deadline)
@@ -955,6 +973,7 @@ class MessageConsumer:
         if self._lifecycle.state is not State.CLOSED:
             self._on_close(self)
             self._lifecycle.process(Event.END_CLOSE)
+            self._state.wake()
 
     def _require_usable(self) -> None:
         self._state.lifecycle.require_usable()

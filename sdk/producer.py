@@ -196,13 +196,13 @@ class MessageProducer:
             IllegalStateException: closed, or the session is in use by another thread.
         """
         state = self._state
-        nested = state.calling
-        if nested:
+        if state.calling:
             state.refuse_nested()
-        entered = False
+        entered = nested = False
         try:
             if not state.own(False):
                 state.own_or_refuse()
+            nested = state.calling
             entered = state.calling = True
             if not self._lifecycle.usable:
                 self._lifecycle.require_usable()

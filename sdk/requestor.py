@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import Any
 
-from broker_adapter import Destination, IllegalStateException, InvalidDestinationException, OperationTimedOutException
+from broker_adapter import (
+    Destination,
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    OperationTimedOutException,
+)
 from sdk.checks import check_timeout
+from sdk.consumer import MessageConsumer
 from sdk.message import Message, wrapped
+from sdk.producer import MessageProducer
 from sdk.session import Session
+from sdk.session_state import log
 
 
 class Requestor:
@@ -48,9 +56,15 @@ class Requestor:
             raise IllegalStateException("a request of a transacted session is not sent before commit(); use another")
         self._session = session
         self._closed = False
+        self._consumer: MessageConsumer | None = None
+        self._producer: MessageProducer | None = None
         self._replies = session.create_temporary_queue()
-        self._consumer = session.create_consumer(self._replies)
-        self._producer = session.create_producer(destination)
+        try:
+            self._consumer = session.create_consumer(self._replies)
+            self._producer = session.create_producer(destination)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Requestor:
         return self
@@ -81,11 +95,14 @@ class Requestor:
         request = wrapped(message)
         request.reply_to = self._replies
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._producer.send(request)
+        producer, consumer = self._producer, self._consumer
+        assert producer is not None
+        assert consumer is not None
+        producer.send(request)
         expected = {request.message_id, request.correlation_id} - {None}
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            reply = self._consumer.receive(left)
+            reply = consumer.receive(left)
             if reply is None:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise OperationTimedOutException(f"no reply to {request.message_id!r} within {timeout:g} s")
@@ -95,13 +112,19 @@ class Requestor:
                 return reply
 
     def close(self) -> None:
-        """Close; legal twice.  The temporary queue ends, and with it replies that come too late."""
+        """Close; legal twice, and where the session is closed or the network away.
+
+        The temporary queue ends, and with it replies that come too late.
+        """
         if self._closed:
             return
-        self._producer.close()
-        self._consumer.close()
-        with suppress(InvalidDestinationException):  # that call may have done it
+        for each in (self._producer, self._consumer):
+            if each is not None:
+                each.close()
+        try:
             self._session.delete_temporary(self._replies)
+        except JMSException as error:  # it has ended with the session, or ends with the connection
+            log.debug("! the queue for replies %r is left to the connection: %s", self._replies.name, error)
         self._closed = True  # only now: a call that the handler of a signal has interrupted goes on
 
 

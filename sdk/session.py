@@ -265,9 +265,7 @@ class Session:
             self._check_reliability(_checked(destination))
 
         def make() -> MessageProducer:
-            link = self._transport.attach(
-                SenderSpec(self._state.number, destination), None, self._settings.request_timeout_seconds
-            )
+            link = self._state.attach(SenderSpec(self._state.number, destination), None)
             producer = MessageProducer(
                 self._state, link, self._next_number(), destination, self._identify(), self._forget_producer
             )
@@ -435,7 +433,7 @@ class Session:
                 presettled=state.policy.presettled,
                 selects=wanted is not None,
             )
-            consumer._link = self._transport.attach(spec, sink, self._settings.request_timeout_seconds)
+            consumer._link = state.attach(spec, sink)
             sink.link = consumer._link
             self._sinks[sink.link] = sink
             self._consumers[consumer._link] = consumer

@@ -9,9 +9,10 @@ Theory of operation: threads and locks
     ``settling`` makes one step of "tell the policy, hand its answer to the transport": the session's thread and a
     closing thread take part in that too.  It is held for microseconds.
 
-    ``lock`` guards the waiting: whoever needs something to happen waits on ``ready``, having counted himself in
-    ``waiting``; whoever makes something happen does it first and then looks at ``waiting``.  So a delivery costs no
-    lock while nobody waits.  It is never held while the transport is called, because the transport's threads take it.
+    ``lock`` guards the listeners and what they wait for.  It is never held while the transport is called, because the
+    transport's threads take it.  Waiting takes no lock: a thread that needs something to happen waits in ``waiters``,
+    and a thread that makes something happen does it first and then wakes them, so a delivery costs nothing while no
+    thread waits.
 
     Order, where two are held: owner, settling, lock.
 """
@@ -30,10 +31,13 @@ from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ClientSettings,
     ConnectionLostException,
+    Delivery,
     Envelope,
     IllegalStateException,
     JMSException,
+    ReceiverSpec,
     ResourceAllocationException,
+    SenderSpec,
     StaleAcknowledgementException,
     Transport,
     Waiters,
@@ -188,7 +192,6 @@ class SessionState:
         self._sends_bytes = 0
 
     # One thread at a time, and one call.
-    #
 
     def in_one_call(self, act: Callable[..., _T], *arguments: Any) -> _T:
         """Do what receives, sends or ends deliveries: owning the session, and with nothing else between its steps.
@@ -200,13 +203,13 @@ class SessionState:
             RuntimeError: the handler of a signal has interrupted such a call in this thread.
             IllegalStateException: another thread has the session.
         """
-        nested = self.calling  # where a callback that this thread runs itself calls in
-        if nested:
+        if self.calling:
             self.refuse_nested()
-        entered = False
+        entered = nested = False
         try:
             if not self.own(False):
                 self.own_or_refuse()
+            nested = self.calling  # where a callback that this thread runs itself calls in
             entered = self.calling = True
             return act(*arguments)
         finally:
@@ -286,6 +289,20 @@ class SessionState:
             if start is None:
                 raise RuntimeError(f"{self.name} was dropped, and starts no thread any more")
             start()
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Callable[[Sequence[Delivery]], None] | None) -> int:
+        """Attach a link, and return its number; blocks for ``request_timeout_seconds`` at most.
+
+        Raises:
+            IllegalStateException: the session was closed while this waited for the network; the link is detached.
+            JMSException: as the transport says.
+        """
+        link = self.transport.attach(spec, sink, self.settings.request_timeout_seconds)
+        if not self.lifecycle.usable:
+            with suppress(JMSException):
+                self.transport.detach(link, self.settings.close_timeout_seconds)
+            self.lifecycle.require_usable()
+        return link
 
     # Settling.
 

@@ -58,6 +58,10 @@ def test_a_time_out_that_is_no_number_of_seconds_is_refused(connection: Connecti
         consumer = session.create_consumer(session.create_queue("q"))
         with pytest.raises(ValueError, match="is not a number of seconds; None waits without limit"):
             consumer.receive(timeout)
+        connection.start()
+        session.create_producer(session.create_queue("q")).send("a")
+        with pytest.raises(ValueError, match="is not a number of seconds; None waits without limit"):
+            consumer.receive(timeout)  # also where a message is there already
         requestor = Requestor(session, session.create_queue("q"))
         with pytest.raises(ValueError, match="is not a number of seconds; None waits without limit"):
             requestor.request("?", timeout)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from broker_adapter import StoreException
 from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSContext, QueueBrowser
 from sdk.dropped import WeakTable, dropped, taken_out
 from tests.faults.scenarios import wait_for
@@ -457,3 +458,23 @@ def test_a_table_keeps_nothing() -> None:
     assert (table.values(), 2 in table, table.pop(2), table.pop(2)) == ([one], False, True, False)
     table.clear()
     assert table.values() == []
+
+
+def test_an_embedded_connection_that_failed_and_is_dropped_gives_the_store_back(tmp_path: Path) -> None:
+    factory = ConnectionFactory(f"embedded:{tmp_path / 'data'}")
+    connection: Any = factory.create_connection()
+    with connection.create_session() as session:
+        session.create_producer(session.create_queue("q")).send("a")
+    connection._transport._broker._fail(StoreException("the disk is broken"), (), None)
+    wait_for(lambda: not connection._lifecycle.usable)
+    with pytest.warns(ResourceWarning, match="unclosed <Connection"):
+        del connection, session
+        gc.collect()
+
+    def opened() -> Connection | None:
+        try:
+            return factory.create_connection()
+        except StoreException:
+            return None  # it is being closed, in another thread
+
+    wait_for(lambda: (again := opened()) is not None and again.close() is None)

@@ -152,3 +152,21 @@ def test_closing_ends_the_temporary_queue(connection: Connection, name: str) -> 
         assert question is not None
         with pytest.raises(InvalidDestinationException):
             reply(session, question, "nobody is there")
+
+
+def test_closing_is_silent_where_the_session_is_closed(connection: Connection, name: str) -> None:
+    session = connection.create_session()
+    requestor = Requestor(session, session.create_queue(name))
+    session.close()
+    requestor.close()
+    requestor.close()
+
+
+def test_a_requestor_that_is_refused_leaves_no_temporary_queue(connection: Connection) -> None:
+    with connection.create_session() as session:
+        gone = session.create_temporary_queue()
+        session.delete_temporary(gone)
+        with pytest.raises(InvalidDestinationException):
+            Requestor(session, gone)
+        queues = [each.name for each in connection.statistics().queues]
+        assert [each for each in queues if each.startswith("temporary-queue/")] == []

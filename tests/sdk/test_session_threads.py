@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
+import attrs
 import pytest
 
 from sdk import (
@@ -1064,3 +1065,137 @@ def test_a_session_that_closes_leaves_completions_to_a_commit_that_waits(tmp_pat
         assert results.get_nowait() is None
         assert [message.body for message in received if message is not None] == list("abcdefg")
         assert told == [("f", None), ("g", None)]
+
+
+class Slow:
+    """A transport whose call of this name waits until it may go on."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner = inner
+        self._name = name
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name != self._name:
+            return found
+
+        def call(*arguments: Any) -> Any:
+            self.begun.set()
+            assert self.go_on.wait(_WAIT)
+            return found(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("what", ["consumer", "producer", "browser"])
+def test_what_is_made_while_another_thread_closes_the_session_is_refused_and_its_link_detached(
+    connection: Connection, what: str
+) -> None:
+    """A durable subscription would stay in use until the connection ends."""
+    session = connection.create_session()
+    destination = session.create_queue("q")
+    session._transport = session._state.transport = slow = Slow(session._state.transport, "attach")
+    make = {
+        "consumer": lambda: session.create_consumer(destination, exclusive=True),
+        "producer": lambda: session.create_producer(destination),
+        "browser": lambda: list(session.create_browser(destination)),
+    }[what]
+    thread, results = _in_thread(make)
+    assert slow.begun.wait(_WAIT)
+    session._settings = session._state.settings = attrs.evolve(session._state.settings, close_timeout_seconds=0.1)
+    session.close()
+    slow.go_on.set()
+    thread.join(_WAIT)
+    error = results.get_nowait()
+    assert isinstance(error, IllegalStateException)
+    assert "is CLOSED" in str(error)
+    with connection.create_session() as other:
+        _send(connection, "a")
+        message = other.create_consumer(destination).receive(_WAIT)  # no exclusive consumer holds it
+        assert message is not None
+
+
+def test_a_second_thread_that_closes_a_consumer_waits_for_the_first(connection: Connection) -> None:
+    with connection.create_session() as session:
+        temporary = session.create_temporary_queue()
+        consumer = session.create_consumer(temporary)
+        session._state.transport = slow = Slow(session._state.transport, "detach")
+        thread, results = _in_thread(consumer.close)
+        assert slow.begun.wait(_WAIT)
+        timer = threading.Timer(0.1, slow.go_on.set)
+        timer.start()
+        consumer.close()
+        assert slow.go_on.is_set()
+        session.delete_temporary(temporary)  # refused, while a consumer is there
+        thread.join(_WAIT)
+        timer.join()
+        assert results.get_nowait() is None
+
+
+def test_a_listener_that_closes_its_consumer_does_not_wait_for_a_thread_that_waits_for_it(
+    connection: Connection,
+) -> None:
+    _send(connection, "a")
+    with connection.create_session() as session:
+        consumer = session.create_consumer(session.create_queue("q"))
+        running, closing, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def listen(message: Message) -> None:
+            running.set()
+            assert closing.wait(_WAIT)
+            eventually(lambda: consumer._closing)
+            consumer.close()
+            ended.set()
+
+        consumer.listener = listen
+        assert running.wait(_WAIT)
+        thread, results = _in_thread(consumer.close)
+        closing.set()
+        assert ended.wait(_WAIT)
+        thread.join(_WAIT)
+        assert results.get_nowait() is None
+
+
+def test_a_start_that_was_interrupted_is_finished_by_the_next(connection: Connection) -> None:
+    _send(connection, "a")
+    connection.stop()
+    with connection.create_session() as first, connection.create_session() as second:
+        start = Session._start
+
+        def interrupted(session: Session) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Session, "_start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                connection.start()
+        assert Session._start is start
+        connection.start()
+        message = second.create_consumer(second.create_queue("q")).receive(_WAIT)
+        assert message is not None
+        assert first._state.running
+
+
+def test_a_call_that_waited_for_another_thread_leaves_no_call_under_way(connection: Connection) -> None:
+    with connection.create_session() as session:
+        state = session._state
+        own = state.own
+
+        def own_later(blocking: bool = True, timeout: float = -1) -> bool:
+            state.calling = False  # that of the other thread has ended by the time the session is free
+            return own(blocking, timeout)
+
+        producer = session.create_producer(session.create_queue("q"))
+        consumer = session.create_consumer(session.create_queue("q"))
+        state.own = own_later
+        calls: list[Callable[[], object]] = [
+            lambda: state.in_one_call(lambda: None),
+            lambda: producer.send("a"),
+            lambda: consumer.receive(_WAIT),
+        ]
+        for call in calls:
+            state.calling = True
+            call()
+            assert not state.calling
+        state.own = own
