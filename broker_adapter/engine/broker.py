@@ -35,10 +35,11 @@ import attrs
 
 from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import BrokerState, fault
+from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.chores import Chores
 from broker_adapter.engine.effects import Effects, Load, Look, Outgoing, Scan
+from broker_adapter.engine.failures import fault
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
 from broker_adapter.engine.maintenance import as_answer, check_records

@@ -27,6 +27,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, checked_name
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects, Load, Look, Scan
+from broker_adapter.engine.failures import deleted, fault, message_too_large, rolled_back
 from broker_adapter.engine.holding import Chosen, Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.limits import QueueLimits
@@ -61,7 +62,7 @@ from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import LONGER_BYTES, Room
 from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
 from broker_adapter.engine.staging import Staging, batch_of
-from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, by_kind_and_name
+from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.errors import (
     IllegalStateException,
@@ -69,7 +70,6 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     JMSException,
     ResourceAllocationException,
-    TransactionRolledBackException,
 )
 from broker_adapter.selectors.language import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
@@ -129,30 +129,6 @@ class Client:
         self.browsers: dict[int, Browser] = {}
         self.temporaries: dict[Destination, None] = {}
         self.waited_for: list[QueueState] | None = None
-
-
-class Totals:
-    """Counts since the start."""
-
-    def __init__(self) -> None:
-        self.enqueued = 0
-        self.delivered = 0
-        self.settled = 0
-        self.redelivered = 0
-        self.expired = 0
-        self.dead_lettered = 0
-        self.miscounted = 0
-        self.duplicates_rejected = 0
-        self.refused = 0
-        self.quarantined = 0
-        self.commits = 0
-
-
-def fault(command: c.Command, cause: Exception) -> JMSException:
-    """The answer to a command that a fault of the engine has ended."""
-    failure = JMSException(f"the engine could not carry out {type(command).__name__}: {cause!r:.200}")
-    failure.__cause__ = cause
-    return failure
 
 
 class BrokerState:
@@ -304,10 +280,10 @@ class BrokerState:
             try:
                 _STEPS[type(command)](self, command, now_ms, effects)
             except JMSException as error:
-                self._reply(command, error, effects)
+                effects.answer(command, error)
             except Exception as error:  # a fault of ours: it is this command's alone
                 effects.faults.append((command, error))
-                self._reply(command, fault(command, error), effects)
+                effects.answer(command, fault(command, error))
         self.is_late = self.new_slice()  # of those that wait already
         self.settle_down(now_ms, effects)
         return effects
@@ -523,7 +499,7 @@ class BrokerState:
         self.clients[number] = Client(number, client_id, command.token)
         if client_id is not None and command.exclusive:
             self.client_ids[client_id] = number
-        self._reply(command, number, effects)
+        effects.answer(command, number)
 
     def _disconnect(self, command: c.Disconnect, now_ms: int, effects: Effects) -> None:
         client = self.clients.get(command.client)
@@ -545,7 +521,7 @@ class BrokerState:
                 self._end_browser(self.browsers.pop(number), effects)
             for destination in list(client.temporaries):
                 self._end_temporary(client, destination, effects)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _leave(self, client: Client, unseen: Mapping[int, c.Unseen] | None, effects: Effects) -> None:
         """End all consumers of a client; their queues wait for what they hold."""
@@ -578,7 +554,7 @@ class BrokerState:
                 numbers = list(consumer.unsettled)[:left]
                 left -= len(numbers)
                 self._give_back_of(consumer, numbers, command, effects, client.token)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _client(self, number: int) -> Client:
         client = self.clients.get(number)
@@ -594,7 +570,7 @@ class BrokerState:
             self._topic(destination)
         else:
             self.note_use(self._queue(destination, effects), self._elapsed_ms)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     @staticmethod
     def note_use(queue: QueueState, elapsed_ms: int) -> None:
@@ -633,7 +609,7 @@ class BrokerState:
             queue.owner = client.id
             self.by_destination[destination] = queue
         client.temporaries[destination] = None
-        self._reply(command, destination, effects)
+        effects.answer(command, destination)
 
     def _delete_temporary(self, command: c.DeleteTemporary, now_ms: int, effects: Effects) -> None:
         client = self._client(command.client)
@@ -644,7 +620,7 @@ class BrokerState:
         if any(queue.consumers for queue in users):
             raise IllegalStateException(f"cannot delete {destination.name!r}: a consumer uses it; close it first")
         self._end_temporary(client, destination, effects)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _end_temporary(self, client: Client, destination: Destination, effects: Effects) -> None:
         del client.temporaries[destination]
@@ -762,7 +738,7 @@ class BrokerState:
             if consumer.attached:
                 self._end_consumer(consumer, effects)
                 if consumer.ended is not None:
-                    effects.replies.append((consumer.ended, _deleted(queue.label)))
+                    effects.replies.append((consumer.ended, deleted(queue.label)))
             self.consumers.pop(consumer.id, None)
             client = self.clients.get(consumer.client)
             if client is not None:
@@ -807,7 +783,7 @@ class BrokerState:
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), None)
                 effects.durable.put("queues", queue_key(queue.id), None)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     # Consumers.
 
@@ -841,7 +817,7 @@ class BrokerState:
             browser = Browser(self._next_consumer, client.id, queue, command.sink, command.slice_bytes, selector)
             self._next_consumer += 1
             self.browsers[browser.id] = client.browsers[browser.id] = browser
-            self._reply(command, browser.id, effects)
+            effects.answer(command, browser.id)
             return
         consumer = Consumer(
             self._next_consumer,
@@ -863,7 +839,7 @@ class BrokerState:
         queue.add_consumer(consumer)
         if queue.exclusive == [consumer]:
             queue.serve_only(consumer, effects)
-        self._reply(command, consumer.id, effects)
+        effects.answer(command, consumer.id)
 
     def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState:
         topic = command.destination
@@ -985,7 +961,7 @@ class BrokerState:
         messages = sum([queue.depth for queue in found])
         for queue in found:
             self._end_any(queue, effects)
-        self._reply(command, messages, effects)
+        effects.answer(command, messages)
 
     def subscription(self, topic: Destination, name: str, client_id: str | None) -> QueueState:
         """The queue of a subscription; raises InvalidDestinationException where there is none."""
@@ -1045,13 +1021,13 @@ class BrokerState:
         self.totals.enqueued += len(messages)
         for queue in targets:
             self._awake[queue.id] = queue
-        self._reply(command, len(messages), effects)
+        effects.answer(command, len(messages))
 
     def _end_run(self, command: c.EndRun, now_ms: int, effects: Effects) -> None:
         for queue in self.queues.values():
             if queue.end_run():
                 self._awake[queue.id] = queue
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _delete_idle(self, command: c.DeleteIdle, now_ms: int, effects: Effects) -> None:
         numbers = list(self.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
@@ -1062,7 +1038,7 @@ class BrokerState:
             if self._is_idle(queue) and self._used_by(queue) is None:
                 deleted.append((queue.record.kind, _name_of(queue), queue.depth))
                 self._end_any(queue, effects)
-        self._reply(command, deleted, effects)
+        effects.answer(command, deleted)
 
     def _is_idle(self, queue: QueueState) -> bool:
         """Whether an option says that a queue or subscription is to be deleted, if nobody uses it now."""
@@ -1098,7 +1074,7 @@ class BrokerState:
                 f"cannot unsubscribe {command.name!r}: a session holds messages of it; acknowledge or commit them first"
             )
         self._end_subscription(queue, effects)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
@@ -1113,7 +1089,7 @@ class BrokerState:
         if browser is not None:
             del self.clients[browser.client].browsers[browser.id]
             self._end_browser(browser, effects)
-        self._reply(command, 0 if consumer is None else len(consumer.unsettled), effects)
+        effects.answer(command, 0 if consumer is None else len(consumer.unsettled))
 
     def _give_back_of(
         self,
@@ -1199,7 +1175,7 @@ class BrokerState:
             browser = self._looking[command.consumer] = self.browsers[command.consumer]
             browser.credit += command.messages
             browser.room_bytes = browser.slice_bytes
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _drain(self, command: c.Drain, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
@@ -1210,7 +1186,7 @@ class BrokerState:
                 browser.drains.append(command.reply)
             return
         if consumer is None or not consumer.attached:
-            self._reply(command, 0, effects)
+            effects.answer(command, 0)
             return
         consumer.room_bytes = consumer.slice_bytes
         consumer.queue.offer(consumer)
@@ -1326,7 +1302,7 @@ class BrokerState:
             self._awake[queue.id] = queue
         if reason:
             return not self._hold(held, blocked, reason, effects, is_choosing=is_choosing)
-        self._reply(command, held.errors, effects)
+        effects.answer(command, held.errors)
         return True
 
     def _is_over(self, message: c.NewMessage, now_ms: int) -> bool:
@@ -1607,7 +1583,7 @@ class BrokerState:
             if isinstance(held.command, c.Commit):
                 self._roll_back(held.command, error, effects)
             else:
-                self._reply(held.command, error, effects)
+                effects.answer(held.command, error)
             return True
         except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
             effects.faults.append((held.command, error))
@@ -1626,11 +1602,11 @@ class BrokerState:
             self._roll_back(command, rolled_back(error), effects)
             return
         if isinstance(command, c.Publish):
-            self._reply(command, error, effects)
+            effects.answer(command, error)
             return
         for index in range(held.index, len(command.messages)):
             self._note_error(held, index, error)
-        self._reply(command, held.errors, effects)
+        effects.answer(command, held.errors)
 
     def _drop_held_of(self, client: int, now_ms: int, effects: Effects) -> None:
         """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
@@ -1779,7 +1755,7 @@ class BrokerState:
                 del consumer.unsettled[command.number]
                 self._dead_letter(queue, entry, _TOO_OFTEN.format(queue.max_deliveries), effects)
                 self._holds_less(consumer, 1, effects)
-        self._reply(command, may_be_given, effects)
+        effects.answer(command, may_be_given)
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
         consumer = self.consumers.get(command.consumer)
@@ -1788,7 +1764,7 @@ class BrokerState:
                 self._awake[consumer.queue.id] = consumer.queue
                 consumer.credit += 1
                 consumer.queue.offer(consumer)
-            self._reply(command, None, effects)
+            effects.answer(command, None)
             return
         entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
         if consumer is not None and entry is not None:
@@ -1796,7 +1772,7 @@ class BrokerState:
             consumer.credit += 1 if consumer.attached else 0
             self._holds_less(consumer, 1, effects)
             self.totals.quarantined += 1
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     # Transactions.
 
@@ -1820,7 +1796,7 @@ class BrokerState:
         done: bool | None = last is not None and number <= last
         if last is None and self.commits.may_be_forgotten(command.age_ms):
             done = None
-        self._reply(command, done, effects)
+        effects.answer(command, done)
 
     def _roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
         """A commit cannot be done: who made it has let go of the deliveries, so these have failed."""
@@ -1832,7 +1808,7 @@ class BrokerState:
                 self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
                 if not consumer.attached and not consumer.unsettled:
                     self._forget_consumer(consumer, self.clients[consumer.client], effects)
-        self._reply(command, error, effects)
+        effects.answer(command, error)
 
     def _do_commit(self, held: Held, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""
@@ -1858,7 +1834,7 @@ class BrokerState:
         assert isinstance(command, c.Commit)
         commit_id = command.commit_id
         if commit_id is not None and checked_number(commit_id.number) <= (self.commits.last(commit_id.session) or 0):
-            self._reply(command, None, effects)
+            effects.answer(command, None)
             return True
         if self._waits_behind(held, effects):
             return False
@@ -1993,7 +1969,7 @@ class BrokerState:
             self._holds_less(consumer, len(outcomes), effects)
         if commit_id is not None:
             self.commits.note(commit_id.session, commit_id.number, now_ms, effects.durable)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
         return True
 
     def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, Outcome]]]:
@@ -2022,7 +1998,7 @@ class BrokerState:
         if number is not None and last is not None and number <= last:
             self.totals.duplicates_rejected += len(command.messages)
             self._end_staged(command.transaction, effects)
-            self._reply(command, False, effects)
+            effects.answer(command, False)
             return
         queue = self.staged.get(command.transaction)
         if queue is not None and queue.record.publishing:
@@ -2065,13 +2041,13 @@ class BrokerState:
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
         self._awake[queue.id] = queue
-        self._reply(command, True, effects)
+        effects.answer(command, True)
 
     def _renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
         name = self.staging.renew(command.group, command.number, now_ms)
         if name is not None:
             self._note_use_of_staged(self.staged[name], now_ms, effects)
-        self._reply(command, self.settings.staged_timeout_seconds, effects)
+        effects.answer(command, self.settings.staged_timeout_seconds)
 
     def _note_use_of_staged(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
         queue.record = queue.record._replace(created_ms=now_ms)
@@ -2104,7 +2080,7 @@ class BrokerState:
                     self.totals.duplicates_rejected += queue.depth
             for name in (*command.transactions, *self.staging.through(command.group, command.number)):
                 self._end_staged(name, effects)
-            self._reply(command, False, effects)
+            effects.answer(command, False)
             return True
         found = []
         for name, queue in staged.items():
@@ -2149,7 +2125,7 @@ class BrokerState:
         for name in self.staging.through(command.group, command.number):
             self._end_staged(name, effects)  # of attempts that do not count
         self.published.note(command.group, command.number, now_ms, effects.durable)
-        self._reply(command, True, effects)
+        effects.answer(command, True)
         return True
 
     def _no_room_for(self, staged: Sequence[QueueState]) -> tuple[QueueState | None, str]:
@@ -2179,7 +2155,7 @@ class BrokerState:
         return None, ""
 
     def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
-        self._reply(command, sum(self._end_staged(name, effects) for name in command.transactions), effects)
+        effects.answer(command, sum(self._end_staged(name, effects) for name in command.transactions))
 
     def _end_staged(self, name: str, effects: Effects) -> bool:
         """Drop a staged transaction that is not published; returns whether there was one."""
@@ -2199,7 +2175,7 @@ class BrokerState:
     def _forget_names(self, command: c.ForgetNames, now_ms: int, effects: Effects) -> None:
         for key in command.keys:
             effects.durable.put(command.table, key, None)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
         source = self.queues.get(command.queue)
@@ -2214,13 +2190,13 @@ class BrokerState:
                 self.totals.enqueued += 1
         self._awake[source.id] = source
         self._awake[target.id] = target
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:
         source = self.queues.get(command.range.queue)
         moved = 0
         if source is None or source.record.kind == "ended":  # deleted meanwhile, with all that was left
-            self._reply(command, (0, 0, None), effects)
+            effects.answer(command, (0, 0, None))
         else:
             for raw, annotations in command.found:
                 target = self._home(annotations, command.to, effects)
@@ -2233,7 +2209,7 @@ class BrokerState:
                     self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
                     moved += 1
             self._awake[source.id] = source
-            self._reply(command, (moved, len(command.found), command.next), effects)
+            effects.answer(command, (moved, len(command.found), command.next))
 
     def _home(self, annotations: Mapping[str, Any] | None, to: str | None, effects: Effects) -> QueueState | None:
         """The queue that a message goes back to; None where nobody knows, or it does not exist any more."""
@@ -2267,7 +2243,7 @@ class BrokerState:
                     queue.forget(entry, effects)
                     dropped += 1
             self._awake[queue.id] = queue
-        self._reply(command, (dropped, command.next), effects)
+        effects.answer(command, (dropped, command.next))
 
     def _set_aside_damaged(self, command: c.SetAside, now_ms: int, effects: Effects) -> None:
         queue = self.queues.get(command.range.queue)
@@ -2281,7 +2257,7 @@ class BrokerState:
                     count += 1
             self._awake[queue.id] = queue
         self.totals.quarantined += count
-        self._reply(command, count, effects)
+        effects.answer(command, count)
 
     def _forgive(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
         queue = self.queues.get(command.queue)
@@ -2289,11 +2265,11 @@ class BrokerState:
         if queue is not None:
             forgiven = sum([queue.forgive(position, failures, effects) for position, failures in command.positions])
             self._awake[queue.id] = queue
-        self._reply(command, forgiven, effects)
+        effects.answer(command, forgiven)
 
     def _seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
         self.losses.seen(command.token, command.queue, command.positions)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _forgive_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
         forgiven = 0
@@ -2303,7 +2279,7 @@ class BrokerState:
             if queue is not None:
                 forgiven += queue.forgive(position, failures, effects)
                 self._awake[number] = queue
-        self._reply(command, (forgiven, len(lost) == command.most), effects)
+        effects.answer(command, (forgiven, len(lost) == command.most))
 
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         for kind, raw, key in command.items:
@@ -2326,7 +2302,7 @@ class BrokerState:
                 queue.now_due(entry, effects)
             else:
                 self._expire(queue, entry, effects)
-        self._reply(command, None, effects)
+        effects.answer(command, None)
 
     def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
         totals = self.totals
@@ -2374,7 +2350,7 @@ class BrokerState:
             or (self._volatile_full() if self.volatile_room is not None and self.volatile_room <= 0 else None),
             queues=tuple(sorted(queues, key=by_kind_and_name)),
         )
-        self._reply(command, result, effects)
+        effects.answer(command, result)
 
     def topic_statistics(self) -> list[QueueStatistics]:
         """The topics that have subscriptions."""
@@ -2382,11 +2358,6 @@ class BrokerState:
             QueueStatistics(destination.name, "topic", 0, 0, 0, 0, len(subscriptions), 0, 0)
             for destination, subscriptions in self.topics.items()
         ]
-
-    @staticmethod
-    def _reply(command: Any, result: Any, effects: Effects) -> None:
-        if command.reply is not None:
-            effects.replies.append((command.reply, result))
 
 
 def _name_of(queue: QueueState) -> str:
@@ -2403,28 +2374,9 @@ def _named_queue(name: str) -> Destination:
     return Destination(name, DestinationKind.TEMPORARY_QUEUE if temporary else DestinationKind.QUEUE)
 
 
-def _deleted(name: str) -> InvalidDestinationException:
-    return InvalidDestinationException(f"{name!r} was deleted", error_code="amqp:resource-deleted")
-
-
 def attached(queue: QueueState) -> str:
     """How many consumers a queue has, in words."""
     return f"{counted(len(queue.consumers), 'consumer', ('is', 'are'))} attached to it"
-
-
-def message_too_large(size: int, limit: int) -> ResourceAllocationException:
-    """The error for a message above the limit."""
-    return ResourceAllocationException(
-        f"message of {size} bytes is larger than the limit of {limit} bytes (option max_message_bytes)",
-        error_code="amqp:link:message-size-exceeded",
-    )
-
-
-def rolled_back(error: JMSException) -> TransactionRolledBackException:
-    """A commit's error for this cause."""
-    failure = TransactionRolledBackException(f"nothing was committed: {error.reason}", error_code=error.error_code)
-    failure.__cause__ = error
-    return failure
 
 
 _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {

@@ -149,3 +149,8 @@ class Effects:
         self.taken_annotations: dict[bytes, bytes] = {}  #: of entries that came and went within the cycle
         self.touches_unloaded = False  #: whether entries that are not in memory are deleted
         self.ended: list[int] = []  #: queues whose entries are to be trimmed, and which are then to be dropped
+
+    def answer(self, command: Any, result: Any) -> None:
+        """Answer a command, if a reply to it is wanted."""
+        if command.reply is not None:
+            self.replies.append((command.reply, result))

@@ -50,6 +50,23 @@ class BrokerStatistics:
     in_quarantine: int = 0  #: records that are in the store's quarantine, from earlier starts as well
 
 
+class Totals:
+    """What the engine has counted since it was opened."""
+
+    def __init__(self) -> None:
+        self.enqueued = 0
+        self.delivered = 0
+        self.settled = 0
+        self.redelivered = 0
+        self.expired = 0
+        self.dead_lettered = 0
+        self.miscounted = 0
+        self.duplicates_rejected = 0
+        self.refused = 0
+        self.quarantined = 0
+        self.commits = 0
+
+
 def by_kind_and_name(queue: QueueStatistics) -> tuple[str, str]:
     """The order of queues in a list."""
     return queue.kind, queue.name
