@@ -370,7 +370,7 @@ def selective(directory: Path, messages: int) -> Iterator[Figure]:
             broker.call(c.Due(()), _WAIT)
         broker.call(c.Settle(consumer, [each.number for each in got], Outcome.ACCEPTED), _WAIT)
         got.clear()
-    (lane,) = broker._state.by_destination[destination].lanes
+    (lane,) = broker._state.directory.by_destination[destination].lanes
     kept = len(lane.heap)
     broker.close()
     yield Figure(

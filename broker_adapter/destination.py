@@ -10,6 +10,9 @@ from broker_adapter.errors import InvalidDestinationException
 #: Longest name of a destination, subscription or staged transaction, in UTF-8 bytes: it is a key in the store, whose
 #: keys end at 511 bytes.
 MAX_NAME_BYTES = 400
+#: What the names of temporary destinations begin with.
+TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
+TEMPORARY_TOPIC_PREFIX = "temporary-topic/"
 
 
 class DestinationKind(IntEnum):

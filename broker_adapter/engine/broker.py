@@ -164,6 +164,7 @@ class Broker:
         self._earlier_runs: list[str] = []
         self._start_positions: dict[int, int] = {}
         self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32), unique=self.unique)
+        self._directory = self._state.directory
         self._state.new_slice = _Slice
         self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
@@ -224,7 +225,7 @@ class Broker:
             self._chores.move(self._move_and_drop(staged))
         self._start_positions = {
             queue.id: queue.next_position
-            for queue in self._state.queues.values()
+            for queue in self._directory.queues.values()
             if queue.next_position > 1 and queue.record.kind in ("queue", "subscription")
         }
         if not disk.begin_run(RunRecord(self.run, self._start_positions)):
@@ -352,7 +353,7 @@ class Broker:
                 if self._disk is not None:
                     stores.append(stack.enter_context(self._disk.snapshot()))
                 found = [attrs.evolve(each, changes=()) for tables in stores for each in Check(tables).findings()]
-                return found + list(check_state.findings(self._state, stores))
+                return found + list(check_state.findings(self._directory, stores))
 
     def check_may_wait(self) -> None:
         """Raises IllegalStateException where the caller is a callback of the engine, which would wait for itself."""
@@ -400,7 +401,7 @@ class Broker:
                 return
             self._retry_ms = 0
             if self.failed is None:
-                self._inbox.extend([c.Disconnect(client, stops=True) for client in self._state.clients])
+                self._inbox.extend([c.Disconnect(client, stops=True) for client in self._directory.clients])
                 self._inbox.append(c.EndRun())
             while (self._inbox or self._unwritten is not None) and self.failed is None:
                 self._cycle()
@@ -471,7 +472,7 @@ class Broker:
                 alarms.append(self._due_ms - _now_ms() + _elapsed_ms())
             if self._deletes_idle:
                 alarms.append(self._idle_check_ms)
-            if self._state.staged:
+            if self._directory.staged:
                 alarms.append(self._staged_check_ms)
         before = self._alarm_ms
         self._alarm_ms = min((alarm for alarm in alarms if alarm is not None), default=None)
@@ -569,7 +570,7 @@ class Broker:
         if self._due_ms is not None and self._due_ms <= now_ms:
             items = [item for store in self._stores for item in store.due(now_ms, CHUNK_ENTRIES)]
             commands.append(c.Due(items))
-        if self._state.staged and self._staged_check_ms <= elapsed_ms:
+        if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
             old = self._state.overdue_staged(now_ms)
             if old:
@@ -610,7 +611,7 @@ class Broker:
                 inbox.extendleft(reversed(command.take()))
                 continue
             if isinstance(command, c.Enqueue):
-                fan_out = self._state.fan_out(command.destination)
+                fan_out = self._directory.fan_out(command.destination)
                 if fan_out * len(command.messages) > CYCLE_ENTRIES and len(command.messages) > 1:
                     command, rest = _split(command, max(1, CYCLE_ENTRIES // fan_out))
                     inbox.appendleft(rest)
@@ -707,7 +708,7 @@ class Broker:
             found = self._read_sound(queue, "load", DELAYED_LANE, max(first, 1) - 1, limit)
         else:
             found = self._read_sound(queue, "read_entries", max(first, 0), last, limit)
-        state = self._state.queues.get(queue)
+        state = self._directory.queues.get(queue)
         if found.corrupt and state is not None and state.record.kind != "ended":
             # Nobody knows the size of what was damaged.  It takes time; but entries are damaged once in a lifetime.
             self._state.recounted(state, self.store.count(queue), len(found.corrupt))
@@ -736,7 +737,7 @@ class Broker:
         changes: list[Change] = []
         for key in corrupt:
             number, lane, position = unpack_entry_key(key)
-            queue = self._state.queues.get(number)
+            queue = self._directory.queues.get(number)
             entry = None if queue is None else queue.in_memory(lane, position)
             if entry is not None and entry.flags & FLAG_PERSISTENT:
                 fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
@@ -1105,7 +1106,7 @@ class Broker:
     def _browse(self, browser: Browser, now_ms: int, end: float) -> None:
         """Give a browser what it has credit for, and tell those who wait for the end; ``end``: when to pause."""
         complete = False
-        if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._state.queues:
+        if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._directory.queues:
             limit = CHUNK_ENTRIES if browser.selector is not None else min(browser.credit, CHUNK_ENTRIES)
             found = self._read(browser.queue.id, "browse", *browser.place, limit)
             complete = found.complete
@@ -1135,7 +1136,7 @@ class Broker:
             if handouts:
                 _tell(browser.sink, handouts)
         else:
-            complete = browser.queue.id not in self._state.queues
+            complete = browser.queue.id not in self._directory.queues
         if browser.credit > 0 and browser.room_bytes > 0 and not complete:
             self._lookers.append(browser)
             return
@@ -1152,7 +1153,7 @@ class Broker:
         """Positions of a queue that are in consumers' hands."""
         return {
             entry.position
-            for consumer in self._state.consumers.values()
+            for consumer in self._directory.consumers.values()
             if consumer.queue.id == queue
             for entry in consumer.unsettled.values()
         }
@@ -1237,7 +1238,7 @@ class Reader:
 
     def note_use(self, queue: QueueState) -> None:
         """Somebody reads a queue, without a consumer: it is not idle."""
-        self.state.note_use(queue, _elapsed_ms())
+        queue.note_use(_elapsed_ms())
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""

@@ -18,38 +18,40 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b
 from heapq import heappop, heappush
 from operator import gt
 from typing import Any
 
 from ack_modes import Outcome
-from broker_adapter.destination import Destination, DestinationKind, checked_name
+from broker_adapter.destination import (
+    TEMPORARY_QUEUE_PREFIX,
+    TEMPORARY_TOPIC_PREFIX,
+    Destination,
+    DestinationKind,
+    checked_name,
+)
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.directory import Client, Directory, attached, is_volatile, named_queue
 from broker_adapter.engine.effects import Effects, Load, Look, Scan
 from broker_adapter.engine.failures import deleted, fault, message_too_large, rolled_back
 from broker_adapter.engine.holding import Chosen, Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.limits import QueueLimits
 from broker_adapter.engine.losses import Losses
-from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, Memory, QueueState
+from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
 from broker_adapter.engine.records import (
-    FIRST_STAGED_QUEUE,
     FIRST_VOLATILE_QUEUE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     KIND_DELIVER,
     KIND_EXPIRE,
-    NEXT_QUEUE,
     CatalogRecord,
     Counters,
     RawEntry,
     SequencesRecord,
     decode_stream_key,
     encode_annotations,
-    encode_catalog,
     encode_counters,
-    encode_meta,
     encode_sequences,
     lane_of_delayed,
     queue_key,
@@ -95,10 +97,6 @@ _TRIED_MS = 0.02
 #: How far these times may be ahead of the clock, in milliseconds: the small ones are tried whenever they may go on.
 _TRIED_AHEAD_MS = 5
 
-#: What the names of temporary destinations begin with.
-TEMPORARY_QUEUE_PREFIX = "temporary-queue/"
-TEMPORARY_TOPIC_PREFIX = "temporary-topic/"
-
 #: Why a message is a dead letter that has been delivered as often as may be.
 _TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
 #: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
@@ -110,25 +108,6 @@ DEAD_LETTER_CLIENT_ID = "JMS_HOLDFAST_DEAD_LETTER_CLIENT_ID"
 DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
 #: Property of a message that was put back from there: the queue that it was in meanwhile.
 REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
-
-
-class Client:
-    """A connection: its consumers and its temporary destinations.
-
-    Attributes:
-        waited_for: queues that hand out nothing until all is back that it held of them; None: it does not leave yet.
-    """
-
-    __slots__ = ("browsers", "client_id", "consumers", "id", "temporaries", "token", "waited_for")
-
-    def __init__(self, number: int, client_id: str | None, token: str | None = None) -> None:
-        self.id = number
-        self.client_id = client_id
-        self.token = token
-        self.consumers: dict[int, Consumer] = {}
-        self.browsers: dict[int, Browser] = {}
-        self.temporaries: dict[Destination, None] = {}
-        self.waited_for: list[QueueState] | None = None
 
 
 class BrokerState:
@@ -146,21 +125,9 @@ class BrokerState:
     def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes, unique: str = "") -> None:
         self.settings = settings
         self.durable = durable
-        self._secret = secret
-        self._unique = unique
-        self._run_word = blake2b(b"run", key=secret, digest_size=6).hexdigest()
+        self.directory = Directory(settings, durable=durable, secret=secret, unique=unique)
         self.formats = Formats()
-        self.queues: dict[int, QueueState] = {}
-        self.by_destination: dict[Destination, QueueState] = {}
-        self.topics: dict[Destination, list[QueueState]] = {}
-        #: (client id, name, durable) → queue: one name may be that of a durable subscription and of another one
-        self.subscriptions: dict[tuple[str | None, str, bool], QueueState] = {}
-        self.staged: dict[str, QueueState] = {}
         self.staging = Staging(int(settings.staged_timeout_seconds * 1000))
-        self.clients: dict[int, Client] = {}
-        self.client_ids: dict[str, int] = {}
-        self.consumers: dict[int, Consumer] = {}
-        self.browsers: dict[int, Browser] = {}
         #: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first
         self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
         self.commits = LastNumbers("commits", int(settings.commit_memory_seconds * 1000), durable=durable)
@@ -178,7 +145,6 @@ class BrokerState:
         self._is_limited = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
         #: published transactions whose messages are still to be moved, by their target's name
         self._publishing: dict[str, dict[int, QueueState]] = {}
-        self.memory = Memory(settings.window_messages, settings.max_window_messages, settings.max_in_hand_messages)
         self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
         self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
         self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
@@ -187,20 +153,12 @@ class BrokerState:
         self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._holding = Holding()
         self._next_message = 1
-        self._next_queue = 1
-        # Not from the same one in each run: what is in quarantine goes by the number.
-        self._next_staged_queue = FIRST_STAGED_QUEUE + int.from_bytes(secret[:4]) % FIRST_STAGED_QUEUE
-        self._next_volatile_queue = FIRST_VOLATILE_QUEUE
         self._next_client = 1
         self._next_consumer = 1
-        self._next_name = 1
         self._next_publishing = 1
         self._looking: dict[int, Browser] = {}
-        self._awake: dict[int, QueueState] = {}
         self._idle: dict[int, QueueState] = {}  #: queues without consumers that keep something ready in memory
         self._consumed = 0  #: queues that have consumers
-        self._dead_letters = Destination(checked_name(settings.dead_letter_queue))
-        self._own: set[Destination] = set()  #: queues that always exist
         self._swept_idle = 0  #: how many of the queues were looked at for being idle
         self._resting: list[tuple[int, int]] = []  #: a heap of (due, queue): when resting messages are due
         self._drains: list[tuple[Consumer, c.Reply | None]] = []
@@ -210,7 +168,7 @@ class BrokerState:
             Destination("nowhere"),
             CatalogRecord("queue", "nowhere"),
             durable=False,
-            memory=self.memory,
+            memory=self.directory.memory,
             max_deliveries=None,
             max_unsettled=1,
         )
@@ -229,28 +187,17 @@ class BrokerState:
         """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
         ended = []
         self._next_message = next_message
-        self._next_queue = next_queue
+        self.directory.numbers.next = next_queue
         for number, record, counters, lanes in queues:
-            if number < FIRST_STAGED_QUEUE:
-                self._next_queue = max(self._next_queue, number + 1)
-            destination = Destination(record.name)
-            if record.kind == "subscription":
-                destination = Destination(record.topic or "", DestinationKind.TOPIC)
-            queue = self._make_queue(number, destination, record, counters, lanes)
+            queue = self.directory.restore(number, record, counters, lanes)
             if record.kind == "ended":
                 ended.append(number)
             elif record.kind == "staged":
-                self.staged[record.name] = queue
                 if not record.publishing:
                     self.staging.begin(record.name, record.created_ms)
                 else:
                     self._publishing.setdefault(record.target or "", {})[number] = queue
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
-            elif record.kind == "subscription":
-                self.subscriptions[record.client_id, record.name, True] = queue
-                self.topics.setdefault(destination, []).append(queue)
-            else:
-                self.by_destination[queue.destination] = queue
         for key, sequences in streams:
             self.streams[decode_stream_key(key)] = Sequences.of(sequences)
         return ended
@@ -273,8 +220,8 @@ class BrokerState:
         effects = Effects()
         self._now_ms = now_ms
         self._elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
-        if not self._own:
-            self._make_own_queues(effects)
+        if not self.directory.permanent:
+            self.directory.make_permanent_queues(effects)
         self.is_late = self.new_slice()
         for command in commands:
             try:
@@ -296,10 +243,10 @@ class BrokerState:
         Returns:
             What was wrong with the counters of the queue, where something was.
         """
-        queue = self.queues.get(load.queue)
+        queue = self.directory.queues.get(load.queue)
         if queue is None:
             return None
-        self._awake[queue.id] = queue
+        self.directory.changed[queue.id] = queue
         self.totals.quarantined += corrupt
         wrong = queue.loaded(load, entries, corrupt, complete)
         if not wrong:
@@ -311,9 +258,9 @@ class BrokerState:
     def lost(self, queue: int, lane: int, entries: int) -> None:
         """Entries behind the window of a lane could not be trusted, and are in quarantine now."""
         self.totals.quarantined += entries
-        if found := self.queues.get(queue):
+        if found := self.directory.queues.get(queue):
             found.lost(lane, entries)
-            self._awake[queue] = found
+            self.directory.changed[queue] = found
 
     def recounted(self, queue: QueueState, counters: Counters, entries: int) -> None:
         """Entries of a queue could not be trusted and are in quarantine now; its others were counted.
@@ -322,7 +269,7 @@ class BrokerState:
         """
         self.totals.quarantined += entries
         queue.recounted(counters)
-        self._awake[queue.id] = queue
+        self.directory.changed[queue.id] = queue
 
     def scanned(
         self,
@@ -341,7 +288,7 @@ class BrokerState:
             complete: whether there is nothing behind it.
             is_late: asked after each message; once it returns True, the others are left for the next scan.
         """
-        consumer = self.consumers.get(scan.consumer)
+        consumer = self.directory.consumers.get(scan.consumer)
         if consumer is None or consumer.search is None:
             return
         selector = consumer.search.selector
@@ -353,7 +300,7 @@ class BrokerState:
                 through, complete = entry.position, False
                 break
         consumer.queue.scanned(consumer, scan.lane, through, found, complete)
-        self._awake[consumer.queue.id] = consumer.queue
+        self.directory.changed[consumer.queue.id] = consumer.queue
 
     def is_selected(self, selector: Selector, message: Selectable) -> bool:
         """Whether a selector is true of a message; a fault of ours there is nobody else's."""
@@ -383,8 +330,8 @@ class BrokerState:
         ):
             return False
         queue.unseen -= 1
-        if queue.id in self.queues:
-            self._awake[queue.id] = queue
+        if queue.id in self.directory.queues:
+            self.directory.changed[queue.id] = queue
         return True
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
@@ -393,42 +340,47 @@ class BrokerState:
         It costs what the queues cost that something happened to, however many there are.
         """
         touched: dict[int, QueueState] = {}
+        changed = self.directory.changed
         if self._resting:
             self._wake_rested(effects)
         for _ in range(_ROUNDS):
             if self._holding.count:
                 self._resume_held(now_ms, effects)
-            if self.memory.limited:
-                for queue in self.memory.unlimited():
-                    self._awake[queue.id] = queue
-            awake, self._awake = self._awake, {}
-            if not awake:
+            if self.directory.memory.limited:
+                for queue in self.directory.memory.unlimited():
+                    self.directory.changed[queue.id] = queue
+            if not changed:
                 break
+            awake = changed.copy()
+            changed.clear()
             touched.update(awake)
             left_out: dict[int, QueueState] = {}
             for queue in awake.values():
-                if effects.handouts >= self.memory.cycle_handouts:
+                if effects.handouts >= self.directory.memory.cycle_handouts:
                     left_out[queue.id] = queue
                     continue
                 depth = queue.depth
                 if queue.consumers:
                     for entry in queue.dispatch(now_ms, effects):
                         self._expire(queue, entry, effects)
-                    if effects.handouts >= self.memory.cycle_handouts:
-                        self._awake[queue.id] = queue  # it may have more
+                    if effects.handouts >= self.directory.memory.cycle_handouts:
+                        self.directory.changed[queue.id] = queue  # it may have more
                 elif queue.ready:
                     self._note_idle(queue, effects)
                 if queue.held and queue.depth < depth:
-                    self._awake[queue.id] = queue  # what was taken at once has made room
-            if effects.handouts >= self.memory.cycle_handouts:
-                self._awake = {**left_out, **self._awake}  # these are the first ones in the next cycle
+                    self.directory.changed[queue.id] = queue  # what was taken at once has made room
+            if effects.handouts >= self.directory.memory.cycle_handouts:
+                later = changed.copy()
+                changed.clear()
+                changed |= left_out  # these are the first ones in the next cycle
+                changed |= later
                 break
         if self._drains:
             self._answer_drains(effects)
         if self._looking:
             effects.browsers += self._looking.values()
             self._looking = {}
-        for queue in (*touched.values(), *self._awake.values()):
+        for queue in (*touched.values(), *self.directory.changed.values()):
             queue.used_ms = self._elapsed_ms
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
@@ -438,7 +390,7 @@ class BrokerState:
     def _answer_drains(self, effects: Effects) -> None:
         waiting = []
         for consumer, reply in self._drains:
-            if consumer.credit and (consumer.is_waiting or consumer.queue.id in self._awake):
+            if consumer.credit and (consumer.is_waiting or consumer.queue.id in self.directory.changed):
                 # There may be more for it.
                 waiting.append((consumer, reply))
                 continue
@@ -459,7 +411,7 @@ class BrokerState:
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self._awake or self._holding.is_choosing)
+        return bool(self.directory.changed or self._holding.is_choosing)
 
     @property
     def waits_at_large(self) -> bool:
@@ -475,7 +427,7 @@ class BrokerState:
     def _next_rested_ms(self) -> int | None:
         resting = self._resting
         while resting:
-            queue = self.queues.get(resting[0][1])
+            queue = self.directory.queues.get(resting[0][1])
             if queue is not None and queue.resting:
                 return resting[0][0]
             heappop(resting)
@@ -485,40 +437,40 @@ class BrokerState:
         """Those who have no answer yet: held sends and drains.  For the end of the engine."""
         replies = [held.command.reply for held in self._holding]
         replies += [reply for _, reply in self._drains]
-        replies += [reply for browser in self.browsers.values() for reply in browser.drains]
+        replies += [reply for browser in self.directory.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
 
     # Clients.
 
     def _connect(self, command: c.Connect, now_ms: int, effects: Effects) -> None:
         client_id = command.client_id
-        if client_id is not None and command.exclusive and client_id in self.client_ids:
+        if client_id is not None and command.exclusive and client_id in self.directory.client_ids:
             raise InvalidClientIDException(f"client id {client_id!r} is in use by another connection")
         number = self._next_client
         self._next_client += 1
-        self.clients[number] = Client(number, client_id, command.token)
+        self.directory.clients[number] = Client(number, client_id, command.token)
         if client_id is not None and command.exclusive:
-            self.client_ids[client_id] = number
+            self.directory.client_ids[client_id] = number
         effects.answer(command, number)
 
     def _disconnect(self, command: c.Disconnect, now_ms: int, effects: Effects) -> None:
-        client = self.clients.get(command.client)
+        client = self.directory.clients.get(command.client)
         if client is not None:
             self._drop_held_of(client.id, now_ms, effects)  # while it is there: closed consumers may end with it
             self._leave(client, command.unseen, effects)
-            del self.clients[client.id]
-            if self.client_ids.get(client.client_id or "") == client.id:
-                del self.client_ids[client.client_id or ""]
+            del self.directory.clients[client.id]
+            if self.directory.client_ids.get(client.client_id or "") == client.id:
+                del self.directory.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
                 self._give_back_of(consumer, list(consumer.unsettled), command, effects, client.token)
-                self._awake[consumer.queue.id] = consumer.queue
+                self.directory.changed[consumer.queue.id] = consumer.queue
                 self._forget_consumer(consumer, client, effects)
             for queue in client.waited_for or ():  # also of consumers that a commit has ended meanwhile
                 queue.returning.discard(client.id)
-                if queue.id in self.queues:
-                    self._awake[queue.id] = queue
+                if queue.id in self.directory.queues:
+                    self.directory.changed[queue.id] = queue
             for number in client.browsers:
-                self._end_browser(self.browsers.pop(number), effects)
+                self._end_browser(self.directory.browsers.pop(number), effects)
             for destination in list(client.temporaries):
                 self._end_temporary(client, destination, effects)
         effects.answer(command, None)
@@ -537,16 +489,16 @@ class BrokerState:
 
     def in_hand_of(self, client: int) -> int:
         """How many deliveries the consumers of a client hold."""
-        found = self.clients.get(client)
+        found = self.directory.clients.get(client)
         return 0 if found is None else sum([len(each.unsettled) for each in found.consumers.values()])
 
     def in_hand_of_consumer(self, consumer: int) -> int:
         """How many deliveries a consumer holds."""
-        found = self.consumers.get(consumer)
+        found = self.directory.consumers.get(consumer)
         return 0 if found is None else len(found.unsettled)
 
     def _give_back(self, command: c.GiveBack, now_ms: int, effects: Effects) -> None:
-        client = self.clients.get(command.client)
+        client = self.directory.clients.get(command.client)
         left = command.limit
         if client is not None:
             self._leave(client, command.unseen, effects)
@@ -556,67 +508,45 @@ class BrokerState:
                 self._give_back_of(consumer, numbers, command, effects, client.token)
         effects.answer(command, None)
 
-    def _client(self, number: int) -> Client:
-        client = self.clients.get(number)
-        if client is None:
-            raise IllegalStateException(f"client {number} is not connected")
-        return client
-
     # Destinations.
 
     def _declare(self, command: c.Declare, now_ms: int, effects: Effects) -> None:
         destination = command.destination
         if destination.is_topic:
-            self._topic(destination)
+            self.directory.topic(destination)
         else:
-            self.note_use(self._queue(destination, effects), self._elapsed_ms)
+            self.directory.queue(destination, effects).note_use(self._elapsed_ms)
         effects.answer(command, None)
 
-    @staticmethod
-    def note_use(queue: QueueState, elapsed_ms: int) -> None:
-        """Somebody uses a queue or subscription now, also without a consumer: it is not idle."""
-        queue.used_ms = queue.left_ms = elapsed_ms
-
-    def _make_own_queues(self, effects: Effects) -> None:
-        """The queues for what is set aside always exist, and count towards no limit."""
-        for name in (self.settings.dead_letter_queue, self.settings.expiry_queue):
-            if name is not None and not _named_queue(checked_name(name)).is_temporary:
-                destination = Destination(name)
-                self._own.add(destination)
-                if destination not in self.by_destination:
-                    record = CatalogRecord("queue", name)
-                    self.by_destination[destination] = self._new_queue(destination, record, effects)
-
     def _declare_temporary(self, command: c.DeclareTemporary, now_ms: int, effects: Effects) -> None:
-        client = self._client(command.client)
+        client = self.directory.client(command.client)
         if command.kind not in (DestinationKind.TEMPORARY_QUEUE, DestinationKind.TEMPORARY_TOPIC):
             raise InvalidDestinationException(f"{command.kind!r} is not a temporary kind")
         is_topic = command.kind is DestinationKind.TEMPORARY_TOPIC
         prefix = TEMPORARY_TOPIC_PREFIX if is_topic else TEMPORARY_QUEUE_PREFIX
-        word = blake2b(b"%d" % self._next_name, key=self._secret, digest_size=12).hexdigest()
-        self._next_name += 1
-        name = command.name or prefix + word
+        name = self.directory.temporary_name(prefix)
+        name = command.name or name
         destination = Destination(checked_name(name), command.kind)
-        if destination in self.by_destination or destination in self.topics:
+        if destination in self.directory.by_destination or destination in self.directory.topics:
             raise InvalidDestinationException(f"temporary destination {name!r} exists already")
-        self._check_room_for_destination()
+        self.directory.check_limit()
         if destination.is_topic:
-            self.topics[destination] = []
+            self.directory.topics[destination] = []
         else:
-            number = self._next_volatile_queue
-            self._next_volatile_queue += 1
-            queue = self._make_queue(number, destination, CatalogRecord("queue", name), None)
+            queue = self.directory.new_volatile_queue(destination, CatalogRecord("queue", name))
             queue.owner = client.id
-            self.by_destination[destination] = queue
+            self.directory.by_destination[destination] = queue
         client.temporaries[destination] = None
         effects.answer(command, destination)
 
     def _delete_temporary(self, command: c.DeleteTemporary, now_ms: int, effects: Effects) -> None:
-        client = self._client(command.client)
+        client = self.directory.client(command.client)
         destination = command.destination
         if destination not in client.temporaries:
             raise InvalidDestinationException(f"{destination.name!r} is no temporary destination of this connection")
-        users = self.topics[destination] if destination.is_topic else [self.by_destination[destination]]
+        users = (
+            self.directory.topics[destination] if destination.is_topic else [self.directory.by_destination[destination]]
+        )
         if any(queue.consumers for queue in users):
             raise IllegalStateException(f"cannot delete {destination.name!r}: a consumer uses it; close it first")
         self._end_temporary(client, destination, effects)
@@ -625,107 +555,9 @@ class BrokerState:
     def _end_temporary(self, client: Client, destination: Destination, effects: Effects) -> None:
         del client.temporaries[destination]
         if destination.is_topic:
-            self.topics.pop(destination, None)
+            self.directory.topics.pop(destination, None)
         else:
-            self._end_queue(self.by_destination.pop(destination), effects)
-
-    def _topic(self, destination: Destination) -> Sequence[QueueState]:
-        """The subscriptions of a topic, which need not have any."""
-        subscriptions = self.topics.get(destination)
-        if subscriptions is not None:
-            return subscriptions
-        if destination.is_temporary:
-            raise InvalidDestinationException(f"temporary topic {destination.name!r} does not exist any more")
-        checked_name(destination.name)
-        return ()
-
-    def _queue(self, destination: Destination, effects: Effects, *, limited: bool = True) -> QueueState:
-        """A queue, which is made where there is none; beyond the limit as well, if it is not ``limited``."""
-        queue = self.by_destination.get(destination)
-        if queue is not None:
-            return queue
-        if destination.is_temporary:
-            raise InvalidDestinationException(f"temporary queue {destination.name!r} does not exist any more")
-        if (named := _named_queue(destination.name)).is_temporary:
-            return self._queue(named, effects)  # not everybody knows the kind of a name
-        checked_name(destination.name)
-        if limited:
-            self._check_room_for_destination()
-        queue = self._new_queue(destination, CatalogRecord("queue", destination.name), effects)
-        self.by_destination[destination] = queue
-        return queue
-
-    def _new_queue(self, destination: Destination, record: CatalogRecord, effects: Effects) -> QueueState:
-        number = self._new_number(record, effects)
-        made = self._make_queue(number, destination, record, None)
-        self._put_record(made, effects)
-        return made
-
-    @staticmethod
-    def _put_record(queue: QueueState, effects: Effects) -> None:
-        if queue.durable:
-            key = queue_key(queue.id)
-            effects.durable.put("catalog", key, encode_catalog(key, queue.record))
-
-    def _new_number(self, record: CatalogRecord, effects: Effects) -> int:
-        """A number for a queue: one that no queue had before, also none that is deleted; a staged transaction's may be
-        one that an earlier one had."""
-        if record.kind == "staged":
-            number = self._next_staged_queue
-            while number in self.queues or number >= FIRST_VOLATILE_QUEUE:
-                number = number + 1 if number < FIRST_VOLATILE_QUEUE else FIRST_STAGED_QUEUE
-            self._next_staged_queue = number + 1
-            return number
-        number = self._next_queue
-        if number >= FIRST_STAGED_QUEUE:
-            raise ResourceAllocationException(
-                f"{number - 1} queues and durable subscriptions were made since the store is new, and it has no number"
-                " for another one: move what it has to a new store"
-            )
-        self._next_queue = number + 1
-        if self.durable:
-            effects.durable.put("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, number + 1))
-        return number
-
-    def incarnation(self, queue: QueueState) -> str:
-        """Tells a queue from any other that had, has or will have its name."""
-        word = f"-{self._run_word}" if self._is_volatile(queue) else ""  # their numbers begin anew with each run
-        return f"{self._unique}-{queue.id}{word}"
-
-    def settled_group(self, queue: QueueState) -> str:
-        """The group whose last published number is the last position of a queue that was settled by a range."""
-        return f"settled/{self.incarnation(queue)}"
-
-    def _make_queue(
-        self,
-        number: int,
-        destination: Destination,
-        record: CatalogRecord,
-        counters: Counters | None,
-        lanes: Sequence[int] = (),
-    ) -> QueueState:
-        settings = self.settings
-        queue = QueueState(
-            number,
-            destination,
-            record,
-            durable=self.durable and number < FIRST_VOLATILE_QUEUE,
-            memory=self.memory,
-            max_deliveries=None if destination == self._dead_letters else settings.max_deliveries,
-            max_unsettled=settings.max_unsettled_messages,
-            counters=counters,
-            lanes=lanes,
-        )
-        if record.selector is not None:
-            queue.selector = parse_selector(record.selector)
-        self.queues[number] = queue
-        return queue
-
-    def _check_room_for_destination(self) -> None:
-        if len(self.queues) + len(self.topics) - len(self._own) >= self.settings.max_destinations:
-            raise ResourceAllocationException(
-                f"no more than {self.settings.max_destinations} destinations (option max_destinations)"
-            )
+            self._end_queue(self.directory.by_destination.pop(destination), effects)
 
     def _end_queue(self, queue: QueueState, effects: Effects) -> None:
         """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
@@ -739,18 +571,18 @@ class BrokerState:
                 self._end_consumer(consumer, effects)
                 if consumer.ended is not None:
                     effects.replies.append((consumer.ended, deleted(queue.label)))
-            self.consumers.pop(consumer.id, None)
-            client = self.clients.get(consumer.client)
+            self.directory.consumers.pop(consumer.id, None)
+            client = self.directory.clients.get(consumer.client)
             if client is not None:
                 client.consumers.pop(consumer.id, None)
         queue.leaving.clear()
         for entry in queue.resting.take_all():
             queue.give_back(entry, effects)
-        settled = self.settled_group(queue)
+        settled = self.directory.settled_group(queue)
         if queue.record.kind != "staged" and (queue.durable or self.published.last(settled) is not None):
             self.published.forget(settled, effects.durable)
         queue.record = queue.record._replace(kind="ended")
-        self._put_record(queue, effects)
+        self.directory.put_record(queue, effects)
         effects.ended.append(queue.id)
 
     def _end_line(self, queue: QueueState, effects: Effects) -> None:
@@ -769,12 +601,12 @@ class BrokerState:
             holding.wait(held, None)
 
     def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
-        queue = self.queues.pop(command.queue, None)
+        queue = self.directory.queues.pop(command.queue, None)
         if queue is not None:
-            self._awake.pop(queue.id, None)
+            self.directory.changed.pop(queue.id, None)
             self._idle.pop(queue.id, None)
-            if self.staged.get(queue.record.name) is queue:
-                del self.staged[queue.record.name]
+            if self.directory.staged.get(queue.record.name) is queue:
+                del self.directory.staged[queue.record.name]
             target = queue.record.target
             if target is not None and target in self._publishing:
                 self._publishing[target].pop(queue.id, None)
@@ -788,7 +620,7 @@ class BrokerState:
     # Consumers.
 
     def _attach(self, command: c.Attach, now_ms: int, effects: Effects) -> None:
-        client = self._client(command.client)
+        client = self.directory.client(command.client)
         selector = parse_selector(command.selector) if command.selector else None
         destination = command.destination
         subscription = command.subscription
@@ -804,11 +636,11 @@ class BrokerState:
         else:
             if subscription is not None:
                 raise InvalidDestinationException(f"cannot subscribe to the queue {destination.name!r}")
-            found = self.by_destination.get(destination)
-            if found is None and command.browse and not _named_queue(destination.name).is_temporary:
+            found = self.directory.by_destination.get(destination)
+            if found is None and command.browse and not named_queue(destination.name).is_temporary:
                 checked_name(destination.name)
                 found = self._nowhere
-            queue = found if found is not None else self._queue(destination, effects)
+            queue = found if found is not None else self.directory.queue(destination, effects)
             if queue.owner is not None and queue.owner != client.id:
                 raise InvalidDestinationException(
                     f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
@@ -816,7 +648,7 @@ class BrokerState:
         if command.browse:
             browser = Browser(self._next_consumer, client.id, queue, command.sink, command.slice_bytes, selector)
             self._next_consumer += 1
-            self.browsers[browser.id] = client.browsers[browser.id] = browser
+            self.directory.browsers[browser.id] = client.browsers[browser.id] = browser
             effects.answer(command, browser.id)
             return
         consumer = Consumer(
@@ -831,11 +663,11 @@ class BrokerState:
             command.ended,
         )
         self._next_consumer += 1
-        self.consumers[consumer.id] = client.consumers[consumer.id] = consumer
+        self.directory.consumers[consumer.id] = client.consumers[consumer.id] = consumer
         if not queue.consumers:
             self._idle.pop(queue.id, None)
             self._consumed += 1
-            self.memory.share(self._consumed)
+            self.directory.memory.share(self._consumed)
         queue.add_consumer(consumer)
         if queue.exclusive == [consumer]:
             queue.serve_only(consumer, effects)
@@ -845,10 +677,10 @@ class BrokerState:
         topic = command.destination
         subscription = command.subscription
         selector = command.selector or None
-        self._topic(topic)
+        self.directory.topic(topic)
         if subscription is None:
             record = CatalogRecord("subscription", "", topic.name, None, False, command.no_local, selector)
-            queue = self._new_subscription(client, topic, record, False, effects)
+            queue = self.directory.new_subscription(client, topic, record, False, effects)
             queue.owner = client.id
             return queue
         name = checked_name(subscription.name, "subscription")
@@ -862,7 +694,7 @@ class BrokerState:
             )
         client_id = client.client_id if subscription.of_client else None
         key = (client_id, name, subscription.durable)
-        existing = self.subscriptions.get(key)
+        existing = self.directory.subscriptions.get(key)
         if existing is not None:
             record = existing.record
             same = (record.topic, record.no_local, record.selector) == (topic.name, command.no_local, selector)
@@ -878,53 +710,25 @@ class BrokerState:
             if same:
                 return existing
         else:
-            self._check_room_for_destination()
+            self.directory.check_limit()
         record = CatalogRecord(
             "subscription", name, topic.name, client_id, subscription.shared, command.no_local, selector
         )
         if existing is not None:
             # JMS 3.1 section 8.3.3: another topic, selector or no_local is as unsubscribing and subscribing anew.
             self._end_subscription(existing, effects)
-        queue = self._new_subscription(client, topic, record, subscription.durable, effects, limited=False)
-        self.subscriptions[key] = queue
-        return queue
-
-    def _new_subscription(
-        self,
-        client: Client,
-        topic: Destination,
-        record: CatalogRecord,
-        durable: bool,
-        effects: Effects,
-        *,
-        limited: bool = True,
-    ) -> QueueState:
-        if limited:
-            self._check_room_for_destination()
-        record = record._replace(name=record.name or f"subscription/{client.id}/{self._next_name}")
-        self._next_name += 1
-        if durable:
-            queue = self._new_queue(topic, record, effects)
-        else:
-            number = self._next_volatile_queue
-            self._next_volatile_queue += 1
-            queue = self._make_queue(number, topic, record, None)
-        self.topics.setdefault(topic, []).append(queue)
+        queue = self.directory.new_subscription(client, topic, record, subscription.durable, effects, limited=False)
+        self.directory.subscriptions[key] = queue
         return queue
 
     def _end_subscription(self, queue: QueueState, effects: Effects) -> None:
-        self.subscriptions.pop((queue.record.client_id, queue.record.name, not self._is_volatile(queue)), None)
-        siblings = self.topics.get(queue.destination, [])
-        if queue in siblings:
-            siblings.remove(queue)
-        if not siblings and not queue.destination.is_temporary:
-            self.topics.pop(queue.destination, None)
+        self.directory.remove_subscription(queue)
         self._end_queue(queue, effects)
 
     def _delete(self, command: c.Delete, now_ms: int, effects: Effects) -> None:
         destination = command.destination
         if destination.is_topic:
-            found = list(self._topic(destination))
+            found = list(self.directory.topic(destination))
             if command.subscription is not None:
                 found = [
                     queue
@@ -934,13 +738,13 @@ class BrokerState:
             if not found:
                 if command.subscription is None:
                     raise InvalidDestinationException(f"there is no topic {destination.name!r}")
-                raise self._no_such_subscription(destination, command.subscription, command.client_id)
+                raise self.directory.no_such_subscription(destination, command.subscription, command.client_id)
         else:
-            if destination in self._own:
+            if destination in self.directory.permanent:
                 raise InvalidDestinationException(
                     f"{destination.name!r} takes what is set aside, and always exists; it can be purged"
                 )
-            queue = self.by_destination.get(destination)
+            queue = self.directory.by_destination.get(destination)
             if queue is None:
                 raise InvalidDestinationException(f"there is no queue {destination.name!r}")
             found = [queue]
@@ -963,26 +767,6 @@ class BrokerState:
             self._end_any(queue, effects)
         effects.answer(command, messages)
 
-    def subscription(self, topic: Destination, name: str, client_id: str | None) -> QueueState:
-        """The queue of a subscription; raises InvalidDestinationException where there is none."""
-        for durable in (True, False):
-            queue = self.subscriptions.get((client_id, name, durable))
-            if queue is not None and queue.destination == topic:
-                return queue
-        raise self._no_such_subscription(topic, name, client_id)
-
-    def _no_such_subscription(
-        self, topic: Destination, name: str, client_id: str | None
-    ) -> InvalidDestinationException:
-        whose = "without a client id" if client_id is None else f"of client id {client_id!r}"
-        others = [
-            "one without a client id" if record.client_id is None else f"one of client id {record.client_id!r}"
-            for record in (queue.record for queue in self._topic(topic))
-            if record.name == name
-        ]
-        hint = f"there is {' and '.join(others[:10])} (--client-id)" if others else "a durable consumer makes one"
-        return InvalidDestinationException(f"there is no subscription {name!r} {whose} on {topic.name!r}; {hint}")
-
     def _used_by(self, queue: QueueState) -> str | None:
         """Who uses a queue, in words; None: nobody."""
         if queue.consumers:
@@ -991,10 +775,11 @@ class BrokerState:
             return f"sessions hold {counted(queue.in_hand, 'message')} of it"
         if queue.held:
             return f"{counted(len(queue.held), 'send', ('waits', 'wait'))} for room in it"
-        if any(browser.queue is queue for browser in self.browsers.values()):
+        if any(browser.queue is queue for browser in self.directory.browsers.values()):
             return "a browser looks at it"
         if any(
-            each.record.target == queue.record.name and queue.record.kind == "queue" for each in self.staged.values()
+            each.record.target == queue.record.name and queue.record.kind == "queue"
+            for each in self.directory.staged.values()
         ):
             return "staged transactions are to be published to it"
         return None
@@ -1003,38 +788,38 @@ class BrokerState:
         if queue.record.kind == "subscription":
             self._end_subscription(queue, effects)
         else:
-            del self.by_destination[queue.destination]
+            del self.directory.by_destination[queue.destination]
             self._end_queue(queue, effects)
 
     def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
         messages = [(key, message) for key, message in command.messages if key in command.there]
-        known = set(self.queues)
-        targets = self._targets(command.destination, effects)
+        known = set(self.directory.queues)
+        targets = self.directory.targets(command.destination, effects)
         try:
             self._take_room([(len(each.payload), 1) for _, each in messages])
         except JMSException:
-            self._unmake([queue for queue in targets if queue.id not in known], effects)
+            self.directory.unmake([queue for queue in targets if queue.id not in known], effects)
             raise
         for key, message in messages:
             effects.durable.put("quarantine", key, None)
             self._spread(message, targets, now_ms, effects)
         self.totals.enqueued += len(messages)
         for queue in targets:
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
         effects.answer(command, len(messages))
 
     def _end_run(self, command: c.EndRun, now_ms: int, effects: Effects) -> None:
-        for queue in self.queues.values():
+        for queue in self.directory.queues.values():
             if queue.end_run():
-                self._awake[queue.id] = queue
+                self.directory.changed[queue.id] = queue
         effects.answer(command, None)
 
     def _delete_idle(self, command: c.DeleteIdle, now_ms: int, effects: Effects) -> None:
-        numbers = list(self.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
+        numbers = list(self.directory.queues)[self._swept_idle : self._swept_idle + _IDLE_STEP]
         self._swept_idle = self._swept_idle + _IDLE_STEP if len(numbers) == _IDLE_STEP else 0
         deleted: list[tuple[str, str, int]] = []
         for number in numbers:
-            queue = self.queues[number]
+            queue = self.directory.queues[number]
             if self._is_idle(queue) and self._used_by(queue) is None:
                 deleted.append((queue.record.kind, _name_of(queue), queue.depth))
                 self._end_any(queue, effects)
@@ -1051,7 +836,7 @@ class BrokerState:
         queue.left_ms = queue.left_ms or self._elapsed_ms
         if kind == "queue":
             seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
-            if queue.depth or queue.destination in self._own:
+            if queue.depth or queue.destination in self.directory.permanent:
                 return False
         elif kind == "subscription":
             seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_ms
@@ -1060,9 +845,9 @@ class BrokerState:
         return seconds is not None and since_ms + int(seconds * 1000) <= self._elapsed_ms
 
     def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
-        client = self._client(command.client)
+        client = self.directory.client(command.client)
         client_id = client.client_id if command.of_client else None
-        queue = self.subscriptions.get((client_id, command.name, True))
+        queue = self.directory.subscriptions.get((client_id, command.name, True))
         if queue is None:
             raise InvalidDestinationException(
                 f"there is no durable subscription {command.name!r} of client {client_id!r}"
@@ -1077,17 +862,17 @@ class BrokerState:
         effects.answer(command, None)
 
     def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
-        consumer = self.consumers.get(command.consumer)
+        consumer = self.directory.consumers.get(command.consumer)
         if consumer is not None and (consumer.attached or command.give_back):
             self._end_consumer(consumer, effects)
             consumer.unseen = command.unseen
             numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
             self._give_back_of(consumer, numbers, command, effects)
             if not consumer.unsettled:
-                self._forget_consumer(consumer, self.clients[consumer.client], effects)
-        browser = self.browsers.pop(command.consumer, None)
+                self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
+        browser = self.directory.browsers.pop(command.consumer, None)
         if browser is not None:
-            del self.clients[browser.client].browsers[browser.id]
+            del self.directory.clients[browser.client].browsers[browser.id]
             self._end_browser(browser, effects)
         effects.answer(command, 0 if consumer is None else len(consumer.unsettled))
 
@@ -1111,23 +896,23 @@ class BrokerState:
 
     def _let_go(self, consumer: Consumer, deliveries: int) -> None:
         """A consumer holds so many deliveries less: it, or others, may get more."""
-        self.memory.in_hand -= deliveries
+        self.directory.memory.in_hand -= deliveries
         if consumer.attached:
             consumer.queue.offer(consumer)
 
     def _holds_less(self, consumer: Consumer, deliveries: int, effects: Effects) -> None:
         """So many deliveries of a consumer have ended, one by one: it may get others, or was waiting for its end."""
         self._let_go(consumer, deliveries)
-        self._awake[consumer.queue.id] = consumer.queue
+        self.directory.changed[consumer.queue.id] = consumer.queue
         if not consumer.attached and not consumer.unsettled:
-            self._forget_consumer(consumer, self.clients[consumer.client], effects)
+            self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
 
     def _end_browser(self, browser: Browser, effects: Effects) -> None:
         self._looking.pop(browser.id, None)
         effects.replies += [(reply, browser.credit) for reply in browser.drains]
         browser.drains.clear()
         browser.credit = 0
-        self.note_use(browser.queue, self._elapsed_ms)
+        browser.queue.note_use(self._elapsed_ms)
 
     def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
         if consumer.attached:
@@ -1137,50 +922,46 @@ class BrokerState:
             queue.remove_consumer(consumer, effects)
             for entry in queue.resting.take_of(consumer):
                 queue.give_back(entry, effects)
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
             if not queue.consumers:
                 self._consumed -= 1
-                self.memory.share(self._consumed)
-                self.note_use(queue, self._elapsed_ms)
+                self.directory.memory.share(self._consumed)
+                queue.note_use(self._elapsed_ms)
 
     def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
         """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
-        self.consumers.pop(consumer.id, None)
+        self.directory.consumers.pop(consumer.id, None)
         client.consumers.pop(consumer.id, None)
         queue = consumer.queue
         queue.leaving.pop(consumer, None)
         if not queue.consumers:
-            self.note_use(queue, self._elapsed_ms)
+            queue.note_use(self._elapsed_ms)
         record = queue.record
-        if record.kind != "subscription" or queue.consumers or queue.id not in self.queues:
+        if record.kind != "subscription" or queue.consumers or queue.id not in self.directory.queues:
             return
-        if not self._is_volatile(queue):
+        if not is_volatile(queue):
             return
         if queue.leaving:
             return
         self._end_subscription(queue, effects)
 
-    @staticmethod
-    def _is_volatile(queue: QueueState) -> bool:
-        return queue.id >= FIRST_VOLATILE_QUEUE
-
     def _credit(self, command: c.Credit, now_ms: int, effects: Effects) -> None:
-        consumer = self.consumers.get(command.consumer)
+        consumer = self.directory.consumers.get(command.consumer)
         if consumer is not None and consumer.attached:
             consumer.credit += command.messages
             consumer.room_bytes = consumer.slice_bytes
             consumer.queue.offer(consumer)
-            self._awake[consumer.queue.id] = consumer.queue
-        elif command.consumer in self.browsers:
-            browser = self._looking[command.consumer] = self.browsers[command.consumer]
+            self.directory.changed[consumer.queue.id] = consumer.queue
+        elif command.consumer in self.directory.browsers:
+            browser = self._looking[command.consumer] = self.directory.browsers[command.consumer]
             browser.credit += command.messages
             browser.room_bytes = browser.slice_bytes
         effects.answer(command, None)
 
     def _drain(self, command: c.Drain, now_ms: int, effects: Effects) -> None:
-        consumer = self.consumers.get(command.consumer)
-        if command.consumer in self.browsers:
-            browser = self._looking[command.consumer] = self.browsers[command.consumer]
+        consumer = self.directory.consumers.get(command.consumer)
+        if command.consumer in self.directory.browsers:
+            browser = self._looking[command.consumer] = self.directory.browsers[command.consumer]
             browser.room_bytes = browser.slice_bytes
             if command.reply is not None:
                 browser.drains.append(command.reply)
@@ -1190,7 +971,7 @@ class BrokerState:
             return
         consumer.room_bytes = consumer.slice_bytes
         consumer.queue.offer(consumer)
-        self._awake[consumer.queue.id] = consumer.queue
+        self.directory.changed[consumer.queue.id] = consumer.queue
         self._drains.append((consumer, command.reply))
 
     # Sending.
@@ -1203,7 +984,7 @@ class BrokerState:
         return sum([each.depth for each in moving.values()]), sum([each.bytes for each in moving.values()])
 
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
-        targets = self._targets(command.destination, effects)
+        targets = self.directory.targets(command.destination, effects)
         held = self._arrived(command)
         if self._waits_behind(held, effects):
             return
@@ -1212,12 +993,6 @@ class BrokerState:
                 self._hold(held, queue, "others wait before it", effects)
                 return
         self._take(held, targets, now_ms, effects)
-
-    def _targets(self, destination: Destination, effects: Effects) -> Sequence[QueueState]:
-        if destination.is_topic:
-            return tuple(self._topic(destination))
-        queue = self.by_destination.get(destination)
-        return (queue if queue is not None else self._queue(destination, effects),)
 
     def _take(self, held: Held, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
         """Take the messages of a send from ``held.index`` on.  Returns False where it waits (again)."""
@@ -1229,7 +1004,7 @@ class BrokerState:
         max_bytes = settings.max_message_bytes
         limit, limit_bytes = self.limits.messages, self.limits.bytes
         promised = {queue.id: self._promised(queue) for queue in targets} if self._publishing else {}
-        local = self._remote(targets, command.client)
+        local = self.directory.remote(targets, command.client)
         selective = any(queue.selector is not None for queue in local)
         is_choosing = False
         wanting: Sequence[QueueState] = local
@@ -1299,7 +1074,7 @@ class BrokerState:
         if stream is not None and seen is not None:
             self._note_stream(stream, seen, now_ms, effects)
         for queue in local if taken else ():
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
         if reason:
             return not self._hold(held, blocked, reason, effects, is_choosing=is_choosing)
         effects.answer(command, held.errors)
@@ -1370,7 +1145,9 @@ class BrokerState:
         chosen = held.chosen
         if chosen is None:
             topics = {each for each, _ in command.sends if each.is_topic}
-            queues = {topic: self._remote(self.topics.get(topic, ()), command.client) for topic in topics}
+            queues = {
+                topic: self.directory.remote(self.directory.topics.get(topic, ()), command.client) for topic in topics
+            }
             if not any(queue.selector is not None for each in queues.values() for queue in each):
                 return True
             chosen = held.chosen = Chosen(queues)
@@ -1394,15 +1171,6 @@ class BrokerState:
                 )
             )
 
-    def _remote(self, queues: Sequence[QueueState], client: int) -> Sequence[QueueState]:
-        """Those of some queues that may get what a client sends."""
-        return [queue for queue in queues if not (queue.record.no_local and self._is_local(queue, client))]
-
-    def _is_local(self, queue: QueueState, client: int) -> bool:
-        if queue.record.client_id is None:
-            return queue.owner == client
-        return self._client(client).client_id == queue.record.client_id
-
     def _note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
         streams = self.streams
         streams[stream] = seen
@@ -1422,10 +1190,6 @@ class BrokerState:
         if held.errors is None:
             held.errors = [None] * len(command.messages)
         held.errors[index] = error
-
-    def fan_out(self, destination: Destination) -> int:
-        """How many places a message to a destination may take."""
-        return max(1, len(self.topics.get(destination, ()))) if destination.is_topic else 1
 
     # Holding back.
 
@@ -1471,10 +1235,10 @@ class BrokerState:
         holding = self._holding
         if self._put_off and self._may_try():
             put_off, self._put_off = self._put_off, {}
-            self._awake.update(
-                (each.id, each) for each in put_off.values() if each is not None and each.id in self.queues
+            self.directory.changed.update(
+                (each.id, each) for each in put_off.values() if each is not None and each.id in self.directory.queues
             )
-        for queue in list(self._awake.values()):
+        for queue in list(self.directory.changed.values()):
             if queue.held:
                 self._resume(queue.held, now_ms, effects)
         if holding.making_room:
@@ -1578,7 +1342,7 @@ class BrokerState:
                 return done
             if isinstance(held.command, c.Publish):
                 return self._do_publish(held, now_ms, effects)
-            return self._take(held, self._targets(held.command.destination, effects), now_ms, effects)
+            return self._take(held, self.directory.targets(held.command.destination, effects), now_ms, effects)
         except JMSException as error:
             if isinstance(held.command, c.Commit):
                 self._roll_back(held.command, error, effects)
@@ -1618,14 +1382,14 @@ class BrokerState:
         """It is over for some of those that wait."""
         for held in over:
             if held.queue is not None:
-                self._awake[held.queue.id] = held.queue
+                self.directory.changed[held.queue.id] = held.queue
             self._end_held(held, error, effects)
         self._end_waiting(over, now_ms, effects)
 
     # Settling.
 
     def _settle(self, command: c.Settle, now_ms: int, effects: Effects) -> None:
-        consumer = self.consumers.get(command.consumer)
+        consumer = self.directory.consumers.get(command.consumer)
         if consumer is not None:
             queue = consumer.queue
             unsettled = consumer.unsettled
@@ -1651,7 +1415,7 @@ class BrokerState:
         self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects, by: Consumer | None = None
     ) -> None:
         """A delivery that did not end in an acceptance; ``by``: who failed to process it, and gets it again."""
-        self._awake[queue.id] = queue
+        self.directory.changed[queue.id] = queue
         if entry.expires_at_ms and entry.expires_at_ms <= self._now_ms:
             self._expire(queue, entry, effects)
             return
@@ -1665,7 +1429,7 @@ class BrokerState:
         self.totals.redelivered += 1
         limit = queue.max_deliveries
         failures = entry.delivery_count + (not counted)
-        is_dead_letter_queue = queue.destination == self._dead_letters
+        is_dead_letter_queue = queue.destination == self.directory.dead_letters
         if outcome is Outcome.REJECTED and not is_dead_letter_queue:
             self._dead_letter(queue, entry, "rejected by a consumer", effects)
         elif limit is not None and failures >= limit:
@@ -1697,12 +1461,12 @@ class BrokerState:
     def _wake_rested(self, effects: Effects) -> None:
         resting = self._resting
         while resting and resting[0][0] <= self._elapsed_ms:
-            queue = self.queues.get(heappop(resting)[1])
+            queue = self.directory.queues.get(heappop(resting)[1])
             if queue is None:
                 continue
             for entry, consumer in queue.resting.due(self._elapsed_ms):
                 queue.give_back_to(entry, consumer, effects)
-                self._awake[queue.id] = queue
+                self.directory.changed[queue.id] = queue
             next_ms = queue.resting.first_due_ms()
             if next_ms is not None:
                 heappush(resting, (next_ms, queue.id))
@@ -1722,7 +1486,7 @@ class BrokerState:
 
     def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
         """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
-        target = self._queue(Destination(name), effects, limited=False)
+        target = self.directory.queue(Destination(name), effects, limited=False)
         annotations = {
             DEAD_LETTER_REASON: reason,
             DEAD_LETTER_QUEUE: queue.destination.name,
@@ -1742,10 +1506,10 @@ class BrokerState:
         moved = target.adopt(entry, lane, entry.flags & 0xFF | FLAG_ANNOTATED, 0, 0, effects)
         batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
         batch.put("annotations", moved.key, encode_annotations(moved.key, annotations))
-        self._awake[target.id] = target
+        self.directory.changed[target.id] = target
 
     def _take_in_hand(self, command: c.TakeInHand, now_ms: int, effects: Effects) -> None:
-        consumer = self.consumers.get(command.consumer)
+        consumer = self.directory.consumers.get(command.consumer)
         entry = None if consumer is None else consumer.unsettled.get(command.number)
         may_be_given = True
         if consumer is not None and entry is not None:
@@ -1758,10 +1522,10 @@ class BrokerState:
         effects.answer(command, may_be_given)
 
     def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
-        consumer = self.consumers.get(command.consumer)
+        consumer = self.directory.consumers.get(command.consumer)
         if command.stays:
             if consumer is not None and consumer.attached and command.number in consumer.unsettled:
-                self._awake[consumer.queue.id] = consumer.queue
+                self.directory.changed[consumer.queue.id] = consumer.queue
                 consumer.credit += 1
                 consumer.queue.offer(consumer)
             effects.answer(command, None)
@@ -1801,13 +1565,13 @@ class BrokerState:
     def _roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
         """A commit cannot be done: who made it has let go of the deliveries, so these have failed."""
         for consumer_number, number, _ in command.settlements:
-            consumer = self.consumers.get(consumer_number)
+            consumer = self.directory.consumers.get(consumer_number)
             entry = consumer.unsettled.pop(number, None) if consumer is not None else None
             if consumer is not None and entry is not None:
                 self._let_go(consumer, 1)
                 self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
                 if not consumer.attached and not consumer.unsettled:
-                    self._forget_consumer(consumer, self.clients[consumer.client], effects)
+                    self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
         effects.answer(command, error)
 
     def _do_commit(self, held: Held, now_ms: int, effects: Effects) -> bool:
@@ -1816,17 +1580,7 @@ class BrokerState:
         try:
             return self._commit_into(made, held, now_ms, effects)
         finally:
-            self._unmake(made, effects)
-
-    def _unmake(self, made: Sequence[QueueState], effects: Effects) -> None:
-        """Forget queues that were made for what did not come."""
-        for queue in made:
-            if not queue.depth and not queue.held:
-                del self.queues[queue.id]
-                del self.by_destination[queue.destination]
-                self._awake.pop(queue.id, None)
-                if queue.durable:
-                    effects.durable.put("catalog", queue_key(queue.id), None)
+            self.directory.unmake(made, effects)
 
     def _commit_into(self, made: list[QueueState], held: Held, now_ms: int, effects: Effects) -> bool:
         """As ``_do_commit``; notes the queues that are made for it."""
@@ -1884,14 +1638,14 @@ class BrokerState:
             if length > settings.max_message_bytes:
                 raise rolled_back(message_too_large(length, settings.max_message_bytes))
             if destination is not last:
-                last, next_queue = destination, self._next_queue
+                last, next_queue = destination, self.directory.numbers.next
                 try:
-                    targets = self._targets(destination, effects)
+                    targets = self.directory.targets(destination, effects)
                 except JMSException as error:
                     raise rolled_back(error) from error
-                if self._next_queue != next_queue:
+                if self.directory.numbers.next != next_queue:
                     made += targets
-                remote = self._remote(targets, command.client)
+                remote = self.directory.remote(targets, command.client)
                 lasting = [queue.durable for queue in remote]
             queues = remote
             if held.chosen is not None and destination.is_topic:
@@ -1952,7 +1706,7 @@ class BrokerState:
             if message.expires_at_ms is None or not self._is_over(message, now_ms):
                 self._spread(message, queues, now_ms, effects)
             for queue in queues:
-                self._awake[queue.id] = queue
+                self.directory.changed[queue.id] = queue
         for stream, sequences in streams.items():
             self._note_stream(stream, sequences, now_ms, effects)
         self.totals.settled += len(command.settlements)
@@ -1980,7 +1734,7 @@ class BrokerState:
         for consumer_number, number, outcome in command.settlements:
             if consumer_number != last:
                 last = consumer_number
-                consumer = self.consumers.get(last)
+                consumer = self.directory.consumers.get(last)
                 held = {} if consumer is None else consumer.unsettled
                 outcomes = settled.setdefault(last, {})
             if number in outcomes or number not in held:
@@ -1988,7 +1742,7 @@ class BrokerState:
                     IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
                 )
             outcomes[number] = outcome
-        return [(self.consumers[each], outcomes) for each, outcomes in settled.items()]
+        return [(self.directory.consumers[each], outcomes) for each, outcomes in settled.items()]
 
     # Staged transactions.
 
@@ -2000,7 +1754,7 @@ class BrokerState:
             self._end_staged(command.transaction, effects)
             effects.answer(command, False)
             return
-        queue = self.staged.get(command.transaction)
+        queue = self.directory.staged.get(command.transaction)
         if queue is not None and queue.record.publishing:
             raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
         have = queue.next_position - 1 if queue is not None else 0
@@ -2010,7 +1764,7 @@ class BrokerState:
                 f"staged transaction {command.transaction!r} has {have} messages{dropped}, so the next"
                 f" cannot be number {command.first}"
             )
-        if _named_queue(command.target.name).is_temporary:
+        if named_queue(command.target.name).is_temporary:
             raise InvalidDestinationException(f"cannot stage messages for the temporary queue {command.target.name!r}")
         max_bytes = self.settings.max_message_bytes
         for message in command.messages:
@@ -2025,13 +1779,13 @@ class BrokerState:
             if never is not None:
                 raise ResourceAllocationException(never)
         if queue is None:
-            self._check_room_for_destination()
+            self.directory.check_limit()
             checked_name(command.transaction, "transaction")
         if sizes:
             self._take_room([(size, 2) for size in sizes])
         if queue is None:
             record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
-            queue = self.staged[command.transaction] = self._new_queue(
+            queue = self.directory.staged[command.transaction] = self.directory.new_queue(
                 Destination(command.transaction), record, effects
             )
             for name in self.staging.begin(command.transaction, now_ms):
@@ -2040,18 +1794,18 @@ class BrokerState:
             self._note_use_of_staged(queue, now_ms, effects)
         for message in command.messages[have - command.first :]:
             self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
-        self._awake[queue.id] = queue
+        self.directory.changed[queue.id] = queue
         effects.answer(command, True)
 
     def _renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
         name = self.staging.renew(command.group, command.number, now_ms)
         if name is not None:
-            self._note_use_of_staged(self.staged[name], now_ms, effects)
+            self._note_use_of_staged(self.directory.staged[name], now_ms, effects)
         effects.answer(command, self.settings.staged_timeout_seconds)
 
     def _note_use_of_staged(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
         queue.record = queue.record._replace(created_ms=now_ms)
-        self._put_record(queue, effects)
+        self.directory.put_record(queue, effects)
 
     def overdue_staged(self, now_ms: int) -> list[str]:
         """The staged transactions to drop because nobody used their batch for the time-out."""
@@ -2073,7 +1827,7 @@ class BrokerState:
         checked_number(command.number)
         published = last is not None and command.number <= last
         counts = dict(zip(command.transactions, command.counts or (), strict=False))
-        staged = {name: self.staged.get(name) for name in command.transactions}
+        staged = {name: self.directory.staged.get(name) for name in command.transactions}
         if published:
             for queue in staged.values():
                 if queue is not None and not queue.record.publishing:
@@ -2101,16 +1855,16 @@ class BrokerState:
         made: list[QueueState] = []
         try:
             for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
-                if target in self.by_destination:
+                if target in self.directory.by_destination:
                     continue
-                made.append(self._queue(target, effects))
+                made.append(self.directory.queue(target, effects))
             full, reason = self._no_room_for(found)
         except JMSException:
-            self._unmake(made, effects)
+            self.directory.unmake(made, effects)
             raise
         if full is not None:
             waits = self._hold(held, full, reason, effects)
-            self._unmake(made, effects)
+            self.directory.unmake(made, effects)
             for queue in found:  # whoever is refused may come again
                 if self.staging.used(queue.record.name, now_ms):
                     self._note_use_of_staged(queue, now_ms, effects)
@@ -2121,7 +1875,7 @@ class BrokerState:
             queue.record = queue.record._replace(publishing=self._next_publishing)
             self._next_publishing += 1
             effects.published.append(queue.id)
-            self._put_record(queue, effects)
+            self.directory.put_record(queue, effects)
         for name in self.staging.through(command.group, command.number):
             self._end_staged(name, effects)  # of attempts that do not count
         self.published.note(command.group, command.number, now_ms, effects.durable)
@@ -2137,7 +1891,7 @@ class BrokerState:
         more: dict[str, tuple[int, int]] = {}
         for each in staged if self._is_limited else ():
             name = each.record.target or ""
-            target = self.by_destination[Destination(name)]
+            target = self.directory.by_destination[Destination(name)]
             count, size = more.get(name, (0, 0))
             count, size = count + each.depth, size + each.bytes
             more[name] = count, size
@@ -2159,17 +1913,17 @@ class BrokerState:
 
     def _end_staged(self, name: str, effects: Effects) -> bool:
         """Drop a staged transaction that is not published; returns whether there was one."""
-        queue = self.staged.get(name)
+        queue = self.directory.staged.get(name)
         if queue is None or queue.record.publishing:
             return False
         left = self.staging.end(name)
         if left is not None:
-            self._note_use_of_staged(self.staged[left[0]], left[1], effects)
-        target = self.by_destination.get(Destination(queue.record.target or ""))
+            self._note_use_of_staged(self.directory.staged[left[0]], left[1], effects)
+        target = self.directory.by_destination.get(Destination(queue.record.target or ""))
         if target is not None and target.held:
-            self._awake[target.id] = target  # whoever waits to publish it is told
+            self.directory.changed[target.id] = target  # whoever waits to publish it is told
         self._end_queue(queue, effects)
-        del self.staged[name]
+        del self.directory.staged[name]
         return True
 
     def _forget_names(self, command: c.ForgetNames, now_ms: int, effects: Effects) -> None:
@@ -2178,22 +1932,22 @@ class BrokerState:
         effects.answer(command, None)
 
     def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
-        source = self.queues.get(command.queue)
+        source = self.directory.queues.get(command.queue)
         if source is None:
             raise InvalidDestinationException(f"there is no queue of number {command.queue}")
-        target = self._queue(Destination(source.record.target or ""), effects, limited=False)
+        target = self.directory.queue(Destination(source.record.target or ""), effects, limited=False)
         for raw in command.entries:
             entry = source.find(raw, effects)
             if entry is not None:
                 source.forget(entry, effects, keep_message=True)
                 target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
                 self.totals.enqueued += 1
-        self._awake[source.id] = source
-        self._awake[target.id] = target
+        self.directory.changed[source.id] = source
+        self.directory.changed[target.id] = target
         effects.answer(command, None)
 
     def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:
-        source = self.queues.get(command.range.queue)
+        source = self.directory.queues.get(command.range.queue)
         moved = 0
         if source is None or source.record.kind == "ended":  # deleted meanwhile, with all that was left
             effects.answer(command, (0, 0, None))
@@ -2208,7 +1962,7 @@ class BrokerState:
                 if entry is not None:
                     self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
                     moved += 1
-            self._awake[source.id] = source
+            self.directory.changed[source.id] = source
             effects.answer(command, (moved, len(command.found), command.next))
 
     def _home(self, annotations: Mapping[str, Any] | None, to: str | None, effects: Effects) -> QueueState | None:
@@ -2222,19 +1976,19 @@ class BrokerState:
             if subscription is not None:
                 for durable in (True, False):
                     key = (annotations.get(DEAD_LETTER_CLIENT_ID), subscription, durable)
-                    queue = self.subscriptions.get(key)
+                    queue = self.directory.subscriptions.get(key)
                     if queue is not None and queue.record.topic == name:
                         return queue
                 return None
         try:
-            return self._queue(_named_queue(name), effects)
+            return self.directory.queue(named_queue(name), effects)
         except JMSException:
             return None
 
     # What the store has found.
 
     def _trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
-        queue = self.queues.get(command.range.queue)
+        queue = self.directory.queues.get(command.range.queue)
         dropped = 0
         if queue is not None and (queue.record.kind == "ended") == command.of_ended:
             for raw in command.found:
@@ -2242,11 +1996,11 @@ class BrokerState:
                 if entry is not None:
                     queue.forget(entry, effects)
                     dropped += 1
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
         effects.answer(command, (dropped, command.next))
 
     def _set_aside_damaged(self, command: c.SetAside, now_ms: int, effects: Effects) -> None:
-        queue = self.queues.get(command.range.queue)
+        queue = self.directory.queues.get(command.range.queue)
         count = 0
         if queue is not None:
             for raw in command.found:
@@ -2255,16 +2009,16 @@ class BrokerState:
                     queue.forget(entry, effects, keep_message=True)
                     effects.distrusted.append((entry.number, entry.key))
                     count += 1
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
         self.totals.quarantined += count
         effects.answer(command, count)
 
     def _forgive(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
-        queue = self.queues.get(command.queue)
+        queue = self.directory.queues.get(command.queue)
         forgiven = 0
         if queue is not None:
             forgiven = sum([queue.forgive(position, failures, effects) for position, failures in command.positions])
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
         effects.answer(command, forgiven)
 
     def _seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
@@ -2275,17 +2029,17 @@ class BrokerState:
         forgiven = 0
         lost = self.losses.take(command.token, command.most)
         for (number, position), failures in lost:
-            queue = self.queues.get(number)
+            queue = self.directory.queues.get(number)
             if queue is not None:
                 forgiven += queue.forgive(position, failures, effects)
-                self._awake[number] = queue
+                self.directory.changed[number] = queue
         effects.answer(command, (forgiven, len(lost) == command.most))
 
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         for kind, raw, key in command.items:
             for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
                 batch.put("schedule", key, None)
-            queue = self.queues.get(raw.queue) if raw is not None else None
+            queue = self.directory.queues.get(raw.queue) if raw is not None else None
             if raw is None or queue is None or queue.record.kind == "staged":
                 continue  # what is staged expires in the queue where it is published
             entry = queue.find(raw, effects)
@@ -2295,7 +2049,7 @@ class BrokerState:
                     batch = effects.durable if raw.flags & FLAG_PERSISTENT else effects.volatile
                     batch.put("schedule", schedule_key(now_ms + _LOOK_AGAIN_MS, KIND_EXPIRE, key[-13:]), b"")
                 continue
-            self._awake[queue.id] = queue
+            self.directory.changed[queue.id] = queue
             if queue.record.kind == "ended":
                 queue.forget(entry, effects)  # those who clear it up may have passed the place that it would get
             elif kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
@@ -2307,9 +2061,9 @@ class BrokerState:
     def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
         totals = self.totals
         if command.numbers is None:
-            found = list(self.queues.values())
+            found = list(self.directory.queues.values())
         else:
-            found = [self.queues[number] for number in command.numbers if number in self.queues]
+            found = [self.directory.queues[number] for number in command.numbers if number in self.directory.queues]
         queues = [
             QueueStatistics(
                 name=queue.label if queue.record.kind != "subscription" else f"{queue.record.topic}:{queue.label}",
@@ -2326,9 +2080,9 @@ class BrokerState:
             for queue in found
         ]
         if command.numbers is None:
-            queues += self.topic_statistics()
+            queues += self.directory.topic_statistics()
         volatile_bytes = (
-            sum([queue.bytes - queue.stored_bytes for queue in self.queues.values()])
+            sum([queue.bytes - queue.stored_bytes for queue in self.directory.queues.values()])
             if self.volatile_room is None
             else self.settings.max_volatile_bytes - self.volatile_room
         )
@@ -2344,20 +2098,13 @@ class BrokerState:
             quarantined=totals.quarantined,
             miscounted=totals.miscounted,
             commits=totals.commits,
-            clients=len(self.clients),
+            clients=len(self.directory.clients),
             volatile_bytes=volatile_bytes,
             held_because=self.held_because
             or (self._volatile_full() if self.volatile_room is not None and self.volatile_room <= 0 else None),
             queues=tuple(sorted(queues, key=by_kind_and_name)),
         )
         effects.answer(command, result)
-
-    def topic_statistics(self) -> list[QueueStatistics]:
-        """The topics that have subscriptions."""
-        return [
-            QueueStatistics(destination.name, "topic", 0, 0, 0, 0, len(subscriptions), 0, 0)
-            for destination, subscriptions in self.topics.items()
-        ]
 
 
 def _name_of(queue: QueueState) -> str:
@@ -2366,17 +2113,6 @@ def _name_of(queue: QueueState) -> str:
         return f"{queue.label!r}"
     whose = "" if queue.record.client_id is None else f" of client id {queue.record.client_id!r}"
     return f"{queue.record.name!r}{whose} on {queue.destination.name!r}"
-
-
-def _named_queue(name: str) -> Destination:
-    """The queue of a name: temporary ones can be told by it."""
-    temporary = name.startswith(TEMPORARY_QUEUE_PREFIX)
-    return Destination(name, DestinationKind.TEMPORARY_QUEUE if temporary else DestinationKind.QUEUE)
-
-
-def attached(queue: QueueState) -> str:
-    """How many consumers a queue has, in words."""
-    return f"{counted(len(queue.consumers), 'consumer', ('is', 'are'))} attached to it"
 
 
 _STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.check import Finding, Tables
+from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.queue_state import Entry, Lane, QueueState
 from broker_adapter.engine.records import DELAYED_LANE, FLAG_PERSISTENT, RawEntry, decode_entry, queue_key
 from broker_adapter.errors import StoreCorruptException
 
 
-def findings(state: BrokerState, stores: Iterable[Tables]) -> Iterator[Finding]:
+def findings(directory: Directory, stores: Iterable[Tables]) -> Iterator[Finding]:
     """What does not fit, between two cycles, when nothing is on its way.
 
     Args:
-        state: the engine's.
+        directory: the engine's.
         stores: its records, on disk and in memory.
     """
     entries: dict[int, list[RawEntry]] = {}
@@ -32,14 +32,14 @@ def findings(state: BrokerState, stores: Iterable[Tables]) -> Iterator[Finding]:
             if bool(entry.flags & FLAG_PERSISTENT) != tables.persistent:
                 yield _wrong(entry.queue, f"entry {key.hex()} is in the wrong store")
             entries.setdefault(entry.queue, []).append(entry)
-    for number in entries.keys() - state.queues.keys():
+    for number in entries.keys() - directory.queues.keys():
         yield _wrong(number, f"the stores have {len(entries[number])} entries of queue {number}, which does not exist")
-    for queue in state.queues.values():
+    for queue in directory.queues.values():
         for text in _of_queue(queue, entries.get(queue.id, [])):
             yield _wrong(queue.id, f"queue {queue.label!r}: {text}")
-    in_hand = sum(len(each.unsettled) for each in state.consumers.values())
-    if in_hand != state.memory.in_hand:
-        yield _wrong(0, f"consumers hold {in_hand} messages, and {state.memory.in_hand} are counted")
+    in_hand = sum(len(each.unsettled) for each in directory.consumers.values())
+    if in_hand != directory.memory.in_hand:
+        yield _wrong(0, f"consumers hold {in_hand} messages, and {directory.memory.in_hand} are counted")
 
 
 def _wrong(queue: int, text: str) -> Finding:

@@ -96,7 +96,8 @@ from typing import Any, Final, Protocol
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.arguments import QUEUE, Argument, checked
-from broker_adapter.engine.broker_state import BrokerState, attached
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.directory import attached
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.queue_state import QueueState
@@ -274,9 +275,11 @@ class _Arguments:
             subscription = self["subscription"]
             if subscription is None:
                 raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
-            return state.subscription(Destination(name, DestinationKind.TOPIC), subscription, self["client_id"])
-        found = state.by_destination.get(Destination(name))
-        found = found or state.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
+            return state.directory.subscription(
+                Destination(name, DestinationKind.TOPIC), subscription, self["client_id"]
+            )
+        found = state.directory.by_destination.get(Destination(name))
+        found = found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
         if found is None:
             raise InvalidDestinationException(f"there is no queue {name!r}")
         return found
@@ -285,7 +288,7 @@ class _Arguments:
         """The queue that they name, of the incarnation that they name."""
         queue = self.queue(reader.state)
         wanted = self["incarnation"]
-        incarnation = reader.state.incarnation(queue)
+        incarnation = reader.state.directory.incarnation(queue)
         if wanted is not None and wanted != incarnation:
             raise InvalidDestinationException(
                 f"queue {queue.label!r} was deleted and made again (it is {incarnation!r} now, and was {wanted!r}):"
@@ -312,8 +315,8 @@ def _left(deadline: float | None) -> float | None:
 
 def _statistics(arguments: _Arguments) -> Steps:
     # In parts: the statistics of many queues at once would hold everybody up.
-    numbers: list[int] = yield lambda reader: list(reader.state.queues)
-    queues: list[QueueStatistics] = yield lambda reader: reader.state.topic_statistics()
+    numbers: list[int] = yield lambda reader: list(reader.state.directory.queues)
+    queues: list[QueueStatistics] = yield lambda reader: reader.state.directory.topic_statistics()
     for first in range(0, len(numbers), _STATISTICS_QUEUES):
         part: BrokerStatistics = yield c.Statistics(numbers[first : first + _STATISTICS_QUEUES])
         queues += part.queues
@@ -385,12 +388,12 @@ def _bounds(arguments: _Arguments) -> Steps:
         reader.note_use(queue)
         first = reader.first_position(queue.id)
         return {
-            "incarnation": reader.state.incarnation(queue),
+            "incarnation": reader.state.directory.incarnation(queue),
             "first": queue.next_position if first is None else first,
             "next": queue.next_position,
             "run": reader.run,
             "kept": _kept(reader, queue, arguments["run"]),
-            "settled": reader.last_published(reader.state.settled_group(queue)) or 0,
+            "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
         }
 
     return (yield bounds)
@@ -469,7 +472,7 @@ def _settle_through(arguments: _Arguments) -> Steps:
             raise InvalidDestinationException(
                 f"cannot settle queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
             )
-        return queue.id, first, last, reader.state.settled_group(queue)
+        return queue.id, first, last, reader.state.directory.settled_group(queue)
 
     number, first, last, group = yield through
     dropped = yield from _settle(number, last, first=first)
@@ -665,7 +668,7 @@ def _discard(arguments: _Arguments) -> Steps:
     transactions = list(arguments["transactions"])
     prefixes, keep = tuple(arguments["prefixes"]), tuple(arguments["keep"])
     if prefixes:
-        found = yield lambda reader: [name for name in reader.state.staged if name.startswith(prefixes)]
+        found = yield lambda reader: [name for name in reader.state.directory.staged if name.startswith(prefixes)]
         transactions += [name for name in found if not name.startswith(keep)]
     return (yield c.Discard(transactions))
 

@@ -439,6 +439,10 @@ class QueueState:
     def __repr__(self) -> str:
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"
 
+    def note_use(self, elapsed_ms: int) -> None:
+        """Somebody uses the queue or subscription now, also without a consumer: it is not idle."""
+        self.used_ms = self.left_ms = elapsed_ms
+
     # Messages come in.
 
     def append(self, number: int, message: NewMessage, shared: bool, now_ms: int, effects: Effects) -> None:

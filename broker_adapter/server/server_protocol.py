@@ -85,9 +85,14 @@ from broker_adapter.amqp.wire import (
     envelope_capabilities,
     envelope_version,
 )
-from broker_adapter.destination import Destination, DestinationKind, topic
+from broker_adapter.destination import (
+    TEMPORARY_QUEUE_PREFIX,
+    TEMPORARY_TOPIC_PREFIX,
+    Destination,
+    DestinationKind,
+    topic,
+)
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker_state import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
     IllegalStateException,

@@ -111,12 +111,12 @@ class History:
     def _start(self) -> None:
         directory = None if self.path is None else str(self.path / str(self.generation))
         self.broker = Broker(self.settings, directory)
-        self.broker._state.memory.cycle_handouts = self.chance.choice((1, 7, 5000))
+        self.broker._state.directory.memory.cycle_handouts = self.chance.choice((1, 7, 5000))
         self.client = self._call(c.Connect("me"))
         self.subscribed = {
             name
             for name in SUBSCRIPTIONS
-            if any(each.record.name == name for each in self.broker._state.subscriptions.values())
+            if any(each.record.name == name for each in self.broker._state.directory.subscriptions.values())
         }
 
     def _call(self, command: Any) -> Any:

@@ -135,7 +135,7 @@ def test_what_is_delivered_is_on_disk_before(disk: Engines) -> None:
             seen.append(found.position == handout.position)
 
     consumer = broker.call(c.Attach(client, queue("q"), sink), WAIT)
-    number = broker._state.by_destination[queue("q")].id
+    number = broker._state.directory.by_destination[queue("q")].id
     broker.submit(c.Credit(consumer, 1000))
     sent = threading.Thread(target=lambda: [send(broker, client, "q", body) for body in range(200)])
     sent.start()
@@ -326,7 +326,7 @@ def test_a_published_transaction_is_moved_at_the_next_start(tmp_path: Path) -> N
 def test_a_staged_transaction_that_nobody_publishes_is_dropped(engines: Engines) -> None:
     broker = engines.start(staged_timeout_seconds=1.0)
     broker.call(c.Stage("t", queue("target"), 0, [message("x")]), WAIT)
-    _eventually(lambda: not broker._state.staged and not broker._chores)
+    _eventually(lambda: not broker._state.directory.staged and not broker._chores)
     assert depth(broker, "t") == 0
     with pytest.raises(JMSException, match="staged_timeout_seconds"):
         broker.call(c.Publish("group", 1, ["t"]), WAIT)
@@ -522,7 +522,7 @@ def test_a_damaged_entry_is_kept_aside_and_the_others_are_delivered(disk: Engine
     broker = disk.start()
     client = connect(broker)
     send(broker, client, "q", "one", "two", "three")
-    number = broker._state.by_destination[queue("q")].id
+    number = broker._state.directory.by_destination[queue("q")].id
     broker.close()
     disk.broker = None
     assert disk.path is not None
@@ -848,7 +848,7 @@ def test_a_dead_letter_says_why_also_to_a_consumer_that_settles_nothing(engines:
 
 def test_a_cycle_that_hands_out_no_more_forgets_no_consumer_with_a_selector() -> None:
     broker = Broker(EngineSettings())
-    broker._state.memory.cycle_handouts = 1
+    broker._state.directory.memory.cycle_handouts = 1
     client = connect(broker)
     _, taken = attach(broker, client, "q", credit=2)
     _, found = attach(broker, client, "q", credit=5, selector="TRUE")
@@ -958,7 +958,7 @@ def test_an_engine_that_does_nothing_by_itself_sleeps(tmp_path: Path) -> None:
         broker._cycle = count  # type: ignore[method-assign]
         time.sleep(1.3)  # staged transactions are looked at each second
         assert cycles < 3
-        assert broker._state.staged
+        assert broker._state.directory.staged
     finally:
         broker.close()
 

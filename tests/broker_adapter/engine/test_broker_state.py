@@ -141,7 +141,7 @@ def test_commands_of_one_cycle_are_handed_out_after_the_last_of_them() -> None:
 @pytest.mark.parametrize("fields", [{}, {"selector": "TRUE"}, {"exclusive": True}], ids=["next", "found", "exclusive"])
 def test_a_cycle_hands_out_a_bounded_number_and_the_next_one_goes_on(fields: dict[str, Any]) -> None:
     rules = Rules()
-    rules.state.memory.cycle_handouts = 10
+    rules.state.directory.memory.cycle_handouts = 10
     client = rules.connect()
     consumers = [rules.attach(client, Q, **fields) for _ in range(3)]
     rules.send(client, Q, *[b"x"] * 45)
@@ -158,7 +158,7 @@ def test_a_cycle_hands_out_a_bounded_number_and_the_next_one_goes_on(fields: dic
 
 def test_a_queue_that_a_cycle_left_out_is_the_first_in_the_next_one() -> None:
     rules = Rules()
-    rules.state.memory.cycle_handouts = 10
+    rules.state.directory.memory.cycle_handouts = 10
     client = rules.connect()
     busy, quiet = rules.attach(client, queue("busy")), rules.attach(client, queue("quiet"))
     for name, count in (("busy", 60), ("quiet", 3)):
@@ -171,7 +171,7 @@ def test_a_queue_that_a_cycle_left_out_is_the_first_in_the_next_one() -> None:
 
 def test_a_drain_is_answered_when_all_that_there_is_was_handed_out() -> None:
     rules = Rules()
-    rules.state.memory.cycle_handouts = 10
+    rules.state.directory.memory.cycle_handouts = 10
     client = rules.connect()
     consumer = rules.attach(client, Q)
     rules.send(client, Q, *[b"x"] * 25)
@@ -186,7 +186,7 @@ def test_a_drain_is_answered_when_all_that_there_is_was_handed_out() -> None:
 
 def test_a_drain_without_credit_is_answered_however_busy_its_queue_is() -> None:
     rules = Rules()
-    rules.state.memory.cycle_handouts = 10
+    rules.state.directory.memory.cycle_handouts = 10
     client = rules.connect()
     busy, drained = rules.attach(client, Q, 10), rules.attach(client, Q)
     answers: list[int] = []
@@ -433,7 +433,11 @@ def test_what_is_set_aside_has_its_queues_whatever_the_limit_says() -> None:
     rules.do(c.Disconnect(client))
     rules.pass_time(10)
     rules.attach(rules.connect(), Q, 10)
-    assert {each.name for each in rules.state.queues.values() for each in [each.destination]} == {"q", "DLQ", "gone"}
+    assert {each.name for each in rules.state.directory.queues.values() for each in [each.destination]} == {
+        "q",
+        "DLQ",
+        "gone",
+    }
     assert (rules.depth("DLQ"), rules.depth("gone"), rules.depth("q")) == (2, 1, 1)
 
 
@@ -442,11 +446,11 @@ def test_a_topic_is_there_while_it_has_subscriptions() -> None:
     client = rules.connect()
     rules.do(c.Declare(topic("t")))
     rules.send(client, topic("t"), b"to nobody")
-    assert not rules.state.topics
+    assert not rules.state.directory.topics
     consumer = rules.attach(client, topic("t"))
-    assert list(rules.state.topics) == [topic("t")]
+    assert list(rules.state.directory.topics) == [topic("t")]
     rules.do(c.Detach(consumer))
-    assert not rules.state.topics
+    assert not rules.state.directory.topics
 
 
 def test_browsing_makes_no_queue() -> None:
@@ -465,12 +469,12 @@ def test_a_queue_is_deleted_with_its_messages_and_made_again_by_the_next_send() 
     rules = Rules()
     client = rules.connect()
     rules.send(client, Q, b"a", b"b")
-    first = rules.state.by_destination[Q]
+    first = rules.state.directory.by_destination[Q]
     assert rules.do(c.Delete(Q)) == 2
     assert rules.effects.ended == [first.id]
-    assert Q not in rules.state.by_destination
+    assert Q not in rules.state.directory.by_destination
     rules.send(client, Q, b"c")
-    assert rules.state.by_destination[Q].id != first.id
+    assert rules.state.directory.by_destination[Q].id != first.id
     with pytest.raises(InvalidDestinationException, match="there is no queue 'unknown'"):
         rules.do(c.Delete(queue("unknown")))
     with pytest.raises(InvalidDestinationException, match="can be purged"):
@@ -499,8 +503,8 @@ def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() ->
     consumer = rules.attach(client, Q, 1, ended=told.append)
     assert rules.do(c.Delete(Q, force=True)) == 2
     assert [error.reason for error in told] == ["'q' was deleted"]
-    assert not rules.state.consumers
-    assert rules.state.memory.in_hand == 0
+    assert not rules.state.directory.consumers
+    assert rules.state.directory.memory.in_hand == 0
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))  # too late, and harmless
     rules.do(c.Disconnect(client))
 
@@ -515,10 +519,10 @@ def test_a_subscription_or_a_whole_topic_is_deleted() -> None:
     with pytest.raises(InvalidDestinationException, match="there is one of client id 'me' \\(--client-id"):
         rules.do(c.Delete(topic("t"), "one"))
     assert rules.do(c.Delete(topic("t"), "one", "me")) == 1
-    assert [each.record.name for each in rules.state.topics[topic("t")]] == ["two"]
+    assert [each.record.name for each in rules.state.directory.topics[topic("t")]] == ["two"]
     assert rules.do(c.Delete(topic("t"))) == 1
-    assert not rules.state.topics
-    assert not rules.state.subscriptions
+    assert not rules.state.directory.topics
+    assert not rules.state.directory.subscriptions
 
 
 def test_what_nobody_uses_is_deleted_where_the_options_say_so() -> None:
@@ -539,12 +543,12 @@ def test_what_nobody_uses_is_deleted_where_the_options_say_so() -> None:
             rules.do(c.Detach(number))
     rules.pass_time(day * 1000)
     assert len(rules.do(c.DeleteIdle())) == 1
-    assert queue("empty") not in rules.state.by_destination
+    assert queue("empty") not in rules.state.directory.by_destination
     rules.send(client, topic("t"), b"x")
     rules.pass_time(day * 1000)
     assert len(rules.do(c.DeleteIdle())) == 1
-    assert [each.record.name for each in rules.state.topics[topic("t")]] == ["used"]
-    assert {str(each) for each in rules.state.by_destination} == {"full", "consumed", "DLQ"}
+    assert [each.record.name for each in rules.state.directory.topics[topic("t")]] == ["used"]
+    assert {str(each) for each in rules.state.directory.by_destination} == {"full", "consumed", "DLQ"}
 
 
 def test_a_restart_leaves_whoever_used_a_subscription_its_time_to_come_back() -> None:
@@ -606,22 +610,22 @@ def test_by_default_nothing_is_deleted_by_itself() -> None:
 def test_the_number_of_a_staged_transaction_comes_again_and_no_queues_number_does() -> None:
     rules = Rules()
     state = rules.state
-    state._next_staged_queue = FIRST_VOLATILE_QUEUE - 1
+    state.directory.numbers._next_staged = FIRST_VOLATILE_QUEUE - 1
     for name in ("g/1/a", "g/1/b", "g/1/c"):
         rules.do(c.Stage(name, Q, 0, [c.NewMessage(0, b"x")]))
-    assert [each.id for each in state.staged.values()] == [
+    assert [each.id for each in state.directory.staged.values()] == [
         FIRST_VOLATILE_QUEUE - 1,
         FIRST_STAGED_QUEUE,
         FIRST_STAGED_QUEUE + 1,
     ]
-    state._next_staged_queue = FIRST_VOLATILE_QUEUE - 1
+    state.directory.numbers._next_staged = FIRST_VOLATILE_QUEUE - 1
     rules.do(c.Stage("g/1/d", Q, 0, [c.NewMessage(0, b"x")]))
-    assert state.staged["g/1/d"].id == FIRST_STAGED_QUEUE + 2
+    assert state.directory.staged["g/1/d"].id == FIRST_STAGED_QUEUE + 2
     rules.do(c.Declare(Q))
     noted = rules.effects.durable.tables["meta"][NEXT_QUEUE]
     assert noted is not None
-    assert decode_meta(NEXT_QUEUE, noted) == state.by_destination[Q].id + 1
-    state._next_queue = FIRST_STAGED_QUEUE - 1
+    assert decode_meta(NEXT_QUEUE, noted) == state.directory.by_destination[Q].id + 1
+    state.directory.numbers.next = FIRST_STAGED_QUEUE - 1
     rules.do(c.Declare(queue("last")))
     with pytest.raises(ResourceAllocationException, match="has no number for another one"):
         rules.do(c.Declare(queue("one too many")))
@@ -634,9 +638,9 @@ def test_a_temporary_queue_of_another_run_is_another_incarnation() -> None:
         replies: list[Any] = []
         state.decide([c.Connect(None, reply=replies.append)], 0)
         state.decide([c.DeclareTemporary(1, DestinationKind.TEMPORARY_QUEUE)], 0)
-        (temporary,) = [each for each in state.queues.values() if each.destination.is_temporary]
+        (temporary,) = [each for each in state.directory.queues.values() if each.destination.is_temporary]
         assert temporary.id == FIRST_VOLATILE_QUEUE
-        names.add(state.incarnation(temporary))
+        names.add(state.directory.incarnation(temporary))
     assert len(names) == 2
 
 
@@ -645,7 +649,7 @@ def test_what_was_settled_of_a_temporary_queue_is_forgotten_with_it_and_costs_no
     client = rules.connect()
     for number in (0, 5):
         temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))
-        group = rules.state.settled_group(rules.state.by_destination[temporary])
+        group = rules.state.directory.settled_group(rules.state.directory.by_destination[temporary])
         if number:
             rules.do(c.Publish(group, number, ()))
         rules.do(c.DeleteTemporary(client, temporary))
@@ -680,8 +684,8 @@ def test_an_invalid_selector_is_refused_and_leaves_nothing_behind() -> None:
     client = rules.connect()
     with pytest.raises(InvalidSelectorException, match="column 4"):
         rules.attach(client, Q, selector="a =")
-    assert not rules.state.consumers
-    assert Q not in rules.state.by_destination
+    assert not rules.state.directory.consumers
+    assert Q not in rules.state.directory.by_destination
 
 
 # Dead letters.
@@ -920,7 +924,7 @@ def test_a_durable_subscription_and_another_one_may_have_the_same_name() -> None
         assert [len(rules.delivered[consumer]) for consumer in consumers] == [1, 1]
         for consumer in consumers:
             rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED), c.Detach(consumer))
-        assert list(rules.state.subscriptions) == [("me", "s", True)]
+        assert list(rules.state.directory.subscriptions) == [("me", "s", True)]
 
 
 def test_a_durable_subscription_moved_to_another_topic_begins_anew() -> None:
@@ -952,7 +956,7 @@ def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(subscrip
     assert len(rules.effects.ended) == 1
     rules.send(client, topic("t"), b"nobody hears")
     assert not rules.effects.volatile
-    assert rules.state.subscriptions == {}
+    assert rules.state.directory.subscriptions == {}
 
 
 def test_a_durable_subscription_does_not_end_with_its_consumer_or_client() -> None:

@@ -127,7 +127,7 @@ def test_a_request_notes_the_use_of_its_queue_by_a_clock_that_nobody_sets(
 ) -> None:
     set_clock(monkeypatch, -HOUR_MS)
     broker.request("bounds", {"destination": "q", "make": True}, WAIT)
-    used = broker._state.by_destination[Q]
+    used = broker._state.directory.by_destination[Q]
     used.used_ms = used.left_ms = 0
     broker.request("bounds", {"destination": "q"}, WAIT)
     assert 0 < used.used_ms <= broker_module._elapsed_ms()

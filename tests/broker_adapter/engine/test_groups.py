@@ -326,5 +326,5 @@ def test_a_consumer_that_goes_leaves_what_nobody_saw_ahead_of_the_rest() -> None
     assert [position for position, _ in rules.placed[second]][:3] == [9, 10, 11]
     rules.do(c.Detach(first, give_back=True, unseen=({1, 2},)))
     rules.do(c.Credit(second, 20))
-    counts = [delivery.delivery_count for delivery in rules.state.consumers[second].unsettled.values()]
+    counts = [delivery.delivery_count for delivery in rules.state.directory.consumers[second].unsettled.values()]
     assert sorted(counts) == [0] * 14 + [1] * 6

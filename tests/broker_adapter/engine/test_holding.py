@@ -229,7 +229,7 @@ def test_a_session_that_commits_again_gives_up_a_commit_behind_a_send_that_waits
     assert "the session has gone on" in str(sender.answers.pop(100))
     assert sender.answers == {200: None}
     assert len(rules.state.waiting()) == 1, "the send waits on"
-    assert taken not in rules.state.consumers[consumer].unsettled, "what the commit took is not held for ever"
+    assert taken not in rules.state.directory.consumers[consumer].unsettled, "what the commit took is not held for ever"
     rules.do(c.Disconnect(sender.client))
     assert rules.state.waiting() == []
 
@@ -334,7 +334,7 @@ def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_waits() 
     assert rules.do(c.Commit(client, None, [(Q, sent(1))], [(consumer, number, Outcome.ACCEPTED)])) == "held"
     rules.do(c.Disconnect(client))
     assert not rules.effects.faults
-    assert (rules.state.consumers, rules.state.waiting()) == ({}, [])
+    assert (rules.state.directory.consumers, rules.state.waiting()) == ({}, [])
     rules.send(rules.connect(), queue("elsewhere"), b"x")
     assert other not in rules.delivered, "a consumer that is gone takes nothing"
     again = rules.attach(rules.connect(), queue("in"), credit=1)
@@ -714,9 +714,9 @@ class Scarce:
     def retry(self) -> None:
         """Something happens to the full queue, and it stays full."""
         state = self.rules.state
-        full = state.by_destination[FULL_QUEUE]
+        full = state.directory.by_destination[FULL_QUEUE]
         for _ in range(10):
-            state._awake[full.id] = full
+            state.directory.changed[full.id] = full
             self.rules.pass_time(1)
 
 
@@ -729,7 +729,7 @@ def test_what_cannot_be_put_back_makes_no_queue() -> None:
     put_back = c.PutBack(queue("new"), [(b"key", c.NewMessage(0, 5 * LARGE))], there)
     with pytest.raises(ResourceAllocationException, match="the store is full"):
         scarce.rules.do(put_back)
-    assert queue("new") not in scarce.rules.state.by_destination
+    assert queue("new") not in scarce.rules.state.directory.by_destination
     assert not any(scarce.rules.effects.durable.tables.get("catalog", {}).values())
 
 
@@ -795,7 +795,9 @@ def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> Non
 
     sends = [(queue("other"), c.NewMessage(0, LARGE))]
     assert rules.do(c.Commit(rules.connect(), c.CommitId("only sends", 1), sends, [])) == "held"
-    first, *others = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.consumers[consumer].unsettled]
+    first, *others = [
+        (consumer, number, Outcome.ACCEPTED) for number in rules.state.directory.consumers[consumer].unsettled
+    ]
     assert rules.do(c.Commit(client, c.CommitId("s", 1), sends, [first])) is None
     assert rules.state.room is not None
     assert rules.state.room.single_pages == 0.5
@@ -813,7 +815,9 @@ def test_a_transaction_that_makes_room_does_not_wait_behind_one_that_wants_more_
     rules.state.held_because = FULL
     for index, client in enumerate(clients):
         consumer = rules.attach(client, Q, credit=1)
-        settled = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.consumers[consumer].unsettled]
+        settled = [
+            (consumer, number, Outcome.ACCEPTED) for number in rules.state.directory.consumers[consumer].unsettled
+        ]
         sends = [(queue("other"), c.NewMessage(0, LARGE))] * (1 if index else 9)
         answer = partial(answers.__setitem__, index)
         rules.state.decide([c.Commit(client, c.CommitId(f"s{index}", 1), sends, settled, answer)], rules.now_ms)
@@ -832,7 +836,7 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     rules.state.room = Room(0.5, 0, 4096, "the store is full")
     rules.state.held_because = FULL
     consumer = rules.attach(client, Q, credit=100)
-    for index, number in enumerate(list(rules.state.consumers[consumer].unsettled)):
+    for index, number in enumerate(list(rules.state.directory.consumers[consumer].unsettled)):
         sends = [(queue(f"other {index}"), c.NewMessage(0, LARGE))] * 9
         commit = c.Commit(client, c.CommitId(f"s{index}", 1), sends, [(consumer, number, Outcome.ACCEPTED)])
         assert rules.do(commit) == "held"
@@ -859,7 +863,7 @@ def test_a_transaction_that_makes_a_queue_no_longer_goes_on_though_it_is_full_of
     for size in (400, 100, 900):
         assert rules.send(client, Q, b"x" * size) is None
     consumer = rules.attach(client, Q, credit=1)
-    settled = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.consumers[consumer].unsettled]
+    settled = [(consumer, number, Outcome.ACCEPTED) for number in rules.state.directory.consumers[consumer].unsettled]
     sends = [(Q, c.NewMessage(0, b"x" * size)) for size in sizes]
     assert rules.do(c.Commit(client, c.CommitId("s", 1), sends, settled)) == answer
 

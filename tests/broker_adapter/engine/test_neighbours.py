@@ -118,7 +118,7 @@ def test_a_send_to_very_many_subscriptions_is_carried_out_in_any_number_of_parts
     brokers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = brokers(durable=False)
-    monkeypatch.setattr(broker._state, "fan_out", lambda _destination: 20_000)
+    monkeypatch.setattr(broker._state.directory, "fan_out", lambda _destination: 20_000)
     results: list[Any] = []
     messages = [message("x")] * 3000
     broker.submit(c.Enqueue(connect(broker), queue("q"), messages, results.append))
@@ -131,7 +131,7 @@ def test_a_send_to_very_many_subscriptions_is_carried_out_in_any_number_of_parts
 
 def test_parts_of_a_send_that_fail_are_told_one_by_one(brokers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = brokers(durable=False, max_message_bytes=10)
-    monkeypatch.setattr(broker._state, "fan_out", lambda _destination: 20_000)
+    monkeypatch.setattr(broker._state.directory, "fan_out", lambda _destination: 20_000)
     bodies = ["x", "x" * 20, "y", "z" * 20]
     errors = send(broker, connect(broker), "q", *bodies)
     assert [error is None for error in errors] == [True, False, True, False]
@@ -230,4 +230,4 @@ def test_credit_beside_an_exclusive_consumer_is_not_noted_again_and_again(broker
     attach(broker, client, "q", exclusive=True)
     for _ in range(1000):
         broker.call(c.Credit(first, 1), WAIT)
-    assert len(broker._state.by_destination[Destination("q")]._owed) <= 2
+    assert len(broker._state.directory.by_destination[Destination("q")]._owed) <= 2

@@ -91,9 +91,9 @@ def test_what_an_old_store_had_done_is_not_done_again(tmp_path: Path, version: i
 @VERSIONS
 def test_numbers_of_queues_of_an_old_store_do_not_come_again(tmp_path: Path, version: int) -> None:
     broker = opened(tmp_path, version)
-    highest = max(number for number in broker._state.queues if number < FIRST_STAGED_QUEUE)
+    highest = max(number for number in broker._state.directory.queues if number < FIRST_STAGED_QUEUE)
     assert broker.call(c.Declare(queue("new")), WAIT) is None
-    assert broker._state.by_destination[queue("new")].id == highest + 1
+    assert broker._state.directory.by_destination[queue("new")].id == highest + 1
     broker.close()
     assert check_store(tmp_path, SETTINGS).is_sound
 
@@ -162,7 +162,7 @@ def test_a_store_of_today_that_lost_its_version_keeps_its_numbers(tmp_path: Path
     broker = Broker(SETTINGS, str(tmp_path))
     client = connect(broker)
     for number in itertools.count():
-        if broker._state._next_queue == queues:
+        if broker._state.directory.numbers.next == queues:
             break
         send(broker, client, f"queue {number}", "x")
     broker.close()
@@ -170,6 +170,6 @@ def test_a_store_of_today_that_lost_its_version_keeps_its_numbers(tmp_path: Path
         for key in (VERSION, VERSION_CHECK):
             assert txn.delete(key, db=env.open_db(b"meta", txn=txn))
     broker = Broker(SETTINGS, str(tmp_path))
-    assert broker._state._next_queue == queues
+    assert broker._state.directory.numbers.next == queues
     assert send(broker, connect(broker), "another one", "x") is None
     broker.close()

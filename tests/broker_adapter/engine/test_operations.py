@@ -270,7 +270,7 @@ def test_a_number_of_a_group_is_published_once(broker: Broker) -> None:
         assert ask(broker, "publish", group="g", number=3, transactions=[attempt]) is (attempt == "first")
     assert ask(broker, "publish", group="g", number=2, transactions=[]) is False
     assert [unpack(payload).body for payload in payloads(drained(broker, connect(broker), "target"))] == ["first"]
-    assert not broker._state.staged
+    assert not broker._state.directory.staged
 
 
 def test_publishing_what_was_never_staged_publishes_nothing(broker: Broker) -> None:

@@ -117,7 +117,7 @@ def test_failures_of_a_message_are_forgotten_with_it_although_they_were_forgiven
     position = rules.placed[consumer][0][0]
     rules.do(c.Settle(consumer, [number], Outcome.FAILED))
     rules.do(c.Detach(consumer, give_back=True))
-    waiting = rules.state.by_destination[Q]
+    waiting = rules.state.directory.by_destination[Q]
     assert rules.do(c.Forgive(waiting.id, [(position, None)])) == 1
     assert waiting.resting.failures == {position: 1}
     last = rules.attach(client, Q, credit=10)

@@ -42,7 +42,7 @@ def bodies(handouts: list[c.Handout]) -> list[str]:
 
 
 def queue_of(broker: Broker) -> QueueState:
-    return broker._state.by_destination[Q]
+    return broker._state.directory.by_destination[Q]
 
 
 def take(broker: Broker, client: int, selector: str | None, count: int) -> tuple[int, Inbox]:
@@ -69,7 +69,7 @@ def test_no_more_is_found_than_may_be_kept(broker: Broker) -> None:
     inbox.wait_for(1)
     for _ in range(10):
         send(broker, client, *["red"] * 5)
-    search = broker._state.consumers[consumer].search
+    search = broker._state.directory.consumers[consumer].search
     assert search is not None
     assert len(search.lane(LANE).found) <= 10
     broker.call(c.Credit(consumer, 100), WAIT)

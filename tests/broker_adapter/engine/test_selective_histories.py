@@ -68,7 +68,7 @@ class History:
     def _start(self) -> None:
         limits = EngineSettings(window_messages=WINDOW, max_deliveries=None, redelivery_delay_seconds=0)
         self.broker = Broker(limits, self.path)
-        self.broker._state.memory.cycle_handouts = 3
+        self.broker._state.directory.memory.cycle_handouts = 3
         self.client = connect(self.broker)
 
     def _collect(self) -> None:

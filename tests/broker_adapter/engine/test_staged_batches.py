@@ -136,7 +136,7 @@ def test_what_failed_attempts_staged_goes_when_their_batch_is_published() -> Non
     for name in ("g/1/0.0.a", "g/1/0.1.b", "g/1/1.0.c", "h/1/0.0.d"):
         rules.stage(name, 0)
     assert rules.do(c.Publish("g", 1, ["g/1/0.1.b", "g/1/1.0.c"])) is True
-    assert [name for name, each in rules.state.staged.items() if not each.record.publishing] == ["h/1/0.0.d"]
+    assert [name for name, each in rules.state.directory.staged.items() if not each.record.publishing] == ["h/1/0.0.d"]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -148,7 +148,7 @@ def test_nothing_is_staged_for_a_number_that_was_published(number: int) -> None:
     assert rules.stage(f"g/{number}/slow", 1) is False
     assert rules.stage(f"g/{number}/late", 0, 3) is False
     assert rules.stage("g/late", 0) is True  # nobody knows whose it is
-    assert [name for name, each in rules.state.staged.items() if not each.record.publishing] == ["g/late"]
+    assert [name for name, each in rules.state.directory.staged.items() if not each.record.publishing] == ["g/late"]
     assert rules.do(c.Statistics()).duplicates_rejected == 4
 
 
@@ -157,7 +157,7 @@ def test_a_number_is_closed_by_publishing_nothing() -> None:
     rules.stage("g/0/a", 0)
     assert rules.do(c.Publish("g", 0, [])) is True
     assert rules.stage("g/0/b", 0) is False
-    assert not rules.state.staged
+    assert not rules.state.directory.staged
 
 
 def test_what_was_staged_without_a_number_in_its_name_is_dropped_when_that_was_published() -> None:
@@ -166,14 +166,14 @@ def test_what_was_staged_without_a_number_in_its_name_is_dropped_when_that_was_p
     rules.stage("t", 0, 3)
     assert rules.do(c.Publish("g", 1, ["t"])) is False
     assert rules.do(c.Statistics()).duplicates_rejected == 3
-    assert not rules.state.staged
+    assert not rules.state.directory.staged
 
 
 def test_a_newer_batch_drops_what_an_older_one_of_its_group_left() -> None:
     rules = Rules()
     for name in ("g/1/a", "g/2/a", "h/1/a"):
         rules.stage(name, 0)
-    assert list(rules.state.staged) == ["g/2/a", "h/1/a"]
+    assert list(rules.state.directory.staged) == ["g/2/a", "h/1/a"]
     with pytest.raises(IllegalStateException, match=r"'g/1/a' has 0 messages .*superseded"):
         rules.stage("g/1/a", 1)
 
@@ -215,10 +215,10 @@ def test_transactions_are_discarded_by_the_beginning_of_their_names(broker: Brok
     for name in ("g/1/0.0.a", "g/1/0.1.b", "g/1/10.0.c", "h"):
         stage(broker, name)
     assert ask(broker, "discard", prefixes=["g/1/0.0.", "unknown"]) == 1
-    assert list(broker._state.staged) == ["g/1/0.1.b", "g/1/10.0.c", "h"]
+    assert list(broker._state.directory.staged) == ["g/1/0.1.b", "g/1/10.0.c", "h"]
     assert ask(broker, "discard", transactions=["h"], prefixes=["g/1/"]) == 3
     assert ask(broker, "discard", prefixes=[]) == 0
-    assert not broker._state.staged
+    assert not broker._state.directory.staged
 
 
 def test_counts_that_fit_no_transactions_are_refused(broker: Broker) -> None:

@@ -158,7 +158,7 @@ def test_what_came_after_the_crash_is_no_suspect_and_one_that_is_processed_is_fo
     assert take(broker, consumer, inbox.handouts[1])
     assert take(broker, consumer, inbox.handouts[0])
     settle(broker, consumer, inbox.handouts)
-    assert not broker._state.queues[1].suspects
+    assert not broker._state.directory.queues[1].suspects
     assert not payloads(drained(broker, connect(broker), Q))
 
 
