@@ -459,13 +459,13 @@ class Broker:
     @property
     def _has_freed_memory(self) -> bool:
         """Whether there is more room for volatile messages than the last decision knew of."""
-        known = self._state.volatile_room
+        known = self._state.admission.volatile_room
         return known is not None and known < self.settings.max_volatile_bytes - self._memory.bytes
 
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._state.next_deadline_ms()]
-        if self._state.waits_at_large and self._state.room is not None:
+        if self._state.waits_at_large and self._state.admission.room is not None:
             alarms.append(self._room_checked_ms + _ROOM_CHECK_MS)
         if self._by_itself:
             if self._due_ms is not None:
@@ -604,7 +604,7 @@ class Broker:
         """Take commands from the inbox, as many as one commit may hold.  Returns the bytes that come in."""
         inbox = self._inbox
         weight = size = 0
-        most = CYCLE_MESSAGES if self._state.room is None else LOW_CYCLE_MESSAGES
+        most = CYCLE_MESSAGES if self._state.admission.room is None else LOW_CYCLE_MESSAGES
         while inbox and weight < most and size < CYCLE_BYTES:
             command = inbox.popleft()
             if isinstance(command, c.Gather):
@@ -648,18 +648,18 @@ class Broker:
 
     def _look_for_room(self, elapsed_ms: int, incoming: int) -> None:
         """Tell the state whether producers have to be held back."""
-        state = self._state
-        state.volatile_room = self.settings.max_volatile_bytes - self._memory.bytes
+        admission = self._state.admission
+        admission.volatile_room = self.settings.max_volatile_bytes - self._memory.bytes
         if self._disk is None:
             return
         self._bytes_since_check += incoming
-        if not incoming and state.room is None:
+        if not incoming and admission.room is None:
             return
         if elapsed_ms - self._room_checked_ms >= _ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
             self._room_checked_ms = elapsed_ms
             self._bytes_since_check = 0
-            room = state.room = self._disk.room()
-            state.held_because = room.reason if room is not None and room.is_used_up else None
+            room = admission.room = self._disk.room()
+            admission.held_because = room.reason if room is not None and room.is_used_up else None
 
     def _supplied_safely(self, command: c.Command) -> c.Command | None:
         """The command with what it asks for; None where that fails for a fault of the command, which has its answer."""

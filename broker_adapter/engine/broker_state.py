@@ -31,12 +31,12 @@ from broker_adapter.destination import (
     checked_name,
 )
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.admission import Admission
 from broker_adapter.engine.directory import Client, Directory, attached, is_volatile, named_queue
 from broker_adapter.engine.effects import Effects, Load, Look, Scan
 from broker_adapter.engine.failures import deleted, fault, message_too_large, rolled_back
 from broker_adapter.engine.holding import Chosen, Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
-from broker_adapter.engine.limits import QueueLimits
 from broker_adapter.engine.losses import Losses
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
 from broker_adapter.engine.records import (
@@ -61,7 +61,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.resting import redelivery_delay_ms
-from broker_adapter.engine.room import LONGER_BYTES, Room
+from broker_adapter.engine.room import LONGER_BYTES
 from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
@@ -126,6 +126,7 @@ class BrokerState:
         self.settings = settings
         self.durable = durable
         self.directory = Directory(settings, durable=durable, secret=secret, unique=unique)
+        self.admission = Admission(settings, self.directory)
         self.formats = Formats()
         self.staging = Staging(int(settings.staged_timeout_seconds * 1000))
         #: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first
@@ -141,16 +142,9 @@ class BrokerState:
         self.is_late = self.new_slice()
         self._chosen_in: Callable[[], bool] | None = None  #: the slice that those have used up who are choosing
         self._unasked = 0  #: how many selectors may be asked, of small messages, before the clock is
-        self.limits = QueueLimits(settings.max_queue_messages, settings.max_queue_bytes)
-        self._is_limited = settings.max_queue_messages is not None or settings.max_queue_bytes is not None
-        #: published transactions whose messages are still to be moved, by their target's name
-        self._publishing: dict[str, dict[int, QueueState]] = {}
-        self.held_because: str | None = None  #: why the whole broker takes no durable message, if it does not
-        self.room: Room | None = None  #: what the store on disk may still take; None: more than is worth counting
         self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
         self._tried_until_ms = 0.0  #: commits are tried again from then on
         self._put_off: dict[int, QueueState | None] = {}  #: queues whose commits wait for that; 0: those at large
-        self.volatile_room: int | None = None  #: bytes of volatile messages that may still be taken; None: no limit
         self._holding = Holding()
         self._next_message = 1
         self._next_client = 1
@@ -196,7 +190,7 @@ class BrokerState:
                 if not record.publishing:
                     self.staging.begin(record.name, record.created_ms)
                 else:
-                    self._publishing.setdefault(record.target or "", {})[number] = queue
+                    self.admission.begin_publishing(queue)
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
         for key, sequences in streams:
             self.streams[decode_stream_key(key)] = Sequences.of(sequences)
@@ -607,11 +601,7 @@ class BrokerState:
             self._idle.pop(queue.id, None)
             if self.directory.staged.get(queue.record.name) is queue:
                 del self.directory.staged[queue.record.name]
-            target = queue.record.target
-            if target is not None and target in self._publishing:
-                self._publishing[target].pop(queue.id, None)
-                if not self._publishing[target]:
-                    del self._publishing[target]
+            self.admission.end_publishing(queue)
             if queue.durable:
                 effects.durable.put("catalog", queue_key(queue.id), None)
                 effects.durable.put("queues", queue_key(queue.id), None)
@@ -796,7 +786,7 @@ class BrokerState:
         known = set(self.directory.queues)
         targets = self.directory.targets(command.destination, effects)
         try:
-            self._take_room([(len(each.payload), 1) for _, each in messages])
+            self.admission.take_at_once([(len(each.payload), 1) for _, each in messages])
         except JMSException:
             self.directory.unmake([queue for queue in targets if queue.id not in known], effects)
             raise
@@ -976,13 +966,6 @@ class BrokerState:
 
     # Sending.
 
-    def _promised(self, queue: QueueState) -> tuple[int, int]:
-        """Messages and bytes that were published to a queue, and are on their way into it."""
-        moving = self._publishing.get(queue.destination.name) if self._publishing else None
-        if not moving or queue.record.kind != "queue":
-            return 0, 0
-        return sum([each.depth for each in moving.values()]), sum([each.bytes for each in moving.values()])
-
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
         targets = self.directory.targets(command.destination, effects)
         held = self._arrived(command)
@@ -1001,9 +984,10 @@ class BrokerState:
         messages = command.messages
         name, kind = command.destination
         settings = self.settings
+        admission = self.admission
         max_bytes = settings.max_message_bytes
-        limit, limit_bytes = self.limits.messages, self.limits.bytes
-        promised = {queue.id: self._promised(queue) for queue in targets} if self._publishing else {}
+        limit, limit_bytes = admission.limits.messages, admission.limits.bytes
+        promised = {queue.id: admission.promised(queue) for queue in targets} if admission.publishing else {}
         local = self.directory.remote(targets, command.client)
         selective = any(queue.selector is not None for queue in local)
         is_choosing = False
@@ -1033,25 +1017,25 @@ class BrokerState:
                     or (limit is not None and queue.depth >= limit)
                     or (limit_bytes is not None and queue.bytes >= limit_bytes)
                 ):  # else it takes the message, without a call for each
-                    refusal = self.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
+                    refusal = admission.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
                     if refusal is not None:
                         blocked, reason = queue, refusal
                         break
             size = 0
-            if message.persistent and self.held_because:
-                reason = reason or self.held_because
-            elif self.volatile_room is not None and not (message.persistent and all_durable):
+            if message.persistent and admission.held_because:
+                reason = reason or admission.held_because
+            elif admission.volatile_room is not None and not (message.persistent and all_durable):
                 size = len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(wanting)
-                if size > self.volatile_room:
-                    reason = reason or self._volatile_full()
+                if size > admission.volatile_room:
+                    reason = reason or admission.volatile_full()
             # Last, since who waits for something else takes no room.
-            if not reason and message.persistent and self.room is not None:
-                reason = "" if self.room.take(len(message.payload), len(wanting)) else self.room.reason
+            if not reason and message.persistent and admission.room is not None:
+                reason = "" if admission.room.take(len(message.payload), len(wanting)) else admission.room.reason
             if reason:
                 held.index = index
                 break
-            if size and self.volatile_room is not None:
-                self.volatile_room -= size
+            if size and admission.volatile_room is not None:
+                admission.volatile_room -= size
             identity = message.identity
             if identity is not None:
                 if identity.producer_id != producer_id or identity.thread_id != thread_id:
@@ -1086,16 +1070,6 @@ class BrokerState:
             return False
         self.totals.expired += 1
         return True
-
-    def _take_room(self, messages: Iterable[tuple[int, int]]) -> None:
-        """Take the room on the disk for some messages, of (bytes, queues) each, or raise and take none."""
-        if self.held_because:
-            raise ResourceAllocationException(self.held_because)
-        if self.room is not None:
-            left = self.room.taken(messages)
-            if left is None:
-                raise ResourceAllocationException(self.room.reason)
-            self.room = left
 
     def _spread(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
         """Store one copy, and an entry for each queue."""
@@ -1224,12 +1198,6 @@ class BrokerState:
         self._holding.wait(held, queue, is_choosing=is_choosing)
         return True
 
-    def _volatile_full(self) -> str:
-        return (
-            f"non-persistent messages take all of the {self.settings.max_volatile_bytes} bytes that they may"
-            " (option max_volatile_bytes)"
-        )
-
     def _resume_held(self, now_ms: int, effects: Effects) -> None:
         """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
         holding = self._holding
@@ -1252,7 +1220,7 @@ class BrokerState:
     def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
         """Let commits go on that make room: not only the first of them, which may want more than there is."""
         line = self._holding.making_room
-        left = _MAKING_ROOM if any(map(gt, self._room_at_large(), self._room_before)) else 0
+        left = _MAKING_ROOM if any(map(gt, self.admission.engine_wide_room(), self._room_before)) else 0
         for held in list(line) if left else ():
             if not self._may_try():
                 self._put_off[0] = None
@@ -1265,12 +1233,7 @@ class BrokerState:
                     left -= 1
                     if not left:
                         break
-        self._room_before = self._room_at_large()
-
-    def _room_at_large(self) -> tuple[float, ...]:
-        """How much room there is for what waits for no queue in particular, of each kind."""
-        volatile = math.inf if self.volatile_room is None else self.volatile_room
-        return self.held_because is None, volatile, *((math.inf,) * 4 if self.room is None else self.room.pages)
+        self._room_before = self.admission.engine_wide_room()
 
     def _resume(self, line: deque[Held], now_ms: int, effects: Effects) -> None:
         for _ in range(len(line)):
@@ -1622,13 +1585,15 @@ class BrokerState:
             count, size = more.get(queue.id, (0, 0))
             more[queue.id] = count - len(entries), size - sum([entry.size for entry in entries])
             taken[queue.id] = taken.get(queue.id, 0) + len(entries)
-            if self.room is not None and queue.durable:
+            if self.admission.room is not None and queue.durable:
                 # What a subscription has, others may have as well.
                 whole = queue.record.kind == "queue"
                 ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
         sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
         places = 0
-        room = None if self.room is None else self.room.lent(ended)  # by itself, until the commit is certain
+        room = (
+            None if self.admission.room is None else self.admission.room.lent(ended)
+        )  # by itself, until the commit is certain
         volatile_bytes = 0
         last: Destination | None = None
         remote: Sequence[QueueState] = ()
@@ -1654,36 +1619,36 @@ class BrokerState:
             sends.append((queues, destination, message))
             places += len(queues)
             self._check_places(places)
-            reason = None if ended else self.held_because
+            reason = None if ended else self.admission.held_because
             if message.persistent and room is not None and not room.take(length, len(queues)):
                 reason = room.reason
             if not (message.persistent and self.durable and all(lasting)):
                 volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)
                 if not (message.persistent and any(lasting)):
                     reason = None  # nothing of it goes to the disk
-                if self.volatile_room is not None and volatile_bytes > self.volatile_room:
-                    reason = self._volatile_full()
+                if self.admission.volatile_room is not None and volatile_bytes > self.admission.volatile_room:
+                    reason = self.admission.volatile_full()
             if reason:
                 return not self._hold(held, None, reason, effects)
-            for queue in queues if self._is_limited else ():
+            for queue in queues if self.admission.has_queue_limits else ():
                 count, size = more.get(queue.id, (0, 0))
                 more[queue.id] = count + 1, size + length
                 if count < 0 and size + length <= LONGER_BYTES * taken[queue.id]:
                     continue  # the queue does not grow
-                never = self.limits.never("the transaction", count + 1, size)
+                never = self.admission.limits.never("the transaction", count + 1, size)
                 if never is not None:
                     raise rolled_back(ResourceAllocationException(never))
                 if queue.id not in promised:
-                    promised[queue.id] = self._promised(queue)
+                    promised[queue.id] = self.admission.promised(queue)
                 moving, moving_bytes = promised[queue.id]
-                refusal = self.limits.refusal(queue, count + moving, size + moving_bytes)
+                refusal = self.admission.limits.refusal(queue, count + moving, size + moving_bytes)
                 if refusal is not None:
                     return not self._hold(held, queue, refusal, effects)
         # From here on nothing can fail.
-        if room is not None and self.room is not None:
-            self.room = room.repaid(self.room)
-        if self.volatile_room is not None:
-            self.volatile_room -= volatile_bytes
+        if room is not None and self.admission.room is not None:
+            self.admission.room = room.repaid(self.admission.room)
+        if self.admission.volatile_room is not None:
+            self.admission.volatile_room -= volatile_bytes
         streams: dict[tuple[Any, ...], Sequences] = {}
         stream: tuple[Any, ...] = ()
         sender: tuple[Any, ...] = ()
@@ -1775,14 +1740,14 @@ class BrokerState:
         sizes = [len(each.payload) for each in command.messages[have - command.first :]]
         if sizes:
             before = queue.bytes if queue is not None else 0
-            never = self.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
+            never = self.admission.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
             if never is not None:
                 raise ResourceAllocationException(never)
         if queue is None:
             self.directory.check_limit()
             checked_name(command.transaction, "transaction")
         if sizes:
-            self._take_room([(size, 2) for size in sizes])
+            self.admission.take_at_once([(size, 2) for size in sizes])
         if queue is None:
             record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
             queue = self.directory.staged[command.transaction] = self.directory.new_queue(
@@ -1858,12 +1823,12 @@ class BrokerState:
                 if target in self.directory.by_destination:
                     continue
                 made.append(self.directory.queue(target, effects))
-            full, reason = self._no_room_for(found)
+            full = self.admission.ask_for_batches(found)
         except JMSException:
             self.directory.unmake(made, effects)
             raise
         if full is not None:
-            waits = self._hold(held, full, reason, effects)
+            waits = self._hold(held, full.queue, full.reason, effects)
             self.directory.unmake(made, effects)
             for queue in found:  # whoever is refused may come again
                 if self.staging.used(queue.record.name, now_ms):
@@ -1871,7 +1836,7 @@ class BrokerState:
             return not waits
         for queue in found:
             self.staging.end(queue.record.name)
-            self._publishing.setdefault(queue.record.target or "", {})[queue.id] = queue
+            self.admission.begin_publishing(queue)
             queue.record = queue.record._replace(publishing=self._next_publishing)
             self._next_publishing += 1
             effects.published.append(queue.id)
@@ -1881,32 +1846,6 @@ class BrokerState:
         self.published.note(command.group, command.number, now_ms, effects.durable)
         effects.answer(command, True)
         return True
-
-    def _no_room_for(self, staged: Sequence[QueueState]) -> tuple[QueueState | None, str]:
-        """The first queue that has no room for what is to be published into it, and why.
-
-        Raises:
-            ResourceAllocationException: it would have none if it were empty.
-        """
-        more: dict[str, tuple[int, int]] = {}
-        for each in staged if self._is_limited else ():
-            name = each.record.target or ""
-            target = self.directory.by_destination[Destination(name)]
-            count, size = more.get(name, (0, 0))
-            count, size = count + each.depth, size + each.bytes
-            more[name] = count, size
-            if not each.depth:
-                continue
-            never = self.limits.never("the batch", count, size - each.bytes // each.depth)
-            if never is not None:
-                raise ResourceAllocationException(never)
-            promised, promised_bytes = self._promised(target)
-            refusal = self.limits.refusal(
-                target, promised + count - 1, promised_bytes + size - max(1, each.bytes // each.depth)
-            )
-            if refusal is not None:
-                return target, refusal
-        return None, ""
 
     def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
         effects.answer(command, sum(self._end_staged(name, effects) for name in command.transactions))
@@ -1954,7 +1893,7 @@ class BrokerState:
         else:
             for raw, annotations in command.found:
                 target = self._home(annotations, command.to, effects)
-                if target is None or target is source or self.limits.refusal(target, *self._promised(target)):
+                if target is None or target is source or self.admission.refusal(target):
                     continue
                 if raw.flags & FLAG_PERSISTENT and not target.durable:
                     continue  # a temporary queue, or a subscription in memory, keeps nothing on the disk
@@ -2083,8 +2022,8 @@ class BrokerState:
             queues += self.directory.topic_statistics()
         volatile_bytes = (
             sum([queue.bytes - queue.stored_bytes for queue in self.directory.queues.values()])
-            if self.volatile_room is None
-            else self.settings.max_volatile_bytes - self.volatile_room
+            if self.admission.volatile_room is None
+            else self.settings.max_volatile_bytes - self.admission.volatile_room
         )
         result = BrokerStatistics(
             enqueued=totals.enqueued,
@@ -2100,8 +2039,7 @@ class BrokerState:
             commits=totals.commits,
             clients=len(self.directory.clients),
             volatile_bytes=volatile_bytes,
-            held_because=self.held_because
-            or (self._volatile_full() if self.volatile_room is not None and self.volatile_room <= 0 else None),
+            held_because=self.admission.full_because,
             queues=tuple(sorted(queues, key=by_kind_and_name)),
         )
         effects.answer(command, result)

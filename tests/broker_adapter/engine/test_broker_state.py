@@ -404,10 +404,10 @@ def test_bytes_of_a_queue_limit_transactions_as_well() -> None:
 def test_a_broker_that_takes_nothing_holds_everything_persistent() -> None:
     rules = Rules()
     client, other = rules.connect(), rules.connect()
-    rules.state.held_because = "the disk is full"
+    rules.state.admission.held_because = "the disk is full"
     assert rules.send(client, Q, b"x") == "held"
     assert rules.send(other, Q, b"y", persistent=False) is None
-    rules.state.held_because = None
+    rules.state.admission.held_because = None
     rules.pass_time(1)
     assert rules.depth("q") == 2
 

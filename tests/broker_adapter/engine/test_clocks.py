@@ -99,7 +99,7 @@ def test_a_disk_that_has_room_again_is_seen_after_the_clock_was_set_back(
     client = connect(broker)
     assert send(broker, client, "q", "1") is None
     set_clock(monkeypatch, -HOUR_MS)
-    broker._state.held_because = "the disk is full"
+    broker._state.admission.held_because = "the disk is full"
     time.sleep(0.3)  # the next look at the disk is due
     assert send(broker, client, "elsewhere", "2") is None
     assert depth(broker, "elsewhere") == 1

@@ -63,11 +63,11 @@ class Sender:
 def test_what_could_go_on_does_not_overtake_what_waits_of_the_same_producer() -> None:
     """Were the second one taken first, the first would count as one that is there already, and be dropped."""
     sender = Sender(Rules())
-    sender.rules.state.held_because = FULL
+    sender.rules.state.admission.held_because = FULL
     sender.send()
     sender.send(persistent=False)
     assert sender.answers == {}
-    sender.rules.state.held_because = None
+    sender.rules.state.admission.held_because = None
     sender.pass_time()
     assert sender.answers == {1: None, 2: None}
     assert (sender.rejected, sender.rules.depth("q")) == (0, 2)
@@ -75,10 +75,10 @@ def test_what_could_go_on_does_not_overtake_what_waits_of_the_same_producer() ->
 
 def test_a_persistent_message_does_not_overtake_a_volatile_one_that_waits_for_memory() -> None:
     sender = Sender(Rules())
-    sender.rules.state.volatile_room = 0
+    sender.rules.state.admission.volatile_room = 0
     sender.send(persistent=False)
     sender.send()
-    sender.rules.state.volatile_room = None
+    sender.rules.state.admission.volatile_room = None
     sender.pass_time()
     assert sender.answers == {1: None, 2: None}
     assert sender.rejected == 0
@@ -91,11 +91,11 @@ def test_order_holds_where_one_waits_first_for_a_queue_and_then_for_the_disk() -
     sender.send()
     sender.send()
     sender.send(persistent=False)
-    rules.state.held_because = FULL
+    rules.state.admission.held_because = FULL
     rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))  # there is room in the queue, and none on the disk
     sender.pass_time()
     assert sender.answers == {1: None}
-    rules.state.held_because = None
+    rules.state.admission.held_because = None
     sender.pass_time()
     assert sender.answers == {1: None, 2: None}
     rules.do(c.Settle(consumer, [2], Outcome.ACCEPTED))
@@ -111,14 +111,14 @@ def test_one_that_has_to_wait_elsewhere_holds_nobody_up() -> None:
     first.send()
     first.send()
     second.send(persistent=False)
-    rules.state.held_because = FULL
+    rules.state.admission.held_because = FULL
     first._decide(c.Settle(consumer, [1], Outcome.ACCEPTED))
     assert (first.answers, second.answers) == ({1: None}, {1: None})
 
 
 def test_those_who_wait_behind_one_that_is_refused_have_their_own_time() -> None:
     sender = Sender(Rules(hold_timeout_seconds=5))
-    sender.rules.state.held_because = FULL
+    sender.rules.state.admission.held_because = FULL
     sender.send()
     sender.pass_time(2000)
     sender.send()
@@ -148,7 +148,7 @@ def test_a_connection_that_waits_with_many_is_no_nearer_than_its_first() -> None
 def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_connection() -> None:
     rules = Rules(max_held_messages=3)
     sender = Sender(rules)
-    rules.state.held_because = FULL
+    rules.state.admission.held_because = FULL
     for _ in range(4):
         sender.send()
     assert "3 sends wait already (option max_held_messages)" in str(sender.answers.pop(4)[0])
@@ -239,7 +239,7 @@ def send_that_is_held() -> tuple[Rules, Sender]:
     rules = Rules(max_queue_messages=4, hold_timeout_seconds=100)
     sender = Sender(rules)
     rules.send(rules.connect(), FULL_QUEUE, b"1", b"2", b"3", b"4")
-    rules.state.held_because = FULL
+    rules.state.admission.held_because = FULL
     sender.send()
     return rules, sender
 
@@ -249,7 +249,7 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
     commit = c.Commit(sender.client, None, [(Q, sent(100)), (FULL_QUEUE, sent(101))], [])
     assert rules.do(commit) == "held"  # behind the send
     sender.send()  # behind the commit
-    rules.state.held_because = None
+    rules.state.admission.held_because = None
     sender.pass_time()
     assert list(sender.answers) == [1], "the commit waits for the other queue, and what came after it behind it"
     sender.send()
@@ -266,7 +266,7 @@ def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
     first = c.Commit(sender.client, c.CommitId("session", 1), [(Q, sent(100)), (FULL_QUEUE, sent(101))], [])
     sender._decide(first._replace(reply=partial(sender.answers.__setitem__, 100)))
     sender.send()
-    rules.state.held_because = None
+    rules.state.admission.held_because = None
     sender.pass_time()
     assert list(sender.answers) == [1], "the commit leads, and waits for the other queue"
     second = c.Commit(sender.client, c.CommitId("session", 2), [(queue("other"), sent(200))], [])
@@ -408,11 +408,11 @@ def test_what_waits_behind_a_commit_that_waits_behind_another_send_stays_there()
 @pytest.mark.parametrize("fields", [{}, {"persistent": False}])
 def test_a_commit_that_waits_is_not_overtaken(fields: dict[str, Any]) -> None:
     seen = Observed()
-    seen.rules.state.held_because = FULL
+    seen.rules.state.admission.held_because = FULL
     seen.commit("commit", queue("empty"))
     seen.send("after", queue("empty"), **fields)
     assert seen.answered == []
-    seen.rules.state.held_because = None
+    seen.rules.state.admission.held_because = None
     seen.decide()
     assert seen.answered == ["commit", "after"]
 
@@ -619,9 +619,11 @@ class History:
         elif act == "settle":
             self.settle()
         elif act == "disk":
-            self.state.held_because = None if self.state.held_because else FULL
+            admission = self.state.admission
+            admission.held_because = None if admission.held_because else FULL
         elif act == "memory":
-            self.state.volatile_room = None if self.state.volatile_room is not None else self.chance.choice([0, 25])
+            admission = self.state.admission
+            admission.volatile_room = None if admission.volatile_room is not None else self.chance.choice([0, 25])
         else:
             self.now_ms += self.chance.choice([1, 100, 3000])
             self.decide()
@@ -655,7 +657,7 @@ def test_over_random_histories_nothing_overtakes_and_everybody_is_answered_once(
     for _ in range(150):
         history.step()
         history.check()
-    history.state.held_because = history.state.volatile_room = None
+    history.state.admission.held_because = history.state.admission.volatile_room = None
     for _ in range(400):
         history.settle()
         history.decide()
@@ -704,12 +706,12 @@ class Scarce:
         self.rules = Rules(max_queue_messages=1)
         self.client, self.other = self.rules.connect(), self.rules.connect()
         self.rules.send(self.other, FULL_QUEUE, b"1")
-        self.rules.state.room = Room(100.0, 100, 4096, "the store is full")
+        self.rules.state.admission.room = Room(100.0, 100, 4096, "the store is full")
 
     @property
     def pages(self) -> float:
-        assert self.rules.state.room is not None
-        return self.rules.state.room.single_pages
+        assert self.rules.state.admission.room is not None
+        return self.rules.state.admission.room.single_pages
 
     def retry(self) -> None:
         """Something happens to the full queue, and it stays full."""
@@ -737,7 +739,7 @@ def test_what_is_staged_again_needs_no_room() -> None:
     scarce = Scarce()
     stage = c.Stage("t", Q, 0, [c.NewMessage(0, LARGE)])
     assert scarce.rules.do(stage) is True
-    scarce.rules.state.held_because = FULL
+    scarce.rules.state.admission.held_because = FULL
     assert scarce.rules.do(stage) is True
 
 
@@ -778,10 +780,10 @@ def test_who_waits_for_room_in_memory_takes_none_on_the_disk() -> None:
     scarce = Scarce()
     news = topic("news")
     scarce.rules.attach(scarce.other, news)  # not durable, so that its message is in memory
-    scarce.rules.state.volatile_room = 10
+    scarce.rules.state.admission.volatile_room = 10
     for _ in range(3):
         assert scarce.rules.send(scarce.client, news, LARGE) == "held"
-    assert (scarce.pages, scarce.rules.state.volatile_room) == (100, 10)
+    assert (scarce.pages, scarce.rules.state.admission.volatile_room) == (100, 10)
 
 
 def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> None:
@@ -790,8 +792,8 @@ def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> Non
     for _ in range(3):
         rules.send(client, Q, LARGE)
     consumer = rules.attach(client, Q, credit=3)
-    rules.state.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
-    rules.state.held_because = FULL
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
+    rules.state.admission.held_because = FULL
 
     sends = [(queue("other"), c.NewMessage(0, LARGE))]
     assert rules.do(c.Commit(rules.connect(), c.CommitId("only sends", 1), sends, [])) == "held"
@@ -799,9 +801,9 @@ def test_a_transaction_that_takes_as_much_as_it_puts_needs_no_more_room() -> Non
         (consumer, number, Outcome.ACCEPTED) for number in rules.state.directory.consumers[consumer].unsettled
     ]
     assert rules.do(c.Commit(client, c.CommitId("s", 1), sends, [first])) is None
-    assert rules.state.room is not None
-    assert rules.state.room.single_pages == 0.5
-    assert 30 < rules.state.room.spare_single_pages < 36
+    assert rules.state.admission.room is not None
+    assert rules.state.admission.room.single_pages == 0.5
+    assert 30 < rules.state.admission.room.spare_single_pages < 36
     assert rules.do(c.Commit(client, c.CommitId("s", 2), sends * 3, others)) == "held", "it sends more than it takes"
 
 
@@ -811,8 +813,8 @@ def test_a_transaction_that_makes_room_does_not_wait_behind_one_that_wants_more_
     answers: dict[int, Any] = {}
     for _ in clients:
         rules.send(clients[0], Q, LARGE)
-    rules.state.room = Room(0.5, 0, 4096, "the store is full")
-    rules.state.held_because = FULL
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full")
+    rules.state.admission.held_because = FULL
     for index, client in enumerate(clients):
         consumer = rules.attach(client, Q, credit=1)
         settled = [
@@ -822,7 +824,7 @@ def test_a_transaction_that_makes_room_does_not_wait_behind_one_that_wants_more_
         answer = partial(answers.__setitem__, index)
         rules.state.decide([c.Commit(client, c.CommitId(f"s{index}", 1), sends, settled, answer)], rules.now_ms)
     assert not answers
-    rules.state.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
     for reply, result in rules.pass_time(1).replies:
         reply(result)
     assert answers == {1: None, 2: None}
@@ -833,8 +835,8 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     client = rules.connect()
     for _ in range(100):
         rules.send(client, Q, LARGE)
-    rules.state.room = Room(0.5, 0, 4096, "the store is full")
-    rules.state.held_because = FULL
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full")
+    rules.state.admission.held_because = FULL
     consumer = rules.attach(client, Q, credit=100)
     for index, number in enumerate(list(rules.state.directory.consumers[consumer].unsettled)):
         sends = [(queue(f"other {index}"), c.NewMessage(0, LARGE))] * 9
@@ -845,7 +847,7 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     monkeypatch.setattr(rules.state, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1])
     rules.pass_time(1)
     assert not tried, "there is no more room than before"
-    rules.state.room = Room(0.75, 0, 4096, "the store is full")
+    rules.state.admission.room = Room(0.75, 0, 4096, "the store is full")
     rules.pass_time(1)
     assert len(tried) == 16
     assert [each.arrival for each in rules.state._holding.making_room] == sorted(
@@ -888,7 +890,7 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     for _ in range(30):
         rules.send(client, Q, b"x")
     consumer = rules.attach(client, Q, credit=30)
-    rules.state.volatile_room = None if place == "in a full queue" else 100_000
+    rules.state.admission.volatile_room = None if place == "in a full queue" else 100_000
     settled = [(consumer, 30, Outcome.ACCEPTED)] if place == "making room" else []
     other = Q if place == "in a full queue" else queue("other")
     commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
@@ -902,7 +904,7 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
         nonlocal tried
         before = rules.state._tried_until_ms
         if place != "in a full queue":
-            rules.state.volatile_room = 100_000 + number
+            rules.state.admission.volatile_room = 100_000 + number
         rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
         tried += rules.state._tried_until_ms > before
 
@@ -913,7 +915,7 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     # There is room now, and nothing else happens.
     for number in range(11, 30):
         free_a_little(number)
-    rules.state.volatile_room = None
+    rules.state.admission.volatile_room = None
     assert not answers
     for reply, result in rules.pass_time((rules.state.next_deadline_ms() or 0) - rules.state._elapsed_ms).replies:
         reply(result)
