@@ -452,7 +452,7 @@ class Broker:
                 or self._scans
                 or self._looks
                 or self._state.has_more
-                or (self._state.waits_at_large and self._has_freed_memory)
+                or (self._state.waits_engine_wide and self._has_freed_memory)
             )
         )
 
@@ -465,7 +465,7 @@ class Broker:
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
         alarms = [self._state.next_deadline_ms()]
-        if self._state.waits_at_large and self._state.admission.room is not None:
+        if self._state.waits_engine_wide and self._state.admission.room is not None:
             alarms.append(self._room_checked_ms + _ROOM_CHECK_MS)
         if self._by_itself:
             if self._due_ms is not None:

@@ -8,9 +8,9 @@ Theory of operation
     A message gets one number and one stored copy, whatever the number of queues that hold it.  A topic is the list of
     its subscriptions, each a queue.  Destinations come into being when they are first used.
 
-    A send at a limit is *held*: it waits in the order of arrival until there is room, and is refused when its time is
-    over (:mod:`broker_adapter.engine.holding`).  Its identity is noted only when it is taken, so that a repetition of a
-    refused send is not rejected.
+    A send at a limit is *blocked*: it waits in the order of arrival until there is room, and is refused when its time
+    is over (:mod:`broker_adapter.engine.wait_queues`).  Its identity is noted only when it is taken, so that a
+    repetition of a refused send is not rejected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from broker_adapter.engine.admission import Admission
 from broker_adapter.engine.directory import Client, Directory, attached, is_volatile, named_queue
 from broker_adapter.engine.effects import Effects, Load, Look, Scan
 from broker_adapter.engine.failures import deleted, fault, message_too_large, rolled_back
-from broker_adapter.engine.holding import Chosen, Held, Holding
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.losses import Losses
 from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
@@ -66,6 +65,7 @@ from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, 
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
+from broker_adapter.engine.wait_queues import BlockedSend, CommitMatches, WaitQueues
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
@@ -78,7 +78,7 @@ from broker_adapter.settings import EngineSettings
 from broker_adapter.wording import counted
 
 #: Why a send or commit waits for which there is room.
-CHOOSING = "the selectors of subscriptions take their time"
+MATCHING = "the selectors of subscriptions take their time"
 #: Queues without consumers that keep what is ready in memory, for consumers that come and go.
 IDLE_WINDOWS = 64
 #: A number that no queue has.
@@ -145,7 +145,7 @@ class BrokerState:
         self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
         self._tried_until_ms = 0.0  #: commits are tried again from then on
         self._put_off: dict[int, QueueState | None] = {}  #: queues whose commits wait for that; 0: those at large
-        self._holding = Holding()
+        self._wait_queues = WaitQueues()
         self._next_message = 1
         self._next_client = 1
         self._next_consumer = 1
@@ -338,8 +338,8 @@ class BrokerState:
         if self._resting:
             self._wake_rested(effects)
         for _ in range(_ROUNDS):
-            if self._holding.count:
-                self._resume_held(now_ms, effects)
+            if self._wait_queues.count:
+                self._resume_blocked(now_ms, effects)
             if self.directory.memory.limited:
                 for queue in self.directory.memory.unlimited():
                     self.directory.changed[queue.id] = queue
@@ -361,7 +361,7 @@ class BrokerState:
                         self.directory.changed[queue.id] = queue  # it may have more
                 elif queue.ready:
                     self._note_idle(queue, effects)
-                if queue.held and queue.depth < depth:
+                if queue.wait_queue and queue.depth < depth:
                     self.directory.changed[queue.id] = queue  # what was taken at once has made room
             if effects.handouts >= self.directory.memory.cycle_handouts:
                 later = changed.copy()
@@ -405,17 +405,17 @@ class BrokerState:
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self.directory.changed or self._holding.is_choosing)
+        return bool(self.directory.changed or self._wait_queues.is_matching)
 
     @property
-    def waits_at_large(self) -> bool:
+    def waits_engine_wide(self) -> bool:
         """Whether somebody may go on when the whole engine has more room."""
-        return self._holding.waits_at_large
+        return self._wait_queues.waits_engine_wide
 
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused or tried, or a resting message delivered; by ``elapsed_ms``."""
         again_ms = math.ceil(self._tried_until_ms) - _TRIED_AHEAD_MS if self._put_off else None
-        due = [self._holding.next_deadline_ms(), self._next_rested_ms(), again_ms]
+        due = [self._wait_queues.next_deadline_ms(), self._next_rested_ms(), again_ms]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def _next_rested_ms(self) -> int | None:
@@ -429,7 +429,7 @@ class BrokerState:
 
     def waiting(self) -> list[c.Reply]:
         """Those who have no answer yet: held sends and drains.  For the end of the engine."""
-        replies = [held.command.reply for held in self._holding]
+        replies = [blocked.command.reply for blocked in self._wait_queues]
         replies += [reply for _, reply in self._drains]
         replies += [reply for browser in self.directory.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
@@ -555,7 +555,7 @@ class BrokerState:
 
     def _end_queue(self, queue: QueueState, effects: Effects) -> None:
         """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
-        self._end_line(queue, effects)
+        self._end_waiting_for(queue, effects)
         for consumer in (*queue.consumers, *queue.leaving):
             for entry in consumer.unsettled.values():
                 queue.give_back(entry, effects)  # so that it can be trimmed
@@ -579,20 +579,20 @@ class BrokerState:
         self.directory.put_record(queue, effects)
         effects.ended.append(queue.id)
 
-    def _end_line(self, queue: QueueState, effects: Effects) -> None:
+    def _end_waiting_for(self, queue: QueueState, effects: Effects) -> None:
         """A queue ends: what waits for it is refused.  What waits for a subscription of a topic goes on without it."""
-        holding = self._holding
-        waiting = list(queue.held)
+        wait_queues = self._wait_queues
+        waiting = list(queue.wait_queue)
         if queue.destination.is_topic:
-            for held in waiting:
-                holding.withdraw(held)
+            for blocked in waiting:
+                wait_queues.withdraw(blocked)
         else:
-            over = [each for held in waiting for each in holding.of_row(held, queue.destination)]
-            for held in over:
-                self._refuse(held, f"{queue.label!r} was deleted", effects)
-            waiting = holding.end(over)
-        for held in waiting:
-            holding.wait(held, None)
+            over = [each for blocked in waiting for each in wait_queues.of_route(blocked, queue.destination)]
+            for blocked in over:
+                self._refuse(blocked, f"{queue.label!r} was deleted", effects)
+            waiting = wait_queues.end(over)
+        for blocked in waiting:
+            wait_queues.wait(blocked, None)
 
     def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
         queue = self.directory.queues.pop(command.queue, None)
@@ -763,8 +763,8 @@ class BrokerState:
             return attached(queue)
         if queue.leaving:
             return f"sessions hold {counted(queue.in_hand, 'message')} of it"
-        if queue.held:
-            return f"{counted(len(queue.held), 'send', ('waits', 'wait'))} for room in it"
+        if queue.wait_queue:
+            return f"{counted(len(queue.wait_queue), 'send', ('waits', 'wait'))} for room in it"
         if any(browser.queue is queue for browser in self.directory.browsers.values()):
             return "a browser looks at it"
         if any(
@@ -968,18 +968,18 @@ class BrokerState:
 
     def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
         targets = self.directory.targets(command.destination, effects)
-        held = self._arrived(command)
-        if self._waits_behind(held, effects):
+        blocked = self._arrived(command)
+        if self._waits_behind(blocked, effects):
             return
         for queue in targets:
-            if queue.held:
-                self._hold(held, queue, "others wait before it", effects)
+            if queue.wait_queue:
+                self._hold(blocked, queue, "others wait before it", effects)
                 return
-        self._take(held, targets, now_ms, effects)
+        self._take(blocked, targets, now_ms, effects)
 
-    def _take(self, held: Held, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
-        """Take the messages of a send from ``held.index`` on.  Returns False where it waits (again)."""
-        command = held.command
+    def _take(self, blocked: BlockedSend, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
+        """Take the messages of a send from ``blocked.index`` on.  Returns False where it waits (again)."""
+        command = blocked.command
         assert isinstance(command, c.Enqueue)
         messages = command.messages
         name, kind = command.destination
@@ -990,25 +990,25 @@ class BrokerState:
         promised = {queue.id: admission.promised(queue) for queue in targets} if admission.publishing else {}
         local = self.directory.remote(targets, command.client)
         selective = any(queue.selector is not None for queue in local)
-        is_choosing = False
+        is_matching = False
         wanting: Sequence[QueueState] = local
         all_durable = self.durable and all(queue.durable for queue in local)
         stream: tuple[Any, ...] | None = None
         seen: Sequences | None = None
         producer_id, thread_id = None, None
         taken = 0
-        blocked: QueueState | None = None
+        full: QueueState | None = None
         reason = ""
-        for index in range(held.index, len(messages)):
+        for index in range(blocked.index, len(messages)):
             message = messages[index]
             if len(message.payload) > max_bytes:
-                self._note_error(held, index, message_too_large(len(message.payload), max_bytes))
+                self._note_error(blocked, index, message_too_large(len(message.payload), max_bytes))
                 continue
             if selective:
-                asked = self._wanting(held, message, local)
+                asked = self._wanting(blocked, message, local)
                 if asked is None:
-                    is_choosing, reason = True, CHOOSING
-                    held.index = index
+                    is_matching, reason = True, MATCHING
+                    blocked.index = index
                     break
                 wanting = asked
             for queue in wanting:
@@ -1019,7 +1019,7 @@ class BrokerState:
                 ):  # else it takes the message, without a call for each
                     refusal = admission.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
                     if refusal is not None:
-                        blocked, reason = queue, refusal
+                        full, reason = queue, refusal
                         break
             size = 0
             if message.persistent and admission.held_because:
@@ -1032,7 +1032,7 @@ class BrokerState:
             if not reason and message.persistent and admission.room is not None:
                 reason = "" if admission.room.take(len(message.payload), len(wanting)) else admission.room.reason
             if reason:
-                held.index = index
+                blocked.index = index
                 break
             if size and admission.volatile_room is not None:
                 admission.volatile_room -= size
@@ -1053,15 +1053,15 @@ class BrokerState:
             if message.expires_at_ms is None or not self._is_over(message, now_ms):
                 self._spread(message, wanting, now_ms, effects)
         else:
-            held.index = len(messages)
+            blocked.index = len(messages)
         self.totals.enqueued += taken
         if stream is not None and seen is not None:
             self._note_stream(stream, seen, now_ms, effects)
         for queue in local if taken else ():
             self.directory.changed[queue.id] = queue
         if reason:
-            return not self._hold(held, blocked, reason, effects, is_choosing=is_choosing)
-        effects.answer(command, held.errors)
+            return not self._hold(blocked, full, reason, effects, is_matching=is_matching)
+        effects.answer(command, blocked.errors)
         return True
 
     def _is_over(self, message: c.NewMessage, now_ms: int) -> bool:
@@ -1094,46 +1094,48 @@ class BrokerState:
             in_durable = message.persistent and queue.durable
             queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
 
-    def _wanting(self, held: Held, message: c.NewMessage, queues: Sequence[QueueState]) -> Sequence[QueueState] | None:
+    def _wanting(
+        self, blocked: BlockedSend, message: c.NewMessage, queues: Sequence[QueueState]
+    ) -> Sequence[QueueState] | None:
         """Those of a topic's subscriptions that want a message; None where it takes longer than this decision may."""
-        choice = held.choice
-        if choice is None and len(message.payload) <= SMALL_BYTES and len(queues) <= self._unasked:
+        match = blocked.match
+        if match is None and len(message.payload) <= SMALL_BYTES and len(queues) <= self._unasked:
             self._unasked -= len(queues)  # most come here: it makes little
             return wanting_of(queues, Selectable(self.formats, message.format, message.payload), self.is_selected)
         self._unasked = SMALL_AT_ONCE
-        if choice is None or choice.subject is not message:
+        if match is None or match.subject is not message:
             fields = Selectable(self.formats, message.format, message.payload)
-            choice = held.choice = Choice(message, fields, len(message.payload), queues, self.is_selected)
+            match = blocked.match = Choice(message, fields, len(message.payload), queues, self.is_selected)
         # Who has come since it began gets what comes later, or there would be no end of it.
-        return self._still_there(choice.wanting) if choice.go_on(self.is_late) else None
+        return self._still_there(match.wanting) if match.go_on(self.is_late) else None
 
     def _still_there(self, wanting: Sequence[QueueState]) -> Sequence[QueueState]:
         """Those of a choice that have not ended since they were asked."""
         return [each for each in wanting if each.record.kind == "subscription"]
 
-    def _choose(self, held: Held, command: c.Commit) -> bool:
+    def _choose(self, blocked: BlockedSend, command: c.Commit) -> bool:
         """Find out which subscriptions want each message of a commit.
 
         Returns False where that takes longer than this decision may.
         """
-        chosen = held.chosen
-        if chosen is None:
+        matches = blocked.matches
+        if matches is None:
             topics = {each for each, _ in command.sends if each.is_topic}
             queues = {
                 topic: self.directory.remote(self.directory.topics.get(topic, ()), command.client) for topic in topics
             }
             if not any(queue.selector is not None for each in queues.values() for queue in each):
                 return True
-            chosen = held.chosen = Chosen(queues)
-        for index in range(len(chosen.wanting), len(command.sends)):
+            matches = blocked.matches = CommitMatches(queues)
+        for index in range(len(matches.wanting), len(command.sends)):
             destination, message = command.sends[index]
-            wanting = self._wanting(held, message, chosen.queues[destination]) if destination.is_topic else ()
+            wanting = self._wanting(blocked, message, matches.queues[destination]) if destination.is_topic else ()
             if wanting is None:
                 return False
-            chosen.wanting.append(wanting)
-            chosen.places += len(wanting)
-            self._check_places(chosen.places)
-        held.choice = None
+            matches.wanting.append(wanting)
+            matches.places += len(wanting)
+            self._check_places(matches.places)
+        blocked.match = None
         return True
 
     def _check_places(self, places: int) -> None:
@@ -1158,195 +1160,203 @@ class BrokerState:
                 effects.durable.put("producers", stream_key(*oldest), None)
 
     @staticmethod
-    def _note_error(held: Held, index: int, error: JMSException) -> None:
-        command = held.command
+    def _note_error(blocked: BlockedSend, index: int, error: JMSException) -> None:
+        command = blocked.command
         assert isinstance(command, c.Enqueue)
-        if held.errors is None:
-            held.errors = [None] * len(command.messages)
-        held.errors[index] = error
+        if blocked.errors is None:
+            blocked.errors = [None] * len(command.messages)
+        blocked.errors[index] = error
 
     # Holding back.
 
-    def _arrived(self, command: c.Enqueue | c.Commit | c.Publish) -> Held:
+    def _arrived(self, command: c.Enqueue | c.Commit | c.Publish) -> BlockedSend:
         since_ms = self._elapsed_ms
-        return self._holding.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
+        return self._wait_queues.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
 
-    def _waits_behind(self, held: Held, effects: Effects) -> bool:
+    def _waits_behind(self, blocked: BlockedSend, effects: Effects) -> bool:
         """Whether what its connection sent to the same destination before waits, and is not to be overtaken."""
-        first = self._holding.first_before(held)
+        first = self._wait_queues.first_before(blocked)
         if first is None:
             return False
-        if self._may_hold(held, first.reason, effects):
-            self._holding.follow(held, first.reason)
+        if self._may_hold(blocked, first.reason, effects):
+            self._wait_queues.wait_behind(blocked, first.reason)
         return True
 
-    def _may_hold(self, held: Held, reason: str, effects: Effects) -> bool:
+    def _may_hold(self, blocked: BlockedSend, reason: str, effects: Effects) -> bool:
         """Whether it may wait; otherwise it is refused."""
-        if held.rows is not None or self._holding.count < self.settings.max_held_messages:
+        if blocked.routes is not None or self._wait_queues.count < self.settings.max_held_messages:
             return True
-        waiting = f"{self._holding.count} sends wait already (option max_held_messages)"
-        self._refuse(held, f"{reason}, and {waiting}", effects)
+        waiting = f"{self._wait_queues.count} sends wait already (option max_held_messages)"
+        self._refuse(blocked, f"{reason}, and {waiting}", effects)
         return False
 
     def _hold(
-        self, held: Held, queue: QueueState | None, reason: str, effects: Effects, *, is_choosing: bool = False
+        self,
+        blocked: BlockedSend,
+        queue: QueueState | None,
+        reason: str,
+        effects: Effects,
+        *,
+        is_matching: bool = False,
     ) -> bool:
         """Let a send wait, for the queue that has no room, or at large; returns False where it is refused instead."""
-        held.reason = reason
-        if not self._may_hold(held, reason, effects):
+        blocked.reason = reason
+        if not self._may_hold(blocked, reason, effects):
             return False
-        self._holding.wait(held, queue, is_choosing=is_choosing)
+        self._wait_queues.wait(blocked, queue, is_matching=is_matching)
         return True
 
-    def _resume_held(self, now_ms: int, effects: Effects) -> None:
+    def _resume_blocked(self, now_ms: int, effects: Effects) -> None:
         """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
-        holding = self._holding
+        wait_queues = self._wait_queues
         if self._put_off and self._may_try():
             put_off, self._put_off = self._put_off, {}
             self.directory.changed.update(
                 (each.id, each) for each in put_off.values() if each is not None and each.id in self.directory.queues
             )
         for queue in list(self.directory.changed.values()):
-            if queue.held:
-                self._resume(queue.held, now_ms, effects)
-        if holding.making_room:
+            if queue.wait_queue:
+                self._resume(queue.wait_queue, now_ms, effects)
+        if wait_queues.making_room:
             self._resume_making_room(now_ms, effects)
-        self._resume(holding.at_large, now_ms, effects)
-        self._go_on_choosing(now_ms, effects)
-        for held in holding.overdue(self._elapsed_ms):
-            if held.line is not None:  # else it has ended with another one
-                self._end_overdue(held, now_ms, effects)
+        self._resume(wait_queues.engine_wide, now_ms, effects)
+        self._resume_matching(now_ms, effects)
+        for blocked in wait_queues.overdue(self._elapsed_ms):
+            if blocked.wait_queue is not None:  # else it has ended with another one
+                self._end_overdue(blocked, now_ms, effects)
 
     def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
         """Let commits go on that make room: not only the first of them, which may want more than there is."""
-        line = self._holding.making_room
+        wait_queue = self._wait_queues.making_room
         left = _MAKING_ROOM if any(map(gt, self.admission.engine_wide_room(), self._room_before)) else 0
-        for held in list(line) if left else ():
+        for blocked in list(wait_queue) if left else ():
             if not self._may_try():
                 self._put_off[0] = None
                 return  # there is still more room than at the last try
-            if held.line is line:  # else it has ended with another one
-                self._holding.withdraw(held)
-                if self._retry(held, now_ms, effects):
-                    self._end_waiting((held,), now_ms, effects)
+            if blocked.wait_queue is wait_queue:  # else it has ended with another one
+                self._wait_queues.withdraw(blocked)
+                if self._retry(blocked, now_ms, effects):
+                    self._end_waiting((blocked,), now_ms, effects)
                 else:
                     left -= 1
                     if not left:
                         break
         self._room_before = self.admission.engine_wide_room()
 
-    def _resume(self, line: deque[Held], now_ms: int, effects: Effects) -> None:
-        for _ in range(len(line)):
-            if not line:
+    def _resume(self, wait_queue: deque[BlockedSend], now_ms: int, effects: Effects) -> None:
+        for _ in range(len(wait_queue)):
+            if not wait_queue:
                 return
-            if isinstance(line[0].command, c.Commit) and not self._may_try():
-                queue = line[0].queue
+            if isinstance(wait_queue[0].command, c.Commit) and not self._may_try():
+                queue = wait_queue[0].queue
                 self._put_off[0 if queue is None else queue.id] = queue
                 return
-            held = self._holding.take(line)
-            if self._retry(held, now_ms, effects):
-                self._end_waiting((held,), now_ms, effects)
-            elif line and line[0] is held:
+            blocked = self._wait_queues.take(wait_queue)
+            if self._retry(blocked, now_ms, effects):
+                self._end_waiting((blocked,), now_ms, effects)
+            elif wait_queue and wait_queue[0] is blocked:
                 return
 
     def _may_try(self) -> bool:
         """Whether commits are tried again now: those that go on waiting may take a part of the time only."""
         return self._tried_until_ms <= self._elapsed_ms + _TRIED_AHEAD_MS
 
-    def _go_on_choosing(self, now_ms: int, effects: Effects) -> None:
+    def _resume_matching(self, now_ms: int, effects: Effects) -> None:
         """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn.
 
         Nobody's turn comes when there is no time left, or it would be over before it has begun.
         """
-        holding = self._holding
+        wait_queues = self._wait_queues
         is_late = self._chosen_in is self.is_late
-        while not is_late and (held := holding.take_choosing()) is not None:
-            if self._retry(held, now_ms, effects):
-                self._end_waiting((held,), now_ms, effects)
+        while not is_late and (blocked := wait_queues.take_matching()) is not None:
+            if self._retry(blocked, now_ms, effects):
+                self._end_waiting((blocked,), now_ms, effects)
                 is_late = self.is_late()
             else:
-                is_late = held.is_choosing
+                is_late = blocked.is_matching
         if is_late:
             self._chosen_in = self.is_late
 
-    def _end_waiting(self, ended: Sequence[Held], now_ms: int, effects: Effects) -> None:
+    def _end_waiting(self, ended: Sequence[BlockedSend], now_ms: int, effects: Effects) -> None:
         """Some wait no more: those that waited for nobody else go on."""
-        free = deque(self._holding.end(ended))
+        free = deque(self._wait_queues.end(ended))
         while free:
-            held = free.popleft()
-            if self._retry(held, now_ms, effects):
-                free += self._holding.end((held,))
+            blocked = free.popleft()
+            if self._retry(blocked, now_ms, effects):
+                free += self._wait_queues.end((blocked,))
 
-    def _end_overdue(self, held: Held, now_ms: int, effects: Effects) -> None:
+    def _end_overdue(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> None:
         """The time of one that waits is over: it is refused, unless there is room now."""
-        lines = [held.line]
-        self._holding.withdraw(held)
-        if not self._retry(held, now_ms, effects):
-            lines.append(held.line)
-            if held.is_choosing:
+        left = [blocked.wait_queue]
+        self._wait_queues.withdraw(blocked)
+        if not self._retry(blocked, now_ms, effects):
+            left.append(blocked.wait_queue)
+            if blocked.is_matching:
                 return
-            if held.line is not None:
-                self._holding.withdraw(held)
+            if blocked.wait_queue is not None:
+                self._wait_queues.withdraw(blocked)
             self._refuse(
-                held, f"{held.reason}; held back for {(self._elapsed_ms - held.since_ms) / 1000:.1f} s", effects
+                blocked,
+                f"{blocked.reason}; held back for {(self._elapsed_ms - blocked.since_ms) / 1000:.1f} s",
+                effects,
             )
-        self._end_waiting((held,), now_ms, effects)
-        for line in lines:
-            if line:
-                self._resume(line, now_ms, effects)  # what is smaller may have room
+        self._end_waiting((blocked,), now_ms, effects)
+        for wait_queue in left:
+            if wait_queue:
+                self._resume(wait_queue, now_ms, effects)  # what is smaller may have room
 
-    def _retry(self, held: Held, now_ms: int, effects: Effects) -> bool:
+    def _retry(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         try:
-            if isinstance(held.command, c.Commit):
-                done = self._do_commit(held, now_ms, effects)
-                if not done and not held.is_choosing:
-                    cost_ms = _TRIED_MS * (len(held.command.sends) + len(held.command.settlements))
+            if isinstance(blocked.command, c.Commit):
+                done = self._do_commit(blocked, now_ms, effects)
+                if not done and not blocked.is_matching:
+                    cost_ms = _TRIED_MS * (len(blocked.command.sends) + len(blocked.command.settlements))
                     self._tried_until_ms = max(self._tried_until_ms, self._elapsed_ms) + cost_ms
                 return done
-            if isinstance(held.command, c.Publish):
-                return self._do_publish(held, now_ms, effects)
-            return self._take(held, self.directory.targets(held.command.destination, effects), now_ms, effects)
+            if isinstance(blocked.command, c.Publish):
+                return self._do_publish(blocked, now_ms, effects)
+            return self._take(blocked, self.directory.targets(blocked.command.destination, effects), now_ms, effects)
         except JMSException as error:
-            if isinstance(held.command, c.Commit):
-                self._roll_back(held.command, error, effects)
+            if isinstance(blocked.command, c.Commit):
+                self._roll_back(blocked.command, error, effects)
             else:
-                effects.answer(held.command, error)
+                effects.answer(blocked.command, error)
             return True
         except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
-            effects.faults.append((held.command, error))
-            self._end_held(held, fault(held.command, error), effects)
+            effects.faults.append((blocked.command, error))
+            self._fail(blocked, fault(blocked.command, error), effects)
             return True
 
-    def _refuse(self, held: Held, reason: str, effects: Effects) -> None:
+    def _refuse(self, blocked: BlockedSend, reason: str, effects: Effects) -> None:
         error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
         self.totals.refused += 1
-        self._end_held(held, error, effects)
+        self._fail(blocked, error, effects)
 
-    def _end_held(self, held: Held, error: JMSException, effects: Effects) -> None:
+    def _fail(self, blocked: BlockedSend, error: JMSException, effects: Effects) -> None:
         """What of a send or commit is not taken yet never will be."""
-        command = held.command
+        command = blocked.command
         if isinstance(command, c.Commit):
             self._roll_back(command, rolled_back(error), effects)
             return
         if isinstance(command, c.Publish):
             effects.answer(command, error)
             return
-        for index in range(held.index, len(command.messages)):
-            self._note_error(held, index, error)
-        effects.answer(command, held.errors)
+        for index in range(blocked.index, len(command.messages)):
+            self._note_error(blocked, index, error)
+        effects.answer(command, blocked.errors)
 
     def _drop_held_of(self, client: int, now_ms: int, effects: Effects) -> None:
         """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
-        if self._holding.count:
+        if self._wait_queues.count:
             closed = IllegalStateException("the connection was closed while this was held back at a limit")
-            self._give_up(self._holding.of_client(client), closed, now_ms, effects)
+            self._give_up(self._wait_queues.of_client(client), closed, now_ms, effects)
 
-    def _give_up(self, over: Sequence[Held], error: JMSException, now_ms: int, effects: Effects) -> None:
+    def _give_up(self, over: Sequence[BlockedSend], error: JMSException, now_ms: int, effects: Effects) -> None:
         """It is over for some of those that wait."""
-        for held in over:
-            if held.queue is not None:
-                self.directory.changed[held.queue.id] = held.queue
-            self._end_held(held, error, effects)
+        for blocked in over:
+            if blocked.queue is not None:
+                self.directory.changed[blocked.queue.id] = blocked.queue
+            self._fail(blocked, error, effects)
         self._end_waiting(over, now_ms, effects)
 
     # Settling.
@@ -1504,13 +1514,13 @@ class BrokerState:
     # Transactions.
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
-        if self._holding.count and command.commit_id is not None:
+        if self._wait_queues.count and command.commit_id is not None:
             # The session waits no more for what it committed before, and must not overtake that.
             error = IllegalStateException("the session has gone on while the commit was held back at a limit")
-            self._give_up(self._holding.of_session(command.commit_id.session), error, now_ms, effects)
-        held = self._arrived(command)
+            self._give_up(self._wait_queues.of_session(command.commit_id.session), error, now_ms, effects)
+        blocked = self._arrived(command)
         try:
-            self._do_commit(held, now_ms, effects)
+            self._do_commit(blocked, now_ms, effects)
         except JMSException as error:
             self._roll_back(command, error, effects)
         except Exception as error:  # a fault of ours, as in ``decide``
@@ -1537,23 +1547,23 @@ class BrokerState:
                     self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
         effects.answer(command, error)
 
-    def _do_commit(self, held: Held, now_ms: int, effects: Effects) -> bool:
+    def _do_commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""
         made: list[QueueState] = []
         try:
-            return self._commit_into(made, held, now_ms, effects)
+            return self._commit_into(made, blocked, now_ms, effects)
         finally:
             self.directory.unmake(made, effects)
 
-    def _commit_into(self, made: list[QueueState], held: Held, now_ms: int, effects: Effects) -> bool:
+    def _commit_into(self, made: list[QueueState], blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """As ``_do_commit``; notes the queues that are made for it."""
-        command = held.command
+        command = blocked.command
         assert isinstance(command, c.Commit)
         commit_id = command.commit_id
         if commit_id is not None and checked_number(commit_id.number) <= (self.commits.last(commit_id.session) or 0):
             effects.answer(command, None)
             return True
-        if self._waits_behind(held, effects):
+        if self._waits_behind(blocked, effects):
             return False
         settings = self.settings
         if len(command.sends) + len(command.settlements) > settings.max_transaction_messages:
@@ -1563,8 +1573,8 @@ class BrokerState:
                     f" of {settings.max_transaction_messages} messages (option max_transaction_messages)"
                 )
             )
-        if not self._choose(held, command):
-            return not self._hold(held, None, CHOOSING, effects, is_choosing=True)
+        if not self._choose(blocked, command):
+            return not self._hold(blocked, None, MATCHING, effects, is_matching=True)
         size = sum(len(message.payload) for _, message in command.sends)
         if size > settings.max_transaction_bytes:
             raise rolled_back(
@@ -1613,8 +1623,8 @@ class BrokerState:
                 remote = self.directory.remote(targets, command.client)
                 lasting = [queue.durable for queue in remote]
             queues = remote
-            if held.chosen is not None and destination.is_topic:
-                queues = self._still_there(held.chosen.wanting[len(sends)])
+            if blocked.matches is not None and destination.is_topic:
+                queues = self._still_there(blocked.matches.wanting[len(sends)])
                 lasting = [queue.durable for queue in queues]
             sends.append((queues, destination, message))
             places += len(queues)
@@ -1629,7 +1639,7 @@ class BrokerState:
                 if self.admission.volatile_room is not None and volatile_bytes > self.admission.volatile_room:
                     reason = self.admission.volatile_full()
             if reason:
-                return not self._hold(held, None, reason, effects)
+                return not self._hold(blocked, None, reason, effects)
             for queue in queues if self.admission.has_queue_limits else ():
                 count, size = more.get(queue.id, (0, 0))
                 more[queue.id] = count + 1, size + length
@@ -1643,7 +1653,7 @@ class BrokerState:
                 moving, moving_bytes = promised[queue.id]
                 refusal = self.admission.limits.refusal(queue, count + moving, size + moving_bytes)
                 if refusal is not None:
-                    return not self._hold(held, queue, refusal, effects)
+                    return not self._hold(blocked, queue, refusal, effects)
         # From here on nothing can fail.
         if room is not None and self.admission.room is not None:
             self.admission.room = room.repaid(self.admission.room)
@@ -1694,15 +1704,15 @@ class BrokerState:
     def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, Outcome]]]:
         """What a commit settles, by consumer; raises where one is not held, or settled twice."""
         settled: dict[int, dict[int, Outcome]] = {}
-        held: dict[int, Entry] = {}
+        in_hand: dict[int, Entry] = {}
         last, outcomes = -1, dict[int, Outcome]()
         for consumer_number, number, outcome in command.settlements:
             if consumer_number != last:
                 last = consumer_number
                 consumer = self.directory.consumers.get(last)
-                held = {} if consumer is None else consumer.unsettled
+                in_hand = {} if consumer is None else consumer.unsettled
                 outcomes = settled.setdefault(last, {})
-            if number in outcomes or number not in held:
+            if number in outcomes or number not in in_hand:
                 raise rolled_back(
                     IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
                 )
@@ -1777,16 +1787,16 @@ class BrokerState:
         overdue = self.staging.overdue(now_ms)
         if not overdue:
             return overdue
-        waiting = [held.command for held in self._holding]
+        waiting = [blocked.command for blocked in self._wait_queues]
         wanted = {name for command in waiting if isinstance(command, c.Publish) for name in command.transactions}
         return [name for name in overdue if name not in wanted]
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
         self._do_publish(self._arrived(command), now_ms, effects)
 
-    def _do_publish(self, held: Held, now_ms: int, effects: Effects) -> bool:
+    def _do_publish(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""
-        command = held.command
+        command = blocked.command
         assert isinstance(command, c.Publish)
         last = self.published.last(command.group)
         checked_number(command.number)
@@ -1828,7 +1838,7 @@ class BrokerState:
             self.directory.unmake(made, effects)
             raise
         if full is not None:
-            waits = self._hold(held, full.queue, full.reason, effects)
+            waits = self._hold(blocked, full.queue, full.reason, effects)
             self.directory.unmake(made, effects)
             for queue in found:  # whoever is refused may come again
                 if self.staging.used(queue.record.name, now_ms):
@@ -1859,7 +1869,7 @@ class BrokerState:
         if left is not None:
             self._note_use_of_staged(self.directory.staged[left[0]], left[1], effects)
         target = self.directory.by_destination.get(Destination(queue.record.target or ""))
-        if target is not None and target.held:
+        if target is not None and target.wait_queue:
             self.directory.changed[target.id] = target  # whoever waits to publish it is told
         self._end_queue(queue, effects)
         del self.directory.staged[name]
@@ -2012,7 +2022,9 @@ class BrokerState:
                 in_hand=queue.in_hand,
                 delayed=queue.delayed.behind + len(queue.resting),
                 consumers=len(queue.consumers),
-                held_producers=sum([1 + self._holding.behind(held, queue.destination) for held in queue.held]),
+                held_producers=sum(
+                    [1 + self._wait_queues.behind(blocked, queue.destination) for blocked in queue.wait_queue]
+                ),
                 next_position=queue.next_position,
                 client_id=queue.record.client_id,
             )

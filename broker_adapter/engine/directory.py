@@ -232,7 +232,7 @@ class Directory:
     def unmake(self, made: Sequence[QueueState], effects: Effects) -> None:
         """Remove queues that were made for something that was not taken."""
         for queue in made:
-            if not queue.depth and not queue.held:
+            if not queue.depth and not queue.wait_queue:
                 del self.queues[queue.id]
                 del self.by_destination[queue.destination]
                 self.changed.pop(queue.id, None)

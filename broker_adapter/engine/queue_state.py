@@ -333,7 +333,6 @@ class QueueState:
         "exclusive",
         "finders",
         "groups",
-        "held",
         "id",
         "kept",
         "kept_for",
@@ -358,6 +357,7 @@ class QueueState:
         "takers",
         "unseen",
         "used_ms",
+        "wait_queue",
     )
 
     def __init__(
@@ -431,7 +431,7 @@ class QueueState:
         self.resting: Resting[Entry, Consumer] = Resting()
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
         self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
-        self.held: deque[Any] = deque()
+        self.wait_queue: deque[Any] = deque()
         self.counters_due = False
         self.used_ms = 0  #: when something happened to it last, by the clock that nobody sets
         self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last; by the same clock

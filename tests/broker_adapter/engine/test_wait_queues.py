@@ -14,9 +14,9 @@ from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.holding import Held, Holding
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.room import Room
+from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
 from broker_adapter.envelope import Identity
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
@@ -257,7 +257,7 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
     sender.pass_time(100_000)
     assert sender.answers == {1: None, 2: None, 3: None}, "the commit was refused in the end"
     assert (rules.depth("q"), rules.state.waiting(), sender.rejected) == (3, [], 0)
-    assert rules.state._holding._rows == {}
+    assert rules.state._wait_queues._routes == {}
 
 
 def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
@@ -273,7 +273,7 @@ def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
     sender._decide(second._replace(reply=partial(sender.answers.__setitem__, 200)))
     assert "the session has gone on" in str(sender.answers.pop(100))
     assert sender.answers == {1: None, 2: None, 200: None}
-    assert (rules.depth("q"), rules.state.waiting(), rules.state._holding.count) == (2, [], 0)
+    assert (rules.depth("q"), rules.state.waiting(), rules.state._wait_queues.count) == (2, [], 0)
 
 
 class Large:
@@ -342,8 +342,8 @@ def test_a_connection_ends_whole_although_a_commit_of_a_closed_consumer_waits() 
 
 
 def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> None:
-    holding, line_of = Holding(), QueueState.__new__(QueueState)
-    line_of.id, line_of.held = 1, Holding().at_large
+    holding, line_of = WaitQueues(), QueueState.__new__(QueueState)
+    line_of.id, line_of.wait_queue = 1, WaitQueues().engine_wide
     all_held = [
         holding.arrived(c.Enqueue(client, Q, []), 0, 0)  # a connection for each
         for client in range(5)
@@ -351,13 +351,13 @@ def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> No
     order = [2, 4, 0, 3, 1]
     for index in order:
         holding.wait(all_held[index], line_of)
-    assert [held.arrival for held in line_of.held] == [1, 2, 3, 4, 5]
+    assert [held.arrival for held in line_of.wait_queue] == [1, 2, 3, 4, 5]
     assert holding.count == 5
-    assert holding.take(line_of.held) is all_held[0]
+    assert holding.take(line_of.wait_queue) is all_held[0]
     assert holding.end((all_held[0],)) == []
     assert holding.end(all_held) == []
     assert (holding.count, list(holding), list(holding.queues())) == (0, [], [])
-    assert (holding.at_large, holding.is_choosing) == (deque(), False)
+    assert (holding.engine_wide, holding.is_matching) == (deque(), False)
 
 
 class Observed:
@@ -402,7 +402,7 @@ def test_what_waits_behind_a_commit_that_waits_behind_another_send_stays_there()
     assert seen.answered == ["1"], "the commit waits for the other queue, and what came after it waits for the commit"
     seen.make_room(1, 0, 1, 0)
     assert seen.answered == ["1", "2", "commit", "3", "4"] or seen.answered == ["1", "2", "commit", "4", "3"]
-    assert (seen.rules.state.waiting(), seen.rules.state._holding._rows) == ([], {})
+    assert (seen.rules.state.waiting(), seen.rules.state._wait_queues._routes) == ([], {})
 
 
 @pytest.mark.parametrize("fields", [{}, {"persistent": False}])
@@ -476,7 +476,7 @@ def test_what_has_ended_keeps_no_message() -> None:
     for number in range(200):
         commit = c.CommitId("session", number)
         rules._decide(c.Commit(others, commit, [(Q, c.NewMessage(0, b"gone"))], []))
-    holding = rules.state._holding
+    holding = rules.state._wait_queues
     assert holding.count == 2
     assert len(holding._timed) == 2
     assert len(holding._deadlines) <= 2 * 2 + 64
@@ -486,7 +486,7 @@ def test_a_connection_with_many_sends_that_wait_goes_in_time_that_grows_as_they_
     """Each of them is looked at a few times, however many there are."""
     looked = 0
 
-    class Counted(Held):
+    class Counted(BlockedSend):
         __slots__ = ()
 
         def __eq__(self, other: object) -> bool:
@@ -496,15 +496,15 @@ def test_a_connection_with_many_sends_that_wait_goes_in_time_that_grows_as_they_
 
         __hash__ = object.__hash__
 
-    holding = Holding()
+    holding = WaitQueues()
     all_held = [Counted(c.Enqueue(1, Q, []), number, 0, 1000) for number in range(2000)]
     holding.wait(all_held[0], None)
     for held in all_held[1:]:
         assert holding.first_before(held) is all_held[0]
-        holding.follow(held, FULL)
+        holding.wait_behind(held, FULL)
     assert holding.end(holding.of_client(1)) == []
     assert (holding.count, looked) == (0, 0)
-    assert (holding._rows, holding._of_clients, holding._timed) == ({}, {}, {})
+    assert (holding._routes, holding._of_clients, holding._timed) == ({}, {}, {})
 
 
 # At random.
@@ -629,17 +629,17 @@ class History:
             self.decide()
 
     def check(self) -> None:
-        holding = self.state._holding
+        holding = self.state._wait_queues
         everybody = list(holding)
         assert holding.count == len(everybody) <= 30
         for held in everybody:
-            behind = sum(holding._rows[row][0] is not held for row in held.rows or ())
+            behind = sum(holding._routes[row][0] is not held for row in held.routes or ())
             assert held.behind == behind
-            assert (held.line is None) == bool(behind), (
+            assert (held.wait_queue is None) == bool(behind), (
                 "who is the first of all its rows, and nobody else, is in a line"
             )
-        lines = {id(held.line): held.line for held in everybody if held.line is not None}
-        for line in (*lines.values(), *holding._rows.values()):
+        lines = {id(held.wait_queue): held.wait_queue for held in everybody if held.wait_queue is not None}
+        for line in (*lines.values(), *holding._routes.values()):
             arrivals = [held.arrival for held in line]
             assert arrivals == sorted(arrivals)
         assert self.state.totals.duplicates_rejected == 0
@@ -671,7 +671,7 @@ def test_over_random_histories_nothing_overtakes_and_everybody_is_answered_once(
     history.check_order()
     assert history.answered == history.asked
     assert len(history.taken) == history.state.totals.enqueued > 0
-    assert history.state._holding._rows == {}
+    assert history.state._wait_queues._routes == {}
 
 
 @pytest.mark.parametrize("ends", ["with its client", "for want of room", "done"])
@@ -842,7 +842,7 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
         sends = [(queue(f"other {index}"), c.NewMessage(0, LARGE))] * 9
         commit = c.Commit(client, c.CommitId(f"s{index}", 1), sends, [(consumer, number, Outcome.ACCEPTED)])
         assert rules.do(commit) == "held"
-    tried: list[Held] = []
+    tried: list[BlockedSend] = []
     plain = rules.state._retry
     monkeypatch.setattr(rules.state, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1])
     rules.pass_time(1)
@@ -850,10 +850,10 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     rules.state.admission.room = Room(0.75, 0, 4096, "the store is full")
     rules.pass_time(1)
     assert len(tried) == 16
-    assert [each.arrival for each in rules.state._holding.making_room] == sorted(
-        each.arrival for each in rules.state._holding.making_room
+    assert [each.arrival for each in rules.state._wait_queues.making_room] == sorted(
+        each.arrival for each in rules.state._wait_queues.making_room
     )
-    assert len(rules.state._holding.making_room) == 100
+    assert len(rules.state._wait_queues.making_room) == 100
 
 
 @pytest.mark.parametrize(("sizes", "answer"), [((410,), None), ((10,), None), ((200, 201), "held"), ((500,), "held")])
@@ -896,7 +896,7 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
     assert rules.do(commit) == "held"
     answers: list[Any] = []
-    held = next(iter(rules.state._holding))
+    held = next(iter(rules.state._wait_queues))
     held.command = commit._replace(reply=answers.append)
     tried = 0
 
