@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
 from operator import gt
 from typing import Any
 
@@ -32,15 +31,18 @@ from broker_adapter.destination import (
 )
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
-from broker_adapter.engine.directory import Client, Directory, attached, is_volatile, named_queue
+from broker_adapter.engine.consumers import Consumers
+from broker_adapter.engine.decision_time import DecisionTime
+from broker_adapter.engine.deliveries import Deliveries
+from broker_adapter.engine.directory import Client, Directory, attached, named_queue
 from broker_adapter.engine.effects import Effects, Load, Look, Scan
-from broker_adapter.engine.failures import deleted, fault, message_too_large, rolled_back
+from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION, Endings
+from broker_adapter.engine.failures import fault, message_too_large, rolled_back
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
-from broker_adapter.engine.losses import Losses
-from broker_adapter.engine.queue_state import Browser, Consumer, Entry, Lane, QueueState
+from broker_adapter.engine.queue_removal import QueueRemoval
+from broker_adapter.engine.queue_state import Consumer, Entry, QueueState
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
-    FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     KIND_DELIVER,
     KIND_EXPIRE,
@@ -49,17 +51,13 @@ from broker_adapter.engine.records import (
     RawEntry,
     SequencesRecord,
     decode_stream_key,
-    encode_annotations,
     encode_counters,
     encode_sequences,
-    lane_of_delayed,
     queue_key,
     schedule_key,
     short_name,
     stream_key,
 )
-from broker_adapter.engine.redelivered import Redelivered
-from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.room import LONGER_BYTES
 from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
 from broker_adapter.engine.staging import Staging, batch_of
@@ -79,8 +77,6 @@ from broker_adapter.wording import counted
 
 #: Why a send or commit waits for which there is room.
 MATCHING = "the selectors of subscriptions take their time"
-#: Queues without consumers that keep what is ready in memory, for consumers that come and go.
-IDLE_WINDOWS = 64
 #: A number that no queue has.
 _NO_QUEUE = (1 << 32) - 1
 #: Queues that are looked at in one step for not being used any more.
@@ -97,15 +93,6 @@ _TRIED_MS = 0.02
 #: How far these times may be ahead of the clock, in milliseconds: the small ones are tried whenever they may go on.
 _TRIED_AHEAD_MS = 5
 
-#: Why a message is a dead letter that has been delivered as often as may be.
-_TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
-#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
-#: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
-DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
-DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
-DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
-DEAD_LETTER_CLIENT_ID = "JMS_HOLDFAST_DEAD_LETTER_CLIENT_ID"
-DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
 #: Property of a message that was put back from there: the queue that it was in meanwhile.
 REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 
@@ -125,17 +112,23 @@ class BrokerState:
     def __init__(self, settings: EngineSettings, *, durable: bool, secret: bytes, unique: str = "") -> None:
         self.settings = settings
         self.durable = durable
+        self.totals = Totals()
+        self.wait_queues = WaitQueues()
+        self.commits = LastNumbers("commits", int(settings.commit_memory_seconds * 1000), durable=durable)
+        self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
         self.directory = Directory(settings, durable=durable, secret=secret, unique=unique)
         self.admission = Admission(settings, self.directory)
+        self.time = DecisionTime()
+        self.endings = Endings(self.directory, self.totals, self.time)
+        self.consumers = Consumers(self.directory, self.time)
+        self.removal = QueueRemoval(
+            self.directory, self.consumers, self.wait_queues, self.admission, self.published, self.time
+        )
+        self.deliveries = Deliveries(self.directory, self.consumers, self.removal, self.endings, self.totals)
         self.formats = Formats()
         self.staging = Staging(int(settings.staged_timeout_seconds * 1000))
         #: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first
         self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
-        self.commits = LastNumbers("commits", int(settings.commit_memory_seconds * 1000), durable=durable)
-        self.published = LastNumbers("published", int(settings.publish_memory_seconds * 1000), durable=durable)
-        self.totals = Totals()
-        self.redelivered = Redelivered()
-        self.losses = Losses()
         self.selector_fault: tuple[str, Exception] | None = None  #: the last one, for the log
         #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
         self.new_slice: Callable[[], Callable[[], bool]] = lambda: lambda: False
@@ -145,17 +138,10 @@ class BrokerState:
         self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
         self._tried_until_ms = 0.0  #: commits are tried again from then on
         self._put_off: dict[int, QueueState | None] = {}  #: queues whose commits wait for that; 0: those at large
-        self._wait_queues = WaitQueues()
         self._next_message = 1
         self._next_client = 1
-        self._next_consumer = 1
         self._next_publishing = 1
-        self._looking: dict[int, Browser] = {}
-        self._idle: dict[int, QueueState] = {}  #: queues without consumers that keep something ready in memory
-        self._consumed = 0  #: queues that have consumers
         self._swept_idle = 0  #: how many of the queues were looked at for being idle
-        self._resting: list[tuple[int, int]] = []  #: a heap of (due, queue): when resting messages are due
-        self._drains: list[tuple[Consumer, c.Reply | None]] = []
         #: what those browse who browse a queue that does not exist
         self._nowhere = QueueState(
             _NO_QUEUE,
@@ -166,8 +152,44 @@ class BrokerState:
             max_deliveries=None,
             max_unsettled=1,
         )
-        self._now_ms = 0  #: the time of the decision under way
-        self._elapsed_ms = 0  #: the same by the clock that nobody sets
+        self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
+            c.Connect: self._connect,
+            c.Disconnect: self._disconnect,
+            c.GiveBack: self._give_back,
+            c.Declare: self._declare,
+            c.DeclareTemporary: self._declare_temporary,
+            c.DeleteTemporary: self._delete_temporary,
+            c.Attach: self._attach,
+            c.Detach: self.deliveries.detach,
+            c.Delete: self._delete,
+            c.DeleteIdle: self._delete_idle,
+            c.PutBack: self._put_back,
+            c.EndRun: self._end_run,
+            c.Unsubscribe: self._unsubscribe,
+            c.Credit: self.consumers.credit,
+            c.Drain: self.consumers.drain,
+            c.Enqueue: self._enqueue,
+            c.Settle: self.deliveries.settle,
+            c.Commit: self._commit,
+            c.ResolveCommit: self._resolve_commit,
+            c.Trim: self._trim,
+            c.Forgive: self.deliveries.uncount,
+            c.Seen: self.deliveries.seen,
+            c.ForgiveRest: self.deliveries.uncount_rest,
+            c.Drop: self.removal.drop,
+            c.Due: self._due,
+            c.Quarantined: self.deliveries.quarantined,
+            c.TakeInHand: self.deliveries.take_in_hand,
+            c.Stage: self._stage,
+            c.Renew: self._renew,
+            c.Publish: self._publish,
+            c.Discard: self._discard,
+            c.ForgetNames: self._forget_names,
+            c.Move: self._move,
+            c.Redrive: self._redrive,
+            c.SetAside: self._set_aside_damaged,
+            c.Statistics: self._statistics,
+        }
 
     # What a restart finds.
 
@@ -212,14 +234,15 @@ class BrokerState:
             and its reply is the error.
         """
         effects = Effects()
-        self._now_ms = now_ms
-        self._elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
+        steps = self._steps
+        self.time.now_ms = now_ms
+        self.time.elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
         if not self.directory.permanent:
             self.directory.make_permanent_queues(effects)
         self.is_late = self.new_slice()
         for command in commands:
             try:
-                _STEPS[type(command)](self, command, now_ms, effects)
+                steps[type(command)](command, now_ms, effects)
             except JMSException as error:
                 effects.answer(command, error)
             except Exception as error:  # a fault of ours: it is this command's alone
@@ -335,10 +358,10 @@ class BrokerState:
         """
         touched: dict[int, QueueState] = {}
         changed = self.directory.changed
-        if self._resting:
-            self._wake_rested(effects)
+        if self.endings.backing_off:
+            self.endings.end_back_off(effects)
         for _ in range(_ROUNDS):
-            if self._wait_queues.count:
+            if self.wait_queues.count:
                 self._resume_blocked(now_ms, effects)
             if self.directory.memory.limited:
                 for queue in self.directory.memory.unlimited():
@@ -356,11 +379,11 @@ class BrokerState:
                 depth = queue.depth
                 if queue.consumers:
                     for entry in queue.dispatch(now_ms, effects):
-                        self._expire(queue, entry, effects)
+                        self.endings.expire(queue, entry, effects)
                     if effects.handouts >= self.directory.memory.cycle_handouts:
                         self.directory.changed[queue.id] = queue  # it may have more
                 elif queue.ready:
-                    self._note_idle(queue, effects)
+                    self.consumers.keep_window(queue, effects)
                 if queue.wait_queue and queue.depth < depth:
                     self.directory.changed[queue.id] = queue  # what was taken at once has made room
             if effects.handouts >= self.directory.memory.cycle_handouts:
@@ -369,68 +392,38 @@ class BrokerState:
                 changed |= left_out  # these are the first ones in the next cycle
                 changed |= later
                 break
-        if self._drains:
-            self._answer_drains(effects)
-        if self._looking:
-            effects.browsers += self._looking.values()
-            self._looking = {}
+        if self.consumers.drains:
+            self.consumers.answer_drains(effects)
+        if self.consumers.browsing:
+            effects.browsers += self.consumers.browsing.values()
+            self.consumers.browsing.clear()
         for queue in (*touched.values(), *self.directory.changed.values()):
-            queue.used_ms = self._elapsed_ms
+            queue.used_ms = self.time.elapsed_ms
             if queue.counters_due and queue.durable:
                 queue.counters_due = False
                 key = queue_key(queue.id)
                 effects.durable.put("queues", key, encode_counters(key, queue.counters()))
 
-    def _answer_drains(self, effects: Effects) -> None:
-        waiting = []
-        for consumer, reply in self._drains:
-            if consumer.credit and (consumer.is_waiting or consumer.queue.id in self.directory.changed):
-                # There may be more for it.
-                waiting.append((consumer, reply))
-                continue
-            dropped, consumer.credit = consumer.credit, 0
-            if reply is not None:
-                effects.replies.append((reply, dropped))
-        self._drains = waiting
-
-    def _note_idle(self, queue: QueueState, effects: Effects) -> None:
-        """A queue that nobody consumes keeps its window for a while, until others do the same."""
-        self._idle.pop(queue.id, None)
-        self._idle[queue.id] = queue
-        if len(self._idle) > IDLE_WINDOWS:
-            oldest = next(iter(self._idle))
-            self._idle.pop(oldest).drop_window()
-            effects.touches_unloaded = True  # it may have lost entries in this cycle
-
     @property
     def has_more(self) -> bool:
         """Whether another decision is due although nothing is asked for."""
-        return bool(self.directory.changed or self._wait_queues.is_matching)
+        return bool(self.directory.changed or self.wait_queues.is_matching)
 
     @property
     def waits_engine_wide(self) -> bool:
         """Whether somebody may go on when the whole engine has more room."""
-        return self._wait_queues.waits_engine_wide
+        return self.wait_queues.waits_engine_wide
 
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused or tried, or a resting message delivered; by ``elapsed_ms``."""
         again_ms = math.ceil(self._tried_until_ms) - _TRIED_AHEAD_MS if self._put_off else None
-        due = [self._wait_queues.next_deadline_ms(), self._next_rested_ms(), again_ms]
+        due = [self.wait_queues.next_deadline_ms(), self.endings.next_due_ms(), again_ms]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
-
-    def _next_rested_ms(self) -> int | None:
-        resting = self._resting
-        while resting:
-            queue = self.directory.queues.get(resting[0][1])
-            if queue is not None and queue.resting:
-                return resting[0][0]
-            heappop(resting)
-        return None
 
     def waiting(self) -> list[c.Reply]:
         """Those who have no answer yet: held sends and drains.  For the end of the engine."""
-        replies = [blocked.command.reply for blocked in self._wait_queues]
-        replies += [reply for _, reply in self._drains]
+        replies = [blocked.command.reply for blocked in self.wait_queues]
+        replies += [reply for _, reply in self.consumers.drains]
         replies += [reply for browser in self.directory.browsers.values() for reply in browser.drains]
         return [reply for reply in replies if reply is not None]
 
@@ -456,15 +449,15 @@ class BrokerState:
             if self.directory.client_ids.get(client.client_id or "") == client.id:
                 del self.directory.client_ids[client.client_id or ""]
             for consumer in list(client.consumers.values()):
-                self._give_back_of(consumer, list(consumer.unsettled), command, effects, client.token)
+                self.deliveries.give_back(consumer, list(consumer.unsettled), command, effects, client.token)
                 self.directory.changed[consumer.queue.id] = consumer.queue
-                self._forget_consumer(consumer, client, effects)
+                self.removal.unregister(consumer, client, effects)
             for queue in client.waited_for or ():  # also of consumers that a commit has ended meanwhile
                 queue.returning.discard(client.id)
                 if queue.id in self.directory.queues:
                     self.directory.changed[queue.id] = queue
             for number in client.browsers:
-                self._end_browser(self.directory.browsers.pop(number), effects)
+                self.consumers.end_browser(self.directory.browsers.pop(number), effects)
             for destination in list(client.temporaries):
                 self._end_temporary(client, destination, effects)
         effects.answer(command, None)
@@ -479,7 +472,7 @@ class BrokerState:
             if consumer.unsettled:
                 consumer.queue.returning.add(client.id)
                 client.waited_for.append(consumer.queue)
-            self._end_consumer(consumer, effects)
+            self.consumers.end(consumer, effects)
 
     def in_hand_of(self, client: int) -> int:
         """How many deliveries the consumers of a client hold."""
@@ -499,7 +492,7 @@ class BrokerState:
             for consumer in list(client.consumers.values()):
                 numbers = list(consumer.unsettled)[:left]
                 left -= len(numbers)
-                self._give_back_of(consumer, numbers, command, effects, client.token)
+                self.deliveries.give_back(consumer, numbers, command, effects, client.token)
         effects.answer(command, None)
 
     # Destinations.
@@ -509,7 +502,7 @@ class BrokerState:
         if destination.is_topic:
             self.directory.topic(destination)
         else:
-            self.directory.queue(destination, effects).note_use(self._elapsed_ms)
+            self.directory.queue(destination, effects).note_use(self.time.elapsed_ms)
         effects.answer(command, None)
 
     def _declare_temporary(self, command: c.DeclareTemporary, now_ms: int, effects: Effects) -> None:
@@ -551,61 +544,18 @@ class BrokerState:
         if destination.is_topic:
             self.directory.topics.pop(destination, None)
         else:
-            self._end_queue(self.directory.by_destination.pop(destination), effects)
+            queue = self.directory.by_destination.pop(destination)
+            self._refuse_waiting_for(queue, effects)
+            self.removal.end_queue(queue, effects)
 
-    def _end_queue(self, queue: QueueState, effects: Effects) -> None:
-        """Nobody can use it any more: what it holds is to be trimmed, then it is dropped."""
-        self._end_waiting_for(queue, effects)
-        for consumer in (*queue.consumers, *queue.leaving):
-            for entry in consumer.unsettled.values():
-                queue.give_back(entry, effects)  # so that it can be trimmed
-            self._let_go(consumer, len(consumer.unsettled))
-            consumer.unsettled.clear()
-            if consumer.attached:
-                self._end_consumer(consumer, effects)
-                if consumer.ended is not None:
-                    effects.replies.append((consumer.ended, deleted(queue.label)))
-            self.directory.consumers.pop(consumer.id, None)
-            client = self.directory.clients.get(consumer.client)
-            if client is not None:
-                client.consumers.pop(consumer.id, None)
-        queue.leaving.clear()
-        for entry in queue.resting.take_all():
-            queue.give_back(entry, effects)
-        settled = self.directory.settled_group(queue)
-        if queue.record.kind != "staged" and (queue.durable or self.published.last(settled) is not None):
-            self.published.forget(settled, effects.durable)
-        queue.record = queue.record._replace(kind="ended")
-        self.directory.put_record(queue, effects)
-        effects.ended.append(queue.id)
-
-    def _end_waiting_for(self, queue: QueueState, effects: Effects) -> None:
-        """A queue ends: what waits for it is refused.  What waits for a subscription of a topic goes on without it."""
-        wait_queues = self._wait_queues
-        waiting = list(queue.wait_queue)
-        if queue.destination.is_topic:
-            for blocked in waiting:
-                wait_queues.withdraw(blocked)
-        else:
-            over = [each for blocked in waiting for each in wait_queues.of_route(blocked, queue.destination)]
-            for blocked in over:
-                self._refuse(blocked, f"{queue.label!r} was deleted", effects)
-            waiting = wait_queues.end(over)
-        for blocked in waiting:
+    def _refuse_waiting_for(self, queue: QueueState, effects: Effects) -> None:
+        """A queue ends: the sends that wait for it are refused."""
+        wait_queues = self.wait_queues
+        over = [each for blocked in list(queue.wait_queue) for each in wait_queues.of_route(blocked, queue.destination)]
+        for blocked in over:
+            self._refuse(blocked, f"{queue.label!r} was deleted", effects)
+        for blocked in wait_queues.end(over):
             wait_queues.wait(blocked, None)
-
-    def _drop(self, command: c.Drop, now_ms: int, effects: Effects) -> None:
-        queue = self.directory.queues.pop(command.queue, None)
-        if queue is not None:
-            self.directory.changed.pop(queue.id, None)
-            self._idle.pop(queue.id, None)
-            if self.directory.staged.get(queue.record.name) is queue:
-                del self.directory.staged[queue.record.name]
-            self.admission.end_publishing(queue)
-            if queue.durable:
-                effects.durable.put("catalog", queue_key(queue.id), None)
-                effects.durable.put("queues", queue_key(queue.id), None)
-        effects.answer(command, None)
 
     # Consumers.
 
@@ -636,32 +586,9 @@ class BrokerState:
                     f"temporary queue {destination.name!r} can be consumed only by the connection that made it"
                 )
         if command.browse:
-            browser = Browser(self._next_consumer, client.id, queue, command.sink, command.slice_bytes, selector)
-            self._next_consumer += 1
-            self.directory.browsers[browser.id] = client.browsers[browser.id] = browser
-            effects.answer(command, browser.id)
+            effects.answer(command, self.consumers.browse(client, queue, command, selector).id)
             return
-        consumer = Consumer(
-            self._next_consumer,
-            client.id,
-            queue,
-            command.sink,
-            command.presettled,
-            command.slice_bytes,
-            selector,
-            command.exclusive,
-            command.ended,
-        )
-        self._next_consumer += 1
-        self.directory.consumers[consumer.id] = client.consumers[consumer.id] = consumer
-        if not queue.consumers:
-            self._idle.pop(queue.id, None)
-            self._consumed += 1
-            self.directory.memory.share(self._consumed)
-        queue.add_consumer(consumer)
-        if queue.exclusive == [consumer]:
-            queue.serve_only(consumer, effects)
-        effects.answer(command, consumer.id)
+        effects.answer(command, self.consumers.attach(client, queue, command, selector, effects).id)
 
     def _subscribe(self, client: Client, command: c.Attach, effects: Effects) -> QueueState:
         topic = command.destination
@@ -706,14 +633,10 @@ class BrokerState:
         )
         if existing is not None:
             # JMS 3.1 section 8.3.3: another topic, selector or no_local is as unsubscribing and subscribing anew.
-            self._end_subscription(existing, effects)
+            self.removal.end_subscription(existing, effects)
         queue = self.directory.new_subscription(client, topic, record, subscription.durable, effects, limited=False)
         self.directory.subscriptions[key] = queue
         return queue
-
-    def _end_subscription(self, queue: QueueState, effects: Effects) -> None:
-        self.directory.remove_subscription(queue)
-        self._end_queue(queue, effects)
 
     def _delete(self, command: c.Delete, now_ms: int, effects: Effects) -> None:
         destination = command.destination
@@ -776,10 +699,11 @@ class BrokerState:
 
     def _end_any(self, queue: QueueState, effects: Effects) -> None:
         if queue.record.kind == "subscription":
-            self._end_subscription(queue, effects)
+            self.removal.end_subscription(queue, effects)
         else:
             del self.directory.by_destination[queue.destination]
-            self._end_queue(queue, effects)
+            self._refuse_waiting_for(queue, effects)
+            self.removal.end_queue(queue, effects)
 
     def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
         messages = [(key, message) for key, message in command.messages if key in command.there]
@@ -822,8 +746,8 @@ class BrokerState:
             return False
         kind = queue.record.kind
         # The time before a restart does not count: whoever used it needs time to come back.
-        queue.used_ms = queue.used_ms or self._elapsed_ms
-        queue.left_ms = queue.left_ms or self._elapsed_ms
+        queue.used_ms = queue.used_ms or self.time.elapsed_ms
+        queue.left_ms = queue.left_ms or self.time.elapsed_ms
         if kind == "queue":
             seconds, since_ms = settings.delete_idle_queues_seconds, queue.used_ms
             if queue.depth or queue.destination in self.directory.permanent:
@@ -832,7 +756,7 @@ class BrokerState:
             seconds, since_ms = settings.delete_idle_subscriptions_seconds, queue.left_ms
         else:
             return False
-        return seconds is not None and since_ms + int(seconds * 1000) <= self._elapsed_ms
+        return seconds is not None and since_ms + int(seconds * 1000) <= self.time.elapsed_ms
 
     def _unsubscribe(self, command: c.Unsubscribe, now_ms: int, effects: Effects) -> None:
         client = self.directory.client(command.client)
@@ -848,121 +772,8 @@ class BrokerState:
             raise IllegalStateException(
                 f"cannot unsubscribe {command.name!r}: a session holds messages of it; acknowledge or commit them first"
             )
-        self._end_subscription(queue, effects)
+        self.removal.end_subscription(queue, effects)
         effects.answer(command, None)
-
-    def _detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
-        consumer = self.directory.consumers.get(command.consumer)
-        if consumer is not None and (consumer.attached or command.give_back):
-            self._end_consumer(consumer, effects)
-            consumer.unseen = command.unseen
-            numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
-            self._give_back_of(consumer, numbers, command, effects)
-            if not consumer.unsettled:
-                self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
-        browser = self.directory.browsers.pop(command.consumer, None)
-        if browser is not None:
-            del self.directory.clients[browser.client].browsers[browser.id]
-            self._end_browser(browser, effects)
-        effects.answer(command, 0 if consumer is None else len(consumer.unsettled))
-
-    def _give_back_of(
-        self,
-        consumer: Consumer,
-        numbers: Sequence[int],
-        why: c.Disconnect | c.GiveBack | c.Detach,
-        effects: Effects,
-        token: str | None = None,
-    ) -> None:
-        """Deliveries of a consumer have failed, or nobody has looked at them; ``token``: of its lost connection."""
-        once = not isinstance(why, c.Detach) and why.stops
-        self._let_go(consumer, len(numbers))
-        for number in numbers:
-            entry = consumer.unsettled.pop(number)
-            counts = why.failed and not consumer.has_not_seen(number) and not (once and entry.delivery_count)
-            if counts and token is not None:
-                self.losses.note(token, consumer.queue.id, entry.position, entry.delivery_count)
-            self._return(consumer.queue, entry, Outcome.MODIFIED if counts else Outcome.RELEASED, effects)
-
-    def _let_go(self, consumer: Consumer, deliveries: int) -> None:
-        """A consumer holds so many deliveries less: it, or others, may get more."""
-        self.directory.memory.in_hand -= deliveries
-        if consumer.attached:
-            consumer.queue.offer(consumer)
-
-    def _holds_less(self, consumer: Consumer, deliveries: int, effects: Effects) -> None:
-        """So many deliveries of a consumer have ended, one by one: it may get others, or was waiting for its end."""
-        self._let_go(consumer, deliveries)
-        self.directory.changed[consumer.queue.id] = consumer.queue
-        if not consumer.attached and not consumer.unsettled:
-            self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
-
-    def _end_browser(self, browser: Browser, effects: Effects) -> None:
-        self._looking.pop(browser.id, None)
-        effects.replies += [(reply, browser.credit) for reply in browser.drains]
-        browser.drains.clear()
-        browser.credit = 0
-        browser.queue.note_use(self._elapsed_ms)
-
-    def _end_consumer(self, consumer: Consumer, effects: Effects) -> None:
-        if consumer.attached:
-            consumer.attached = False
-            consumer.credit = 0
-            queue = consumer.queue
-            queue.remove_consumer(consumer, effects)
-            for entry in queue.resting.take_of(consumer):
-                queue.give_back(entry, effects)
-            self.directory.changed[queue.id] = queue
-            if not queue.consumers:
-                self._consumed -= 1
-                self.directory.memory.share(self._consumed)
-                queue.note_use(self._elapsed_ms)
-
-    def _forget_consumer(self, consumer: Consumer, client: Client, effects: Effects) -> None:
-        """The consumer is detached and holds nothing; a subscription that is not durable ends with its last one."""
-        self.directory.consumers.pop(consumer.id, None)
-        client.consumers.pop(consumer.id, None)
-        queue = consumer.queue
-        queue.leaving.pop(consumer, None)
-        if not queue.consumers:
-            queue.note_use(self._elapsed_ms)
-        record = queue.record
-        if record.kind != "subscription" or queue.consumers or queue.id not in self.directory.queues:
-            return
-        if not is_volatile(queue):
-            return
-        if queue.leaving:
-            return
-        self._end_subscription(queue, effects)
-
-    def _credit(self, command: c.Credit, now_ms: int, effects: Effects) -> None:
-        consumer = self.directory.consumers.get(command.consumer)
-        if consumer is not None and consumer.attached:
-            consumer.credit += command.messages
-            consumer.room_bytes = consumer.slice_bytes
-            consumer.queue.offer(consumer)
-            self.directory.changed[consumer.queue.id] = consumer.queue
-        elif command.consumer in self.directory.browsers:
-            browser = self._looking[command.consumer] = self.directory.browsers[command.consumer]
-            browser.credit += command.messages
-            browser.room_bytes = browser.slice_bytes
-        effects.answer(command, None)
-
-    def _drain(self, command: c.Drain, now_ms: int, effects: Effects) -> None:
-        consumer = self.directory.consumers.get(command.consumer)
-        if command.consumer in self.directory.browsers:
-            browser = self._looking[command.consumer] = self.directory.browsers[command.consumer]
-            browser.room_bytes = browser.slice_bytes
-            if command.reply is not None:
-                browser.drains.append(command.reply)
-            return
-        if consumer is None or not consumer.attached:
-            effects.answer(command, 0)
-            return
-        consumer.room_bytes = consumer.slice_bytes
-        consumer.queue.offer(consumer)
-        self.directory.changed[consumer.queue.id] = consumer.queue
-        self._drains.append((consumer, command.reply))
 
     # Sending.
 
@@ -1170,23 +981,23 @@ class BrokerState:
     # Holding back.
 
     def _arrived(self, command: c.Enqueue | c.Commit | c.Publish) -> BlockedSend:
-        since_ms = self._elapsed_ms
-        return self._wait_queues.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
+        since_ms = self.time.elapsed_ms
+        return self.wait_queues.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
 
     def _waits_behind(self, blocked: BlockedSend, effects: Effects) -> bool:
         """Whether what its connection sent to the same destination before waits, and is not to be overtaken."""
-        first = self._wait_queues.first_before(blocked)
+        first = self.wait_queues.first_before(blocked)
         if first is None:
             return False
         if self._may_hold(blocked, first.reason, effects):
-            self._wait_queues.wait_behind(blocked, first.reason)
+            self.wait_queues.wait_behind(blocked, first.reason)
         return True
 
     def _may_hold(self, blocked: BlockedSend, reason: str, effects: Effects) -> bool:
         """Whether it may wait; otherwise it is refused."""
-        if blocked.routes is not None or self._wait_queues.count < self.settings.max_held_messages:
+        if blocked.routes is not None or self.wait_queues.count < self.settings.max_held_messages:
             return True
-        waiting = f"{self._wait_queues.count} sends wait already (option max_held_messages)"
+        waiting = f"{self.wait_queues.count} sends wait already (option max_held_messages)"
         self._refuse(blocked, f"{reason}, and {waiting}", effects)
         return False
 
@@ -1203,12 +1014,12 @@ class BrokerState:
         blocked.reason = reason
         if not self._may_hold(blocked, reason, effects):
             return False
-        self._wait_queues.wait(blocked, queue, is_matching=is_matching)
+        self.wait_queues.wait(blocked, queue, is_matching=is_matching)
         return True
 
     def _resume_blocked(self, now_ms: int, effects: Effects) -> None:
         """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
-        wait_queues = self._wait_queues
+        wait_queues = self.wait_queues
         if self._put_off and self._may_try():
             put_off, self._put_off = self._put_off, {}
             self.directory.changed.update(
@@ -1221,20 +1032,20 @@ class BrokerState:
             self._resume_making_room(now_ms, effects)
         self._resume(wait_queues.engine_wide, now_ms, effects)
         self._resume_matching(now_ms, effects)
-        for blocked in wait_queues.overdue(self._elapsed_ms):
+        for blocked in wait_queues.overdue(self.time.elapsed_ms):
             if blocked.wait_queue is not None:  # else it has ended with another one
                 self._end_overdue(blocked, now_ms, effects)
 
     def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
         """Let commits go on that make room: not only the first of them, which may want more than there is."""
-        wait_queue = self._wait_queues.making_room
+        wait_queue = self.wait_queues.making_room
         left = _MAKING_ROOM if any(map(gt, self.admission.engine_wide_room(), self._room_before)) else 0
         for blocked in list(wait_queue) if left else ():
             if not self._may_try():
                 self._put_off[0] = None
                 return  # there is still more room than at the last try
             if blocked.wait_queue is wait_queue:  # else it has ended with another one
-                self._wait_queues.withdraw(blocked)
+                self.wait_queues.withdraw(blocked)
                 if self._retry(blocked, now_ms, effects):
                     self._end_waiting((blocked,), now_ms, effects)
                 else:
@@ -1251,7 +1062,7 @@ class BrokerState:
                 queue = wait_queue[0].queue
                 self._put_off[0 if queue is None else queue.id] = queue
                 return
-            blocked = self._wait_queues.take(wait_queue)
+            blocked = self.wait_queues.take(wait_queue)
             if self._retry(blocked, now_ms, effects):
                 self._end_waiting((blocked,), now_ms, effects)
             elif wait_queue and wait_queue[0] is blocked:
@@ -1259,14 +1070,14 @@ class BrokerState:
 
     def _may_try(self) -> bool:
         """Whether commits are tried again now: those that go on waiting may take a part of the time only."""
-        return self._tried_until_ms <= self._elapsed_ms + _TRIED_AHEAD_MS
+        return self._tried_until_ms <= self.time.elapsed_ms + _TRIED_AHEAD_MS
 
     def _resume_matching(self, now_ms: int, effects: Effects) -> None:
         """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn.
 
         Nobody's turn comes when there is no time left, or it would be over before it has begun.
         """
-        wait_queues = self._wait_queues
+        wait_queues = self.wait_queues
         is_late = self._chosen_in is self.is_late
         while not is_late and (blocked := wait_queues.take_matching()) is not None:
             if self._retry(blocked, now_ms, effects):
@@ -1279,25 +1090,25 @@ class BrokerState:
 
     def _end_waiting(self, ended: Sequence[BlockedSend], now_ms: int, effects: Effects) -> None:
         """Some wait no more: those that waited for nobody else go on."""
-        free = deque(self._wait_queues.end(ended))
+        free = deque(self.wait_queues.end(ended))
         while free:
             blocked = free.popleft()
             if self._retry(blocked, now_ms, effects):
-                free += self._wait_queues.end((blocked,))
+                free += self.wait_queues.end((blocked,))
 
     def _end_overdue(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> None:
         """The time of one that waits is over: it is refused, unless there is room now."""
         left = [blocked.wait_queue]
-        self._wait_queues.withdraw(blocked)
+        self.wait_queues.withdraw(blocked)
         if not self._retry(blocked, now_ms, effects):
             left.append(blocked.wait_queue)
             if blocked.is_matching:
                 return
             if blocked.wait_queue is not None:
-                self._wait_queues.withdraw(blocked)
+                self.wait_queues.withdraw(blocked)
             self._refuse(
                 blocked,
-                f"{blocked.reason}; held back for {(self._elapsed_ms - blocked.since_ms) / 1000:.1f} s",
+                f"{blocked.reason}; held back for {(self.time.elapsed_ms - blocked.since_ms) / 1000:.1f} s",
                 effects,
             )
         self._end_waiting((blocked,), now_ms, effects)
@@ -1311,14 +1122,14 @@ class BrokerState:
                 done = self._do_commit(blocked, now_ms, effects)
                 if not done and not blocked.is_matching:
                     cost_ms = _TRIED_MS * (len(blocked.command.sends) + len(blocked.command.settlements))
-                    self._tried_until_ms = max(self._tried_until_ms, self._elapsed_ms) + cost_ms
+                    self._tried_until_ms = max(self._tried_until_ms, self.time.elapsed_ms) + cost_ms
                 return done
             if isinstance(blocked.command, c.Publish):
                 return self._do_publish(blocked, now_ms, effects)
             return self._take(blocked, self.directory.targets(blocked.command.destination, effects), now_ms, effects)
         except JMSException as error:
             if isinstance(blocked.command, c.Commit):
-                self._roll_back(blocked.command, error, effects)
+                self.deliveries.roll_back(blocked.command, error, effects)
             else:
                 effects.answer(blocked.command, error)
             return True
@@ -1336,7 +1147,7 @@ class BrokerState:
         """What of a send or commit is not taken yet never will be."""
         command = blocked.command
         if isinstance(command, c.Commit):
-            self._roll_back(command, rolled_back(error), effects)
+            self.deliveries.roll_back(command, rolled_back(error), effects)
             return
         if isinstance(command, c.Publish):
             effects.answer(command, error)
@@ -1347,9 +1158,9 @@ class BrokerState:
 
     def _drop_held_of(self, client: int, now_ms: int, effects: Effects) -> None:
         """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
-        if self._wait_queues.count:
+        if self.wait_queues.count:
             closed = IllegalStateException("the connection was closed while this was held back at a limit")
-            self._give_up(self._wait_queues.of_client(client), closed, now_ms, effects)
+            self._give_up(self.wait_queues.of_client(client), closed, now_ms, effects)
 
     def _give_up(self, over: Sequence[BlockedSend], error: JMSException, now_ms: int, effects: Effects) -> None:
         """It is over for some of those that wait."""
@@ -1361,171 +1172,21 @@ class BrokerState:
 
     # Settling.
 
-    def _settle(self, command: c.Settle, now_ms: int, effects: Effects) -> None:
-        consumer = self.directory.consumers.get(command.consumer)
-        if consumer is not None:
-            queue = consumer.queue
-            unsettled = consumer.unsettled
-            outcome = command.outcome
-            settled = 0
-            for number in command.numbers:
-                entry = unsettled.pop(number, None)
-                if entry is None:
-                    continue
-                settled += 1
-                if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
-                    if entry.delivery_count:
-                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
-                    queue.forget(entry, effects)
-                else:
-                    self._return(queue, entry, outcome, effects, consumer)
-            self.totals.settled += settled
-            self._holds_less(consumer, settled, effects)
-        if command.reply is not None:
-            effects.replies.append((command.reply, None))
-
-    def _return(
-        self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects, by: Consumer | None = None
-    ) -> None:
-        """A delivery that did not end in an acceptance; ``by``: who failed to process it, and gets it again."""
-        self.directory.changed[queue.id] = queue
-        if entry.expires_at_ms and entry.expires_at_ms <= self._now_ms:
-            self._expire(queue, entry, effects)
-            return
-        released = outcome is Outcome.RELEASED
-        counted = bool(queue.suspects) and queue.out_of_hand(entry, seen=not released)
-        if released:
-            if counted:
-                queue.count(entry, -1, effects)
-            queue.release(entry, effects)
-            return
-        self.totals.redelivered += 1
-        limit = queue.max_deliveries
-        failures = entry.delivery_count + (not counted)
-        is_dead_letter_queue = queue.destination == self.directory.dead_letters
-        if outcome is Outcome.REJECTED and not is_dead_letter_queue:
-            self._dead_letter(queue, entry, "rejected by a consumer", effects)
-        elif limit is not None and failures >= limit:
-            entry.delivery_count = failures
-            self._dead_letter(queue, entry, _TOO_OFTEN.format(limit), effects)
-        else:
-            if not counted:
-                queue.count(entry, 1, effects)
-            if outcome is Outcome.MODIFIED:
-                queue.give_back(entry, effects)
-            else:  # its listener raised, or what was set aside is rejected again
-                self._rest(queue, entry, by, effects)
-
-    def _rest(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
-        """Have a message delivered again, at once or after a while."""
-        most = self.settings.max_delayed_redeliveries
-        delay_ms = redelivery_delay_ms(queue.resting.failed(entry.position, most), self.settings)
-        if consumer is not None and not (consumer.attached and queue.is_served(consumer)):
-            consumer = None
-        if not delay_ms or len(queue.resting) >= most:
-            queue.give_back_to(entry, consumer, effects)
-            return
-        due_ms = self._elapsed_ms + delay_ms
-        first_ms = queue.resting.first_due_ms()
-        queue.resting.add(entry, due_ms, consumer)
-        if first_ms is None or due_ms < first_ms:
-            heappush(self._resting, (due_ms, queue.id))
-
-    def _wake_rested(self, effects: Effects) -> None:
-        resting = self._resting
-        while resting and resting[0][0] <= self._elapsed_ms:
-            queue = self.directory.queues.get(heappop(resting)[1])
-            if queue is None:
-                continue
-            for entry, consumer in queue.resting.due(self._elapsed_ms):
-                queue.give_back_to(entry, consumer, effects)
-                self.directory.changed[queue.id] = queue
-            next_ms = queue.resting.first_due_ms()
-            if next_ms is not None:
-                heappush(resting, (next_ms, queue.id))
-
-    def _dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
-        self.totals.dead_lettered += 1
-        self._set_aside(queue, entry, self.settings.dead_letter_queue, reason, effects)
-
-    def _expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
-        """The time of a message that nobody holds is over."""
-        self.totals.expired += 1
-        name = self.settings.expiry_queue
-        if name is None or queue.destination == Destination(name):
-            queue.forget(entry, effects)
-        else:
-            self._set_aside(queue, entry, name, "expired", effects)
-
-    def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
-        """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
-        target = self.directory.queue(Destination(name), effects, limited=False)
-        annotations = {
-            DEAD_LETTER_REASON: reason,
-            DEAD_LETTER_QUEUE: queue.destination.name,
-            DEAD_LETTER_COUNT: entry.delivery_count,
-        }
-        if queue.record.kind == "subscription":
-            annotations[DEAD_LETTER_SUBSCRIPTION] = queue.record.name
-            annotations[DEAD_LETTER_CLIENT_ID] = queue.record.client_id
-        self._adopt_annotated(queue, entry, target, annotations, effects)
-
-    def _adopt_annotated(
-        self, queue: QueueState, entry: Entry, target: QueueState, annotations: dict[str, Any], effects: Effects
-    ) -> None:
-        """Move a message to the end of another queue, where it does not expire, with properties added."""
-        queue.forget(entry, effects, keep_message=True)
-        lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))
-        moved = target.adopt(entry, lane, entry.flags & 0xFF | FLAG_ANNOTATED, 0, 0, effects)
-        batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
-        batch.put("annotations", moved.key, encode_annotations(moved.key, annotations))
-        self.directory.changed[target.id] = target
-
-    def _take_in_hand(self, command: c.TakeInHand, now_ms: int, effects: Effects) -> None:
-        consumer = self.directory.consumers.get(command.consumer)
-        entry = None if consumer is None else consumer.unsettled.get(command.number)
-        may_be_given = True
-        if consumer is not None and entry is not None:
-            queue = consumer.queue
-            may_be_given = queue.take_in_hand(entry, effects)
-            if not may_be_given:
-                del consumer.unsettled[command.number]
-                self._dead_letter(queue, entry, _TOO_OFTEN.format(queue.max_deliveries), effects)
-                self._holds_less(consumer, 1, effects)
-        effects.answer(command, may_be_given)
-
-    def _quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
-        consumer = self.directory.consumers.get(command.consumer)
-        if command.stays:
-            if consumer is not None and consumer.attached and command.number in consumer.unsettled:
-                self.directory.changed[consumer.queue.id] = consumer.queue
-                consumer.credit += 1
-                consumer.queue.offer(consumer)
-            effects.answer(command, None)
-            return
-        entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
-        if consumer is not None and entry is not None:
-            consumer.queue.forget(entry, effects, keep_message=True)
-            consumer.credit += 1 if consumer.attached else 0
-            self._holds_less(consumer, 1, effects)
-            self.totals.quarantined += 1
-        effects.answer(command, None)
-
     # Transactions.
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
-        if self._wait_queues.count and command.commit_id is not None:
+        if self.wait_queues.count and command.commit_id is not None:
             # The session waits no more for what it committed before, and must not overtake that.
             error = IllegalStateException("the session has gone on while the commit was held back at a limit")
-            self._give_up(self._wait_queues.of_session(command.commit_id.session), error, now_ms, effects)
+            self._give_up(self.wait_queues.of_session(command.commit_id.session), error, now_ms, effects)
         blocked = self._arrived(command)
         try:
             self._do_commit(blocked, now_ms, effects)
         except JMSException as error:
-            self._roll_back(command, error, effects)
+            self.deliveries.roll_back(command, error, effects)
         except Exception as error:  # a fault of ours, as in ``decide``
             effects.faults.append((command, error))
-            self._roll_back(command, rolled_back(fault(command, error)), effects)
+            self.deliveries.roll_back(command, rolled_back(fault(command, error)), effects)
 
     def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         session, number = command.commit_id
@@ -1534,18 +1195,6 @@ class BrokerState:
         if last is None and self.commits.may_be_forgotten(command.age_ms):
             done = None
         effects.answer(command, done)
-
-    def _roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
-        """A commit cannot be done: who made it has let go of the deliveries, so these have failed."""
-        for consumer_number, number, _ in command.settlements:
-            consumer = self.directory.consumers.get(consumer_number)
-            entry = consumer.unsettled.pop(number, None) if consumer is not None else None
-            if consumer is not None and entry is not None:
-                self._let_go(consumer, 1)
-                self._return(consumer.queue, entry, Outcome.MODIFIED, effects)
-                if not consumer.attached and not consumer.unsettled:
-                    self._forget_consumer(consumer, self.directory.clients[consumer.client], effects)
-        effects.answer(command, error)
 
     def _do_commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""
@@ -1691,11 +1340,11 @@ class BrokerState:
                 entry = unsettled.pop(number)
                 if outcome is Outcome.ACCEPTED:
                     if entry.delivery_count:
-                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                        self.deliveries.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
                     queue.forget(entry, effects)
                 else:
-                    self._return(queue, entry, outcome, effects)
-            self._holds_less(consumer, len(outcomes), effects)
+                    self.endings.not_accepted(queue, entry, outcome, effects)
+            self.removal.holds_less(consumer, len(outcomes), effects)
         if commit_id is not None:
             self.commits.note(commit_id.session, commit_id.number, now_ms, effects.durable)
         effects.answer(command, None)
@@ -1787,7 +1436,7 @@ class BrokerState:
         overdue = self.staging.overdue(now_ms)
         if not overdue:
             return overdue
-        waiting = [blocked.command for blocked in self._wait_queues]
+        waiting = [blocked.command for blocked in self.wait_queues]
         wanted = {name for command in waiting if isinstance(command, c.Publish) for name in command.transactions}
         return [name for name in overdue if name not in wanted]
 
@@ -1871,7 +1520,7 @@ class BrokerState:
         target = self.directory.by_destination.get(Destination(queue.record.target or ""))
         if target is not None and target.wait_queue:
             self.directory.changed[target.id] = target  # whoever waits to publish it is told
-        self._end_queue(queue, effects)
+        self.removal.end_queue(queue, effects)
         del self.directory.staged[name]
         return True
 
@@ -1909,7 +1558,7 @@ class BrokerState:
                     continue  # a temporary queue, or a subscription in memory, keeps nothing on the disk
                 entry = source.find(raw, effects)
                 if entry is not None:
-                    self._adopt_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
+                    self.endings.move_annotated(source, entry, target, {REDRIVEN_FROM: source.label}, effects)
                     moved += 1
             self.directory.changed[source.id] = source
             effects.answer(command, (moved, len(command.found), command.next))
@@ -1962,28 +1611,6 @@ class BrokerState:
         self.totals.quarantined += count
         effects.answer(command, count)
 
-    def _forgive(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
-        queue = self.directory.queues.get(command.queue)
-        forgiven = 0
-        if queue is not None:
-            forgiven = sum([queue.forgive(position, failures, effects) for position, failures in command.positions])
-            self.directory.changed[queue.id] = queue
-        effects.answer(command, forgiven)
-
-    def _seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
-        self.losses.seen(command.token, command.queue, command.positions)
-        effects.answer(command, None)
-
-    def _forgive_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
-        forgiven = 0
-        lost = self.losses.take(command.token, command.most)
-        for (number, position), failures in lost:
-            queue = self.directory.queues.get(number)
-            if queue is not None:
-                forgiven += queue.forgive(position, failures, effects)
-                self.directory.changed[number] = queue
-        effects.answer(command, (forgiven, len(lost) == command.most))
-
     def _due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         for kind, raw, key in command.items:
             for batch in (effects.durable, effects.volatile) if self.durable else (effects.volatile,):
@@ -2004,7 +1631,7 @@ class BrokerState:
             elif kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
                 queue.now_due(entry, effects)
             else:
-                self._expire(queue, entry, effects)
+                self.endings.expire(queue, entry, effects)
         effects.answer(command, None)
 
     def _statistics(self, command: c.Statistics, now_ms: int, effects: Effects) -> None:
@@ -2023,7 +1650,7 @@ class BrokerState:
                 delayed=queue.delayed.behind + len(queue.resting),
                 consumers=len(queue.consumers),
                 held_producers=sum(
-                    [1 + self._wait_queues.behind(blocked, queue.destination) for blocked in queue.wait_queue]
+                    [1 + self.wait_queues.behind(blocked, queue.destination) for blocked in queue.wait_queue]
                 ),
                 next_position=queue.next_position,
                 client_id=queue.record.client_id,
@@ -2063,43 +1690,3 @@ def _name_of(queue: QueueState) -> str:
         return f"{queue.label!r}"
     whose = "" if queue.record.client_id is None else f" of client id {queue.record.client_id!r}"
     return f"{queue.record.name!r}{whose} on {queue.destination.name!r}"
-
-
-_STEPS: dict[type, Callable[[BrokerState, Any, int, Effects], None]] = {
-    c.Connect: BrokerState._connect,
-    c.Disconnect: BrokerState._disconnect,
-    c.GiveBack: BrokerState._give_back,
-    c.Declare: BrokerState._declare,
-    c.DeclareTemporary: BrokerState._declare_temporary,
-    c.DeleteTemporary: BrokerState._delete_temporary,
-    c.Attach: BrokerState._attach,
-    c.Detach: BrokerState._detach,
-    c.Delete: BrokerState._delete,
-    c.DeleteIdle: BrokerState._delete_idle,
-    c.PutBack: BrokerState._put_back,
-    c.EndRun: BrokerState._end_run,
-    c.Unsubscribe: BrokerState._unsubscribe,
-    c.Credit: BrokerState._credit,
-    c.Drain: BrokerState._drain,
-    c.Enqueue: BrokerState._enqueue,
-    c.Settle: BrokerState._settle,
-    c.Commit: BrokerState._commit,
-    c.ResolveCommit: BrokerState._resolve_commit,
-    c.Trim: BrokerState._trim,
-    c.Forgive: BrokerState._forgive,
-    c.Seen: BrokerState._seen,
-    c.ForgiveRest: BrokerState._forgive_rest,
-    c.Drop: BrokerState._drop,
-    c.Due: BrokerState._due,
-    c.Quarantined: BrokerState._quarantined,
-    c.TakeInHand: BrokerState._take_in_hand,
-    c.Stage: BrokerState._stage,
-    c.Renew: BrokerState._renew,
-    c.Publish: BrokerState._publish,
-    c.Discard: BrokerState._discard,
-    c.ForgetNames: BrokerState._forget_names,
-    c.Move: BrokerState._move,
-    c.Redrive: BrokerState._redrive,
-    c.SetAside: BrokerState._set_aside_damaged,
-    c.Statistics: BrokerState._statistics,
-}

@@ -525,7 +525,7 @@ def _settle_positions(arguments: _Arguments) -> Steps:
             queue = arguments.queue(reader.state).id
         except InvalidDestinationException:
             return []  # it was deleted meanwhile
-        was = reader.state.redelivered.was_accepted_later
+        was = reader.state.deliveries.redelivered.was_accepted_later
         return [position for position, count in failures.items() if was(queue, position, count)]
 
     lost += yield processed

@@ -1121,7 +1121,7 @@ class QueueState:
         self.suspects[entry.position] = Suspect.UNCOUNTED if first else Suspect.COUNTED
         return True
 
-    def forgive(self, position: int, failures: int | None, effects: Effects) -> bool:
+    def uncount(self, position: int, failures: int | None, effects: Effects) -> bool:
         """Take back the last failed delivery of what waits in memory.
 
         Args:

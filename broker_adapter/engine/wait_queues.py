@@ -247,6 +247,14 @@ class WaitQueues:
         blocked.wait_queue.remove(blocked)
         blocked.wait_queue = None
 
+    def release(self, queue: QueueState) -> None:
+        """No send waits for this queue any more: those that do wait for no queue in particular."""
+        waiting = list(queue.wait_queue)
+        for blocked in waiting:
+            self.withdraw(blocked)
+        for blocked in waiting:
+            self.wait(blocked, None)
+
     # The end.
 
     def of_route(self, blocked: BlockedSend, destination: Destination) -> list[BlockedSend]:

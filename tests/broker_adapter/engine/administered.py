@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import broker as broker_module
-from broker_adapter.engine import broker_state as state_module
 from broker_adapter.engine import commands as c
+from broker_adapter.engine import consumers as consumers_module
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.broker_state import DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION
+from broker_adapter.engine.endings import DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION
 from broker_adapter.engine.operations import steps_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
 from broker_adapter.errors import JMSException
@@ -462,9 +462,9 @@ class History:
 
     def run(self, steps: int = 60) -> None:
         """Go through it; raises AssertionError where something that must be true is not."""
-        clocks, windows = (broker_module._now_ms, broker_module._elapsed_ms), state_module.IDLE_WINDOWS
+        clocks, windows = (broker_module._now_ms, broker_module._elapsed_ms), consumers_module.IDLE_WINDOWS
         broker_module._now_ms = broker_module._elapsed_ms = lambda: self.now_ms
-        state_module.IDLE_WINDOWS = 1
+        consumers_module.IDLE_WINDOWS = 1
         try:
             for _ in range(steps):
                 name = self.chance.choice(self.STEPS)
@@ -475,7 +475,7 @@ class History:
                     self.check()
             self._finish()
         finally:
-            (broker_module._now_ms, broker_module._elapsed_ms), state_module.IDLE_WINDOWS = clocks, windows
+            (broker_module._now_ms, broker_module._elapsed_ms), consumers_module.IDLE_WINDOWS = clocks, windows
             self.broker.close()
 
     def _finish(self) -> None:

@@ -257,7 +257,7 @@ def test_a_send_does_not_overtake_one_that_waits_behind_a_commit() -> None:
     sender.pass_time(100_000)
     assert sender.answers == {1: None, 2: None, 3: None}, "the commit was refused in the end"
     assert (rules.depth("q"), rules.state.waiting(), sender.rejected) == (3, [], 0)
-    assert rules.state._wait_queues._routes == {}
+    assert rules.state.wait_queues._routes == {}
 
 
 def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
@@ -273,7 +273,7 @@ def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
     sender._decide(second._replace(reply=partial(sender.answers.__setitem__, 200)))
     assert "the session has gone on" in str(sender.answers.pop(100))
     assert sender.answers == {1: None, 2: None, 200: None}
-    assert (rules.depth("q"), rules.state.waiting(), rules.state._wait_queues.count) == (2, [], 0)
+    assert (rules.depth("q"), rules.state.waiting(), rules.state.wait_queues.count) == (2, [], 0)
 
 
 class Large:
@@ -402,7 +402,7 @@ def test_what_waits_behind_a_commit_that_waits_behind_another_send_stays_there()
     assert seen.answered == ["1"], "the commit waits for the other queue, and what came after it waits for the commit"
     seen.make_room(1, 0, 1, 0)
     assert seen.answered == ["1", "2", "commit", "3", "4"] or seen.answered == ["1", "2", "commit", "4", "3"]
-    assert (seen.rules.state.waiting(), seen.rules.state._wait_queues._routes) == ([], {})
+    assert (seen.rules.state.waiting(), seen.rules.state.wait_queues._routes) == ([], {})
 
 
 @pytest.mark.parametrize("fields", [{}, {"persistent": False}])
@@ -476,7 +476,7 @@ def test_what_has_ended_keeps_no_message() -> None:
     for number in range(200):
         commit = c.CommitId("session", number)
         rules._decide(c.Commit(others, commit, [(Q, c.NewMessage(0, b"gone"))], []))
-    holding = rules.state._wait_queues
+    holding = rules.state.wait_queues
     assert holding.count == 2
     assert len(holding._timed) == 2
     assert len(holding._deadlines) <= 2 * 2 + 64
@@ -629,7 +629,7 @@ class History:
             self.decide()
 
     def check(self) -> None:
-        holding = self.state._wait_queues
+        holding = self.state.wait_queues
         everybody = list(holding)
         assert holding.count == len(everybody) <= 30
         for held in everybody:
@@ -671,7 +671,7 @@ def test_over_random_histories_nothing_overtakes_and_everybody_is_answered_once(
     history.check_order()
     assert history.answered == history.asked
     assert len(history.taken) == history.state.totals.enqueued > 0
-    assert history.state._wait_queues._routes == {}
+    assert history.state.wait_queues._routes == {}
 
 
 @pytest.mark.parametrize("ends", ["with its client", "for want of room", "done"])
@@ -850,10 +850,10 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     rules.state.admission.room = Room(0.75, 0, 4096, "the store is full")
     rules.pass_time(1)
     assert len(tried) == 16
-    assert [each.arrival for each in rules.state._wait_queues.making_room] == sorted(
-        each.arrival for each in rules.state._wait_queues.making_room
+    assert [each.arrival for each in rules.state.wait_queues.making_room] == sorted(
+        each.arrival for each in rules.state.wait_queues.making_room
     )
-    assert len(rules.state._wait_queues.making_room) == 100
+    assert len(rules.state.wait_queues.making_room) == 100
 
 
 @pytest.mark.parametrize(("sizes", "answer"), [((410,), None), ((10,), None), ((200, 201), "held"), ((500,), "held")])
@@ -896,7 +896,7 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
     assert rules.do(commit) == "held"
     answers: list[Any] = []
-    held = next(iter(rules.state._wait_queues))
+    held = next(iter(rules.state.wait_queues))
     held.command = commit._replace(reply=answers.append)
     tried = 0
 
@@ -911,13 +911,13 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     for number in range(1, 11):
         free_a_little(number)
     assert tried <= 1, "in one millisecond"
-    assert held.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state._elapsed_ms
+    assert held.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state.time.elapsed_ms
     # There is room now, and nothing else happens.
     for number in range(11, 30):
         free_a_little(number)
     rules.state.admission.volatile_room = None
     assert not answers
-    for reply, result in rules.pass_time((rules.state.next_deadline_ms() or 0) - rules.state._elapsed_ms).replies:
+    for reply, result in rules.pass_time((rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms).replies:
         reply(result)
     assert answers == [None]
     assert rules.state.next_deadline_ms() is None

@@ -1,0 +1,180 @@
+"""What consumers hold, and how their deliveries end.
+
+A delivery is settled by its consumer, fails with the commit that was to settle it, or is given back when its consumer
+or connection goes.  Deliveries that count as failed since their connection was lost are uncounted once its client
+says that it never saw them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ack_modes import Outcome
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.consumers import Consumers
+from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.endings import TOO_OFTEN, Endings
+from broker_adapter.engine.losses import Losses
+from broker_adapter.engine.queue_removal import QueueRemoval
+from broker_adapter.engine.queue_state import Consumer
+from broker_adapter.engine.redelivered import Redelivered
+from broker_adapter.engine.statistics import Totals
+from broker_adapter.errors import JMSException
+
+
+class Deliveries:
+    """Ends deliveries.
+
+    Attributes:
+        redelivered: messages that were accepted after an earlier delivery had failed.
+    """
+
+    def __init__(
+        self, directory: Directory, consumers: Consumers, removal: QueueRemoval, endings: Endings, totals: Totals
+    ) -> None:
+        self._directory = directory
+        self._consumers_by_number = directory.consumers
+        self._changed = directory.changed
+        self._consumers = consumers
+        self._removal = removal
+        self._holds_less = removal.holds_less
+        self._endings = endings
+        self._totals = totals
+        self._losses = Losses()
+        self.redelivered = Redelivered()
+
+    def settle(self, command: c.Settle, now_ms: int, effects: Effects) -> None:
+        """Carry out a Settle."""
+        consumer = self._consumers_by_number.get(command.consumer)
+        if consumer is not None:
+            queue = consumer.queue
+            unsettled = consumer.unsettled
+            outcome = command.outcome
+            settled = 0
+            for number in command.numbers:
+                entry = unsettled.pop(number, None)
+                if entry is None:
+                    continue
+                settled += 1
+                if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
+                    if entry.delivery_count:
+                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                    queue.forget(entry, effects)
+                else:
+                    self._endings.not_accepted(queue, entry, outcome, effects, consumer)
+            self._totals.settled += settled
+            self._holds_less(consumer, settled, effects)
+        if command.reply is not None:
+            effects.replies.append((command.reply, None))
+
+    def give_back(
+        self,
+        consumer: Consumer,
+        numbers: Sequence[int],
+        why: c.Disconnect | c.GiveBack | c.Detach,
+        effects: Effects,
+        token: str | None = None,
+    ) -> None:
+        """Make the deliveries of a consumer that goes available again.
+
+        Args:
+            consumer: the consumer.
+            numbers: of the deliveries.
+            why: says which of them count as failed.
+            effects: of the decision.
+            token: of its lost connection.
+        """
+        once = not isinstance(why, c.Detach) and why.stops
+        self._consumers.let_go(consumer, len(numbers))
+        for number in numbers:
+            entry = consumer.unsettled.pop(number)
+            counts = why.failed and not consumer.has_not_seen(number) and not (once and entry.delivery_count)
+            if counts and token is not None:
+                self._losses.note(token, consumer.queue.id, entry.position, entry.delivery_count)
+            self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED if counts else Outcome.RELEASED, effects)
+
+    def detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
+        """Carry out a Detach."""
+        consumer = self._consumers_by_number.get(command.consumer)
+        if consumer is not None and (consumer.attached or command.give_back):
+            self._consumers.end(consumer, effects)
+            consumer.unseen = command.unseen
+            numbers = [each for each in consumer.unsettled if command.give_back or consumer.has_not_seen(each)]
+            self.give_back(consumer, numbers, command, effects)
+            if not consumer.unsettled:
+                self._removal.unregister(consumer, self._directory.clients[consumer.client], effects)
+        browser = self._directory.browsers.pop(command.consumer, None)
+        if browser is not None:
+            del self._directory.clients[browser.client].browsers[browser.id]
+            self._consumers.end_browser(browser, effects)
+        effects.answer(command, 0 if consumer is None else len(consumer.unsettled))
+
+    def take_in_hand(self, command: c.TakeInHand, now_ms: int, effects: Effects) -> None:
+        """Carry out a TakeInHand."""
+        consumer = self._consumers_by_number.get(command.consumer)
+        entry = None if consumer is None else consumer.unsettled.get(command.number)
+        may_be_given = True
+        if consumer is not None and entry is not None:
+            queue = consumer.queue
+            may_be_given = queue.take_in_hand(entry, effects)
+            if not may_be_given:
+                del consumer.unsettled[command.number]
+                self._endings.dead_letter(queue, entry, TOO_OFTEN.format(queue.max_deliveries), effects)
+                self._holds_less(consumer, 1, effects)
+        effects.answer(command, may_be_given)
+
+    def quarantined(self, command: c.Quarantined, now_ms: int, effects: Effects) -> None:
+        """Carry out a Quarantined."""
+        consumer = self._consumers_by_number.get(command.consumer)
+        if command.stays:
+            if consumer is not None and consumer.attached and command.number in consumer.unsettled:
+                self._changed[consumer.queue.id] = consumer.queue
+                consumer.credit += 1
+                consumer.queue.offer(consumer)
+            effects.answer(command, None)
+            return
+        entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
+        if consumer is not None and entry is not None:
+            consumer.queue.forget(entry, effects, keep_message=True)
+            consumer.credit += 1 if consumer.attached else 0
+            self._holds_less(consumer, 1, effects)
+            self._totals.quarantined += 1
+        effects.answer(command, None)
+
+    def roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
+        """Answer a commit with an error; its client has let go of the deliveries, so these have failed."""
+        for consumer_number, number, _ in command.settlements:
+            consumer = self._consumers_by_number.get(consumer_number)
+            entry = consumer.unsettled.pop(number, None) if consumer is not None else None
+            if consumer is not None and entry is not None:
+                self._consumers.let_go(consumer, 1)
+                self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED, effects)
+                if not consumer.attached and not consumer.unsettled:
+                    self._removal.unregister(consumer, self._directory.clients[consumer.client], effects)
+        effects.answer(command, error)
+
+    def seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
+        """Carry out a Seen."""
+        self._losses.seen(command.token, command.queue, command.positions)
+        effects.answer(command, None)
+
+    def uncount(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
+        """Carry out a Forgive."""
+        queue = self._directory.queues.get(command.queue)
+        uncounted = 0
+        if queue is not None:
+            uncounted = sum([queue.uncount(position, failures, effects) for position, failures in command.positions])
+            self._changed[queue.id] = queue
+        effects.answer(command, uncounted)
+
+    def uncount_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
+        """Carry out a ForgiveRest."""
+        uncounted = 0
+        lost = self._losses.take(command.token, command.most)
+        for (number, position), failures in lost:
+            queue = self._directory.queues.get(number)
+            if queue is not None:
+                uncounted += queue.uncount(position, failures, effects)
+                self._changed[number] = queue
+        effects.answer(command, (uncounted, len(lost) == command.most))

@@ -1,0 +1,168 @@
+"""How messages end or come back: failed, given back, dead-lettered, expired.
+
+Theory of operation
+    A delivery that is not accepted makes its message available again, at its place in the queue.  A message whose
+    listener raised a second time waits for a while before (redelivery *back-off*).  A message that failed too often, or
+    that a consumer rejects, goes into the dead-letter queue.  One that expires is dropped, or goes into the expiry
+    queue.  Messages in these two queues stay there: they do not expire any more, and have properties that say why they
+    are there and where they were.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+from ack_modes import Outcome
+from broker_adapter.destination import Destination
+from broker_adapter.engine.decision_time import DecisionTime
+from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.queue_state import Consumer, Entry, Lane, QueueState
+from broker_adapter.engine.records import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
+from broker_adapter.engine.resting import redelivery_delay_ms
+from broker_adapter.engine.statistics import Totals
+
+#: Why a message is a dead letter that has been delivered as often as may be.
+TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
+#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
+#: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
+DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
+DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
+DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
+DEAD_LETTER_CLIENT_ID = "JMS_HOLDFAST_DEAD_LETTER_CLIENT_ID"
+DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
+
+
+class Endings:
+    """Ends messages, or makes them available again.
+
+    Attributes:
+        backing_off: a heap of (due, queue number): when the first message of a queue is due whose delivery is delayed.
+    """
+
+    def __init__(self, directory: Directory, totals: Totals, time: DecisionTime) -> None:
+        self._directory = directory
+        self._changed = directory.changed
+        self._dead_letters = directory.dead_letters
+        self._settings = directory.settings
+        self._totals = totals
+        self._time = time
+        self.backing_off: list[tuple[int, int]] = []
+
+    def not_accepted(
+        self, queue: QueueState, entry: Entry, outcome: Outcome, effects: Effects, by: Consumer | None = None
+    ) -> None:
+        """A delivery has ended, and not in an acceptance.
+
+        Args:
+            queue: of the message.
+            entry: of the message.
+            outcome: how the delivery has ended.
+            effects: of the decision.
+            by: the consumer that failed to process the message, and gets it again.
+        """
+        self._changed[queue.id] = queue
+        if entry.expires_at_ms and entry.expires_at_ms <= self._time.now_ms:
+            self.expire(queue, entry, effects)
+            return
+        released = outcome is Outcome.RELEASED
+        counted = bool(queue.suspects) and queue.out_of_hand(entry, seen=not released)
+        if released:
+            if counted:
+                queue.count(entry, -1, effects)
+            queue.release(entry, effects)
+            return
+        self._totals.redelivered += 1
+        limit = queue.max_deliveries
+        failures = entry.delivery_count + (not counted)
+        is_dead_letter_queue = queue.destination == self._dead_letters
+        if outcome is Outcome.REJECTED and not is_dead_letter_queue:
+            self.dead_letter(queue, entry, "rejected by a consumer", effects)
+        elif limit is not None and failures >= limit:
+            entry.delivery_count = failures
+            self.dead_letter(queue, entry, TOO_OFTEN.format(limit), effects)
+        else:
+            if not counted:
+                queue.count(entry, 1, effects)
+            if outcome is Outcome.MODIFIED:
+                queue.give_back(entry, effects)
+            else:  # its listener raised, or what was set aside is rejected again
+                self._back_off(queue, entry, by, effects)
+
+    def _back_off(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
+        """Have a message delivered again, at once or after a while."""
+        most = self._settings.max_delayed_redeliveries
+        delay_ms = redelivery_delay_ms(queue.resting.failed(entry.position, most), self._settings)
+        if consumer is not None and not (consumer.attached and queue.is_served(consumer)):
+            consumer = None
+        if not delay_ms or len(queue.resting) >= most:
+            queue.give_back_to(entry, consumer, effects)
+            return
+        due_ms = self._time.elapsed_ms + delay_ms
+        first_ms = queue.resting.first_due_ms()
+        queue.resting.add(entry, due_ms, consumer)
+        if first_ms is None or due_ms < first_ms:
+            heappush(self.backing_off, (due_ms, queue.id))
+
+    def end_back_off(self, effects: Effects) -> None:
+        """Make the messages available again whose back-off is over."""
+        backing_off = self.backing_off
+        while backing_off and backing_off[0][0] <= self._time.elapsed_ms:
+            queue = self._directory.queues.get(heappop(backing_off)[1])
+            if queue is None:
+                continue
+            for entry, consumer in queue.resting.due(self._time.elapsed_ms):
+                queue.give_back_to(entry, consumer, effects)
+                self._changed[queue.id] = queue
+            next_ms = queue.resting.first_due_ms()
+            if next_ms is not None:
+                heappush(backing_off, (next_ms, queue.id))
+
+    def next_due_ms(self) -> int | None:
+        """When the next back-off is over, by ``elapsed_ms``; None where there is none."""
+        backing_off = self.backing_off
+        while backing_off:
+            queue = self._directory.queues.get(backing_off[0][1])
+            if queue is not None and queue.resting:
+                return backing_off[0][0]
+            heappop(backing_off)
+        return None
+
+    def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
+        """Put a message that nobody holds into the dead-letter queue."""
+        self._totals.dead_lettered += 1
+        self._set_aside(queue, entry, self._settings.dead_letter_queue, reason, effects)
+
+    def expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
+        """The time of a message that nobody holds is over."""
+        self._totals.expired += 1
+        name = self._settings.expiry_queue
+        if name is None or queue.destination == Destination(name):
+            queue.forget(entry, effects)
+        else:
+            self._set_aside(queue, entry, name, "expired", effects)
+
+    def _set_aside(self, queue: QueueState, entry: Entry, name: str, reason: str, effects: Effects) -> None:
+        """Put a message into the dead-letter or the expiry queue, where it stays; with the reason."""
+        target = self._directory.queue(Destination(name), effects, limited=False)
+        annotations = {
+            DEAD_LETTER_REASON: reason,
+            DEAD_LETTER_QUEUE: queue.destination.name,
+            DEAD_LETTER_COUNT: entry.delivery_count,
+        }
+        if queue.record.kind == "subscription":
+            annotations[DEAD_LETTER_SUBSCRIPTION] = queue.record.name
+            annotations[DEAD_LETTER_CLIENT_ID] = queue.record.client_id
+        self.move_annotated(queue, entry, target, annotations, effects)
+
+    def move_annotated(
+        self, queue: QueueState, entry: Entry, target: QueueState, annotations: dict[str, Any], effects: Effects
+    ) -> None:
+        """Move a message to the end of another queue, where it does not expire, with properties added."""
+        queue.forget(entry, effects, keep_message=True)
+        lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))
+        moved = target.adopt(entry, lane, entry.flags & 0xFF | FLAG_ANNOTATED, 0, 0, effects)
+        batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile
+        batch.put("annotations", moved.key, encode_annotations(moved.key, annotations))
+        self._changed[target.id] = target
