@@ -165,7 +165,7 @@ class Broker:
         self._start_positions: dict[int, int] = {}
         self._state = BrokerState(settings, durable=self.is_durable, secret=secrets.token_bytes(32), unique=self.unique)
         self._directory = self._state.directory
-        self._state.new_slice = _Slice
+        self._state.matching.new_slice = _Slice
         self._inbox: deque[c.Command | c.Gather] = deque()
         self._runner = threading.Lock()
         self._wake = threading.Lock()
@@ -367,7 +367,7 @@ class Broker:
             message_format: as in :class:`broker_adapter.engine.commands.NewMessage`.
             read: decodes at least headers and properties; raises MessageFormatException; called in any thread.
         """
-        self._state.formats.learn(message_format, read)
+        self._state.matching.formats.learn(message_format, read)
 
     def on_failure(self, listener: Callable[[JMSException], None]) -> Callable[[], None]:
         """Call ``listener`` when the engine stops because of an error; returns what takes the listener away."""
@@ -521,7 +521,7 @@ class Broker:
     def _log_faults(self, effects: Effects) -> None:
         for command, cause in effects.faults:
             _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=cause)
-        found, self._state.selector_fault = self._state.selector_fault, None
+        found, self._state.matching.selector_fault = self._state.matching.selector_fault, None
         if found is not None:
             _log.error("! the selector %.200r failed unexpectedly", found[0], exc_info=found[1])
 
@@ -771,7 +771,7 @@ class Broker:
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
         pending = _Pending(effects)
-        self._state.begin_looks()
+        self._state.matching.begin_looks()
         searched = bool(scans)
         is_late = False
         loaded = 0
@@ -825,7 +825,7 @@ class Broker:
                 break
         messages = self._selectables(entries, effects)
         end = time.monotonic() + SCAN_SECONDS
-        self._state.scanned(scan, messages, through, complete, lambda: time.monotonic() > end)
+        self._state.matching.scanned(scan, messages, through, complete, lambda: time.monotonic() > end)
 
     def _take_looks(self, effects: Effects) -> None:
         for look in effects.looks:
@@ -842,13 +842,13 @@ class Broker:
             looks = self._looks.pop(number)
             is_late = False
             for message in self._to_look_at(looks, effects):
-                is_late = not self._state.looked(looks[0], message)
+                is_late = not self._state.matching.looked(looks[0], message)
                 if is_late:
                     break
                 looks.popleft()
             if looks:
                 self._looks[number] = looks  # behind the others
-            if is_late or (self._looks and self._state.is_late()):
+            if is_late or (self._looks and self._state.matching.is_late()):
                 return False
         return True
 
@@ -875,7 +875,7 @@ class Broker:
             if entry.flags & FLAG_ANNOTATED:
                 key = entry_key(entry.queue, entry.lane, entry.position)
                 annotations = self._annotations(key, entry.flags, pending)
-            message = Selectable(self._state.formats, *body, entry.delivery_count, annotations)
+            message = Selectable(self._state.matching.formats, *body, entry.delivery_count, annotations)
             messages.append((entry, message))
         return messages
 
@@ -1147,7 +1147,9 @@ class Broker:
                 _tell(reply, dropped)
 
     def _is_wanted(self, selector: Selector, entry: RawEntry) -> bool:
-        return any(self._state.is_selected(selector, message) for _, message in self._selectables((entry,), None))
+        return any(
+            self._state.matching.is_selected(selector, message) for _, message in self._selectables((entry,), None)
+        )
 
     def _held_positions(self, queue: int) -> set[int]:
         """Positions of a queue that are in consumers' hands."""

@@ -16,7 +16,7 @@ Theory of operation
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import gt
 from typing import Any
@@ -31,14 +31,17 @@ from broker_adapter.destination import (
 )
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
+from broker_adapter.engine.blocked_sends import BlockedSends
 from broker_adapter.engine.consumers import Consumers
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.directory import Client, Directory, attached, named_queue
-from broker_adapter.engine.effects import Effects, Load, Look, Scan
+from broker_adapter.engine.effects import Effects, Load
 from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION, Endings
 from broker_adapter.engine.failures import fault, message_too_large, rolled_back
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
+from broker_adapter.engine.intake import Intake
+from broker_adapter.engine.matching import MATCHING, Matching, still_subscribed
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import Consumer, Entry, QueueState
 from broker_adapter.engine.records import (
@@ -52,14 +55,12 @@ from broker_adapter.engine.records import (
     SequencesRecord,
     decode_stream_key,
     encode_counters,
-    encode_sequences,
     queue_key,
     schedule_key,
     short_name,
-    stream_key,
 )
 from broker_adapter.engine.room import LONGER_BYTES
-from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
+from broker_adapter.engine.sends import Sends
 from broker_adapter.engine.staging import Staging, batch_of
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
@@ -71,12 +72,10 @@ from broker_adapter.errors import (
     JMSException,
     ResourceAllocationException,
 )
-from broker_adapter.selectors.language import Selector, parse_selector
+from broker_adapter.selectors.language import parse_selector
 from broker_adapter.settings import EngineSettings
 from broker_adapter.wording import counted
 
-#: Why a send or commit waits for which there is room.
-MATCHING = "the selectors of subscriptions take their time"
 #: A number that no queue has.
 _NO_QUEUE = (1 << 32) - 1
 #: Queues that are looked at in one step for not being used any more.
@@ -125,20 +124,14 @@ class BrokerState:
             self.directory, self.consumers, self.wait_queues, self.admission, self.published, self.time
         )
         self.deliveries = Deliveries(self.directory, self.consumers, self.removal, self.endings, self.totals)
-        self.formats = Formats()
+        self.matching = Matching(self.directory)
+        self.blocked_sends = BlockedSends(settings, self.wait_queues, self.deliveries, self.totals, self.time)
+        self.intake = Intake(settings, self.totals, durable=durable)
+        self.sends = Sends(self.directory, self.admission, self.matching, self.blocked_sends, self.intake, self.totals)
         self.staging = Staging(int(settings.staged_timeout_seconds * 1000))
-        #: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first
-        self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
-        self.selector_fault: tuple[str, Exception] | None = None  #: the last one, for the log
-        #: makes what is asked between two selectors; once that returns True, the others wait for the next decision
-        self.new_slice: Callable[[], Callable[[], bool]] = lambda: lambda: False
-        self.is_late = self.new_slice()
-        self._chosen_in: Callable[[], bool] | None = None  #: the slice that those have used up who are choosing
-        self._unasked = 0  #: how many selectors may be asked, of small messages, before the clock is
         self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
         self._tried_until_ms = 0.0  #: commits are tried again from then on
         self._put_off: dict[int, QueueState | None] = {}  #: queues whose commits wait for that; 0: those at large
-        self._next_message = 1
         self._next_client = 1
         self._next_publishing = 1
         self._swept_idle = 0  #: how many of the queues were looked at for being idle
@@ -163,12 +156,12 @@ class BrokerState:
             c.Detach: self.deliveries.detach,
             c.Delete: self._delete,
             c.DeleteIdle: self._delete_idle,
-            c.PutBack: self._put_back,
+            c.PutBack: self.sends.put_back,
             c.EndRun: self._end_run,
             c.Unsubscribe: self._unsubscribe,
             c.Credit: self.consumers.credit,
             c.Drain: self.consumers.drain,
-            c.Enqueue: self._enqueue,
+            c.Enqueue: self.sends.enqueue,
             c.Settle: self.deliveries.settle,
             c.Commit: self._commit,
             c.ResolveCommit: self._resolve_commit,
@@ -202,7 +195,7 @@ class BrokerState:
     ) -> list[int]:
         """Take over what the durable store has.  Returns the queues that are still to be trimmed and dropped."""
         ended = []
-        self._next_message = next_message
+        self.intake.next_message = next_message
         self.directory.numbers.next = next_queue
         for number, record, counters, lanes in queues:
             queue = self.directory.restore(number, record, counters, lanes)
@@ -215,7 +208,7 @@ class BrokerState:
                     self.admission.begin_publishing(queue)
                 self._next_publishing = max(self._next_publishing, record.publishing + 1)
         for key, sequences in streams:
-            self.streams[decode_stream_key(key)] = Sequences.of(sequences)
+            self.intake.streams[decode_stream_key(key)] = Sequences.of(sequences)
         return ended
 
     # The one entrance.
@@ -239,7 +232,7 @@ class BrokerState:
         self.time.elapsed_ms = now_ms if elapsed_ms is None else elapsed_ms
         if not self.directory.permanent:
             self.directory.make_permanent_queues(effects)
-        self.is_late = self.new_slice()
+        self.matching.is_late = self.matching.new_slice()
         for command in commands:
             try:
                 steps[type(command)](command, now_ms, effects)
@@ -248,7 +241,7 @@ class BrokerState:
             except Exception as error:  # a fault of ours: it is this command's alone
                 effects.faults.append((command, error))
                 effects.answer(command, fault(command, error))
-        self.is_late = self.new_slice()  # of those that wait already
+        self.matching.is_late = self.matching.new_slice()  # of those that wait already
         self.settle_down(now_ms, effects)
         return effects
 
@@ -287,69 +280,6 @@ class BrokerState:
         self.totals.quarantined += entries
         queue.recounted(counters)
         self.directory.changed[queue.id] = queue
-
-    def scanned(
-        self,
-        scan: Scan,
-        messages: Sequence[tuple[RawEntry, Selectable]],
-        through: int,
-        complete: bool,
-        is_late: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Messages that a ``Scan`` asked for.  ``settle_down`` must follow.
-
-        Args:
-            scan: the question.
-            messages: those that can be read.
-            through: the position up to which the answer goes.
-            complete: whether there is nothing behind it.
-            is_late: asked after each message; once it returns True, the others are left for the next scan.
-        """
-        consumer = self.directory.consumers.get(scan.consumer)
-        if consumer is None or consumer.search is None:
-            return
-        selector = consumer.search.selector
-        found = []
-        for index, (entry, message) in enumerate(messages, 1):
-            if self.is_selected(selector, message):
-                found.append(entry)
-            if index < len(messages) and is_late():
-                through, complete = entry.position, False
-                break
-        consumer.queue.scanned(consumer, scan.lane, through, found, complete)
-        self.directory.changed[consumer.queue.id] = consumer.queue
-
-    def is_selected(self, selector: Selector, message: Selectable) -> bool:
-        """Whether a selector is true of a message; a fault of ours there is nobody else's."""
-        try:
-            return selects(selector, message)
-        except MemoryError:
-            raise
-        except Exception as error:
-            self.selector_fault = selector.text, error
-            return False
-
-    def begin_looks(self) -> None:
-        """What follows in this cycle is the time of those who look: those who are choosing have had theirs."""
-        self.is_late = self._chosen_in = self.new_slice()
-
-    def looked(self, look: Look, message: Selectable | None) -> bool:
-        """Have those who search look at a message that came in or came back, if it can be read (else None).
-
-        ``settle_down`` must follow.
-
-        Returns:
-            Whether all have looked; otherwise this was all that may be done in this cycle.
-        """
-        queue = look.queue
-        if message is not None and not queue.look(
-            look, lambda selector: self.is_selected(selector, message), self.is_late
-        ):
-            return False
-        queue.unseen -= 1
-        if queue.id in self.directory.queues:
-            self.directory.changed[queue.id] = queue
-        return True
 
     def settle_down(self, now_ms: int, effects: Effects) -> None:
         """Let what was held go on, hand messages out, answer drains, note the counters.
@@ -545,17 +475,8 @@ class BrokerState:
             self.directory.topics.pop(destination, None)
         else:
             queue = self.directory.by_destination.pop(destination)
-            self._refuse_waiting_for(queue, effects)
+            self.blocked_sends.refuse_waiting_for(queue, effects)
             self.removal.end_queue(queue, effects)
-
-    def _refuse_waiting_for(self, queue: QueueState, effects: Effects) -> None:
-        """A queue ends: the sends that wait for it are refused."""
-        wait_queues = self.wait_queues
-        over = [each for blocked in list(queue.wait_queue) for each in wait_queues.of_route(blocked, queue.destination)]
-        for blocked in over:
-            self._refuse(blocked, f"{queue.label!r} was deleted", effects)
-        for blocked in wait_queues.end(over):
-            wait_queues.wait(blocked, None)
 
     # Consumers.
 
@@ -702,25 +623,8 @@ class BrokerState:
             self.removal.end_subscription(queue, effects)
         else:
             del self.directory.by_destination[queue.destination]
-            self._refuse_waiting_for(queue, effects)
+            self.blocked_sends.refuse_waiting_for(queue, effects)
             self.removal.end_queue(queue, effects)
-
-    def _put_back(self, command: c.PutBack, now_ms: int, effects: Effects) -> None:
-        messages = [(key, message) for key, message in command.messages if key in command.there]
-        known = set(self.directory.queues)
-        targets = self.directory.targets(command.destination, effects)
-        try:
-            self.admission.take_at_once([(len(each.payload), 1) for _, each in messages])
-        except JMSException:
-            self.directory.unmake([queue for queue in targets if queue.id not in known], effects)
-            raise
-        for key, message in messages:
-            effects.durable.put("quarantine", key, None)
-            self._spread(message, targets, now_ms, effects)
-        self.totals.enqueued += len(messages)
-        for queue in targets:
-            self.directory.changed[queue.id] = queue
-        effects.answer(command, len(messages))
 
     def _end_run(self, command: c.EndRun, now_ms: int, effects: Effects) -> None:
         for queue in self.directory.queues.values():
@@ -777,153 +681,6 @@ class BrokerState:
 
     # Sending.
 
-    def _enqueue(self, command: c.Enqueue, now_ms: int, effects: Effects) -> None:
-        targets = self.directory.targets(command.destination, effects)
-        blocked = self._arrived(command)
-        if self._waits_behind(blocked, effects):
-            return
-        for queue in targets:
-            if queue.wait_queue:
-                self._hold(blocked, queue, "others wait before it", effects)
-                return
-        self._take(blocked, targets, now_ms, effects)
-
-    def _take(self, blocked: BlockedSend, targets: Sequence[QueueState], now_ms: int, effects: Effects) -> bool:
-        """Take the messages of a send from ``blocked.index`` on.  Returns False where it waits (again)."""
-        command = blocked.command
-        assert isinstance(command, c.Enqueue)
-        messages = command.messages
-        name, kind = command.destination
-        settings = self.settings
-        admission = self.admission
-        max_bytes = settings.max_message_bytes
-        limit, limit_bytes = admission.limits.messages, admission.limits.bytes
-        promised = {queue.id: admission.promised(queue) for queue in targets} if admission.publishing else {}
-        local = self.directory.remote(targets, command.client)
-        selective = any(queue.selector is not None for queue in local)
-        is_matching = False
-        wanting: Sequence[QueueState] = local
-        all_durable = self.durable and all(queue.durable for queue in local)
-        stream: tuple[Any, ...] | None = None
-        seen: Sequences | None = None
-        producer_id, thread_id = None, None
-        taken = 0
-        full: QueueState | None = None
-        reason = ""
-        for index in range(blocked.index, len(messages)):
-            message = messages[index]
-            if len(message.payload) > max_bytes:
-                self._note_error(blocked, index, message_too_large(len(message.payload), max_bytes))
-                continue
-            if selective:
-                asked = self._wanting(blocked, message, local)
-                if asked is None:
-                    is_matching, reason = True, MATCHING
-                    blocked.index = index
-                    break
-                wanting = asked
-            for queue in wanting:
-                if (
-                    promised
-                    or (limit is not None and queue.depth >= limit)
-                    or (limit_bytes is not None and queue.bytes >= limit_bytes)
-                ):  # else it takes the message, without a call for each
-                    refusal = admission.limits.refusal(queue, *promised.get(queue.id, (0, 0)))
-                    if refusal is not None:
-                        full, reason = queue, refusal
-                        break
-            size = 0
-            if message.persistent and admission.held_because:
-                reason = reason or admission.held_because
-            elif admission.volatile_room is not None and not (message.persistent and all_durable):
-                size = len(message.payload) + MESSAGE_BYTES + PLACE_BYTES * len(wanting)
-                if size > admission.volatile_room:
-                    reason = reason or admission.volatile_full()
-            # Last, since who waits for something else takes no room.
-            if not reason and message.persistent and admission.room is not None:
-                reason = "" if admission.room.take(len(message.payload), len(wanting)) else admission.room.reason
-            if reason:
-                blocked.index = index
-                break
-            if size and admission.volatile_room is not None:
-                admission.volatile_room -= size
-            identity = message.identity
-            if identity is not None:
-                if identity.producer_id != producer_id or identity.thread_id != thread_id:
-                    if stream is not None and seen is not None:
-                        self._note_stream(stream, seen, now_ms, effects)
-                    producer_id, thread_id = identity.producer_id, identity.thread_id
-                    stream = (name, int(kind), short_name(producer_id), thread_id)
-                    seen = self.streams.get(stream)
-                if seen is None:
-                    seen = Sequences.begin(identity.sequence)
-                elif not seen.add(identity.sequence):
-                    self.totals.duplicates_rejected += 1
-                    continue
-            taken += 1
-            if message.expires_at_ms is None or not self._is_over(message, now_ms):
-                self._spread(message, wanting, now_ms, effects)
-        else:
-            blocked.index = len(messages)
-        self.totals.enqueued += taken
-        if stream is not None and seen is not None:
-            self._note_stream(stream, seen, now_ms, effects)
-        for queue in local if taken else ():
-            self.directory.changed[queue.id] = queue
-        if reason:
-            return not self._hold(blocked, full, reason, effects, is_matching=is_matching)
-        effects.answer(command, blocked.errors)
-        return True
-
-    def _is_over(self, message: c.NewMessage, now_ms: int) -> bool:
-        """Whether a message has expired before it is stored, and needs not be: it expires in its queue otherwise."""
-        if message.expires_at_ms is None or message.expires_at_ms > now_ms or self.settings.expiry_queue is not None:
-            return False
-        self.totals.expired += 1
-        return True
-
-    def _spread(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
-        """Store one copy, and an entry for each queue."""
-        number = self._next_message
-        if len(queues) == 1:
-            queue = queues[0]
-            self._next_message = number + 1
-            store = effects.durable if message.persistent and queue.durable else effects.volatile
-            store.messages[number] = message
-            queue.append(number, message, False, now_ms, effects)
-            return
-        if not queues:
-            return
-        self._next_message = number + 1
-        durable = sum(1 for queue in queues if queue.durable) if message.persistent else 0
-        for batch, count in ((effects.durable, durable), (effects.volatile, len(queues) - durable)):
-            if count:
-                batch.messages[number] = message
-                if count > 1:
-                    batch.references.append((number, count))
-        for queue in queues:
-            in_durable = message.persistent and queue.durable
-            queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
-
-    def _wanting(
-        self, blocked: BlockedSend, message: c.NewMessage, queues: Sequence[QueueState]
-    ) -> Sequence[QueueState] | None:
-        """Those of a topic's subscriptions that want a message; None where it takes longer than this decision may."""
-        match = blocked.match
-        if match is None and len(message.payload) <= SMALL_BYTES and len(queues) <= self._unasked:
-            self._unasked -= len(queues)  # most come here: it makes little
-            return wanting_of(queues, Selectable(self.formats, message.format, message.payload), self.is_selected)
-        self._unasked = SMALL_AT_ONCE
-        if match is None or match.subject is not message:
-            fields = Selectable(self.formats, message.format, message.payload)
-            match = blocked.match = Choice(message, fields, len(message.payload), queues, self.is_selected)
-        # Who has come since it began gets what comes later, or there would be no end of it.
-        return self._still_there(match.wanting) if match.go_on(self.is_late) else None
-
-    def _still_there(self, wanting: Sequence[QueueState]) -> Sequence[QueueState]:
-        """Those of a choice that have not ended since they were asked."""
-        return [each for each in wanting if each.record.kind == "subscription"]
-
     def _choose(self, blocked: BlockedSend, command: c.Commit) -> bool:
         """Find out which subscriptions want each message of a commit.
 
@@ -940,7 +697,9 @@ class BrokerState:
             matches = blocked.matches = CommitMatches(queues)
         for index in range(len(matches.wanting), len(command.sends)):
             destination, message = command.sends[index]
-            wanting = self._wanting(blocked, message, matches.queues[destination]) if destination.is_topic else ()
+            wanting = (
+                self.matching.wanting(blocked, message, matches.queues[destination]) if destination.is_topic else ()
+            )
             if wanting is None:
                 return False
             matches.wanting.append(wanting)
@@ -958,64 +717,7 @@ class BrokerState:
                 )
             )
 
-    def _note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
-        streams = self.streams
-        streams[stream] = seen
-        streams.move_to_end(stream)
-        if self.durable:
-            key = stream_key(*stream)
-            effects.durable.put("producers", key, encode_sequences(key, seen.record(now_ms)))
-        if len(streams) > self.settings.max_producers:
-            oldest, _ = streams.popitem(last=False)
-            if self.durable:
-                effects.durable.put("producers", stream_key(*oldest), None)
-
-    @staticmethod
-    def _note_error(blocked: BlockedSend, index: int, error: JMSException) -> None:
-        command = blocked.command
-        assert isinstance(command, c.Enqueue)
-        if blocked.errors is None:
-            blocked.errors = [None] * len(command.messages)
-        blocked.errors[index] = error
-
     # Holding back.
-
-    def _arrived(self, command: c.Enqueue | c.Commit | c.Publish) -> BlockedSend:
-        since_ms = self.time.elapsed_ms
-        return self.wait_queues.arrived(command, since_ms, since_ms + int(self.settings.hold_timeout_seconds * 1000))
-
-    def _waits_behind(self, blocked: BlockedSend, effects: Effects) -> bool:
-        """Whether what its connection sent to the same destination before waits, and is not to be overtaken."""
-        first = self.wait_queues.first_before(blocked)
-        if first is None:
-            return False
-        if self._may_hold(blocked, first.reason, effects):
-            self.wait_queues.wait_behind(blocked, first.reason)
-        return True
-
-    def _may_hold(self, blocked: BlockedSend, reason: str, effects: Effects) -> bool:
-        """Whether it may wait; otherwise it is refused."""
-        if blocked.routes is not None or self.wait_queues.count < self.settings.max_held_messages:
-            return True
-        waiting = f"{self.wait_queues.count} sends wait already (option max_held_messages)"
-        self._refuse(blocked, f"{reason}, and {waiting}", effects)
-        return False
-
-    def _hold(
-        self,
-        blocked: BlockedSend,
-        queue: QueueState | None,
-        reason: str,
-        effects: Effects,
-        *,
-        is_matching: bool = False,
-    ) -> bool:
-        """Let a send wait, for the queue that has no room, or at large; returns False where it is refused instead."""
-        blocked.reason = reason
-        if not self._may_hold(blocked, reason, effects):
-            return False
-        self.wait_queues.wait(blocked, queue, is_matching=is_matching)
-        return True
 
     def _resume_blocked(self, now_ms: int, effects: Effects) -> None:
         """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
@@ -1078,15 +780,15 @@ class BrokerState:
         Nobody's turn comes when there is no time left, or it would be over before it has begun.
         """
         wait_queues = self.wait_queues
-        is_late = self._chosen_in is self.is_late
+        is_late = self.matching.used_up is self.matching.is_late
         while not is_late and (blocked := wait_queues.take_matching()) is not None:
             if self._retry(blocked, now_ms, effects):
                 self._end_waiting((blocked,), now_ms, effects)
-                is_late = self.is_late()
+                is_late = self.matching.is_late()
             else:
                 is_late = blocked.is_matching
         if is_late:
-            self._chosen_in = self.is_late
+            self.matching.used_up = self.matching.is_late
 
     def _end_waiting(self, ended: Sequence[BlockedSend], now_ms: int, effects: Effects) -> None:
         """Some wait no more: those that waited for nobody else go on."""
@@ -1106,7 +808,7 @@ class BrokerState:
                 return
             if blocked.wait_queue is not None:
                 self.wait_queues.withdraw(blocked)
-            self._refuse(
+            self.blocked_sends.refuse(
                 blocked,
                 f"{blocked.reason}; held back for {(self.time.elapsed_ms - blocked.since_ms) / 1000:.1f} s",
                 effects,
@@ -1126,7 +828,9 @@ class BrokerState:
                 return done
             if isinstance(blocked.command, c.Publish):
                 return self._do_publish(blocked, now_ms, effects)
-            return self._take(blocked, self.directory.targets(blocked.command.destination, effects), now_ms, effects)
+            return self.sends.take(
+                blocked, self.directory.targets(blocked.command.destination, effects), now_ms, effects
+            )
         except JMSException as error:
             if isinstance(blocked.command, c.Commit):
                 self.deliveries.roll_back(blocked.command, error, effects)
@@ -1135,26 +839,8 @@ class BrokerState:
             return True
         except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
             effects.faults.append((blocked.command, error))
-            self._fail(blocked, fault(blocked.command, error), effects)
+            self.blocked_sends.fail(blocked, fault(blocked.command, error), effects)
             return True
-
-    def _refuse(self, blocked: BlockedSend, reason: str, effects: Effects) -> None:
-        error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
-        self.totals.refused += 1
-        self._fail(blocked, error, effects)
-
-    def _fail(self, blocked: BlockedSend, error: JMSException, effects: Effects) -> None:
-        """What of a send or commit is not taken yet never will be."""
-        command = blocked.command
-        if isinstance(command, c.Commit):
-            self.deliveries.roll_back(command, rolled_back(error), effects)
-            return
-        if isinstance(command, c.Publish):
-            effects.answer(command, error)
-            return
-        for index in range(blocked.index, len(command.messages)):
-            self._note_error(blocked, index, error)
-        effects.answer(command, blocked.errors)
 
     def _drop_held_of(self, client: int, now_ms: int, effects: Effects) -> None:
         """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
@@ -1167,7 +853,7 @@ class BrokerState:
         for blocked in over:
             if blocked.queue is not None:
                 self.directory.changed[blocked.queue.id] = blocked.queue
-            self._fail(blocked, error, effects)
+            self.blocked_sends.fail(blocked, error, effects)
         self._end_waiting(over, now_ms, effects)
 
     # Settling.
@@ -1179,7 +865,7 @@ class BrokerState:
             # The session waits no more for what it committed before, and must not overtake that.
             error = IllegalStateException("the session has gone on while the commit was held back at a limit")
             self._give_up(self.wait_queues.of_session(command.commit_id.session), error, now_ms, effects)
-        blocked = self._arrived(command)
+        blocked = self.blocked_sends.arrived(command)
         try:
             self._do_commit(blocked, now_ms, effects)
         except JMSException as error:
@@ -1212,7 +898,7 @@ class BrokerState:
         if commit_id is not None and checked_number(commit_id.number) <= (self.commits.last(commit_id.session) or 0):
             effects.answer(command, None)
             return True
-        if self._waits_behind(blocked, effects):
+        if self.blocked_sends.waits_behind(blocked, effects):
             return False
         settings = self.settings
         if len(command.sends) + len(command.settlements) > settings.max_transaction_messages:
@@ -1223,7 +909,7 @@ class BrokerState:
                 )
             )
         if not self._choose(blocked, command):
-            return not self._hold(blocked, None, MATCHING, effects, is_matching=True)
+            return not self.blocked_sends.block(blocked, None, MATCHING, effects, is_matching=True)
         size = sum(len(message.payload) for _, message in command.sends)
         if size > settings.max_transaction_bytes:
             raise rolled_back(
@@ -1273,7 +959,7 @@ class BrokerState:
                 lasting = [queue.durable for queue in remote]
             queues = remote
             if blocked.matches is not None and destination.is_topic:
-                queues = self._still_there(blocked.matches.wanting[len(sends)])
+                queues = still_subscribed(blocked.matches.wanting[len(sends)])
                 lasting = [queue.durable for queue in queues]
             sends.append((queues, destination, message))
             places += len(queues)
@@ -1288,7 +974,7 @@ class BrokerState:
                 if self.admission.volatile_room is not None and volatile_bytes > self.admission.volatile_room:
                     reason = self.admission.volatile_full()
             if reason:
-                return not self._hold(blocked, None, reason, effects)
+                return not self.blocked_sends.block(blocked, None, reason, effects)
             for queue in queues if self.admission.has_queue_limits else ():
                 count, size = more.get(queue.id, (0, 0))
                 more[queue.id] = count + 1, size + length
@@ -1302,7 +988,7 @@ class BrokerState:
                 moving, moving_bytes = promised[queue.id]
                 refusal = self.admission.limits.refusal(queue, count + moving, size + moving_bytes)
                 if refusal is not None:
-                    return not self._hold(blocked, queue, refusal, effects)
+                    return not self.blocked_sends.block(blocked, queue, refusal, effects)
         # From here on nothing can fail.
         if room is not None and self.admission.room is not None:
             self.admission.room = room.repaid(self.admission.room)
@@ -1319,20 +1005,20 @@ class BrokerState:
                 if sender != (destination, producer_id, thread_id):
                     sender = destination, producer_id, thread_id
                     stream = (destination.name, int(destination.kind), short_name(producer_id), thread_id)
-                    seen = self.streams.get(stream)
+                    seen = self.intake.streams.get(stream)
                 if seen is None:
-                    seen = self.streams[stream] = Sequences.begin(sequence)
+                    seen = self.intake.streams[stream] = Sequences.begin(sequence)
                 elif not seen.add(sequence):
                     self.totals.duplicates_rejected += 1
                     continue
                 streams[stream] = seen
             self.totals.enqueued += 1
-            if message.expires_at_ms is None or not self._is_over(message, now_ms):
-                self._spread(message, queues, now_ms, effects)
+            if message.expires_at_ms is None or not self.intake.is_over(message, now_ms):
+                self.intake.store(message, queues, now_ms, effects)
             for queue in queues:
                 self.directory.changed[queue.id] = queue
         for stream, sequences in streams.items():
-            self._note_stream(stream, sequences, now_ms, effects)
+            self.intake.note_stream(stream, sequences, now_ms, effects)
         self.totals.settled += len(command.settlements)
         for consumer, outcomes in settled:
             queue, unsettled = consumer.queue, consumer.unsettled
@@ -1417,7 +1103,7 @@ class BrokerState:
         elif self.staging.used(command.transaction, now_ms):
             self._note_use_of_staged(queue, now_ms, effects)
         for message in command.messages[have - command.first :]:
-            self._spread(message._replace(persistent=True), (queue,), now_ms, effects)
+            self.intake.store(message._replace(persistent=True), (queue,), now_ms, effects)
         self.directory.changed[queue.id] = queue
         effects.answer(command, True)
 
@@ -1441,7 +1127,7 @@ class BrokerState:
         return [name for name in overdue if name not in wanted]
 
     def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
-        self._do_publish(self._arrived(command), now_ms, effects)
+        self._do_publish(self.blocked_sends.arrived(command), now_ms, effects)
 
     def _do_publish(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """All or nothing; returns False where it has to wait for room."""
@@ -1487,7 +1173,7 @@ class BrokerState:
             self.directory.unmake(made, effects)
             raise
         if full is not None:
-            waits = self._hold(blocked, full.queue, full.reason, effects)
+            waits = self.blocked_sends.block(blocked, full.queue, full.reason, effects)
             self.directory.unmake(made, effects)
             for queue in found:  # whoever is refused may come again
                 if self.staging.used(queue.record.name, now_ms):

@@ -592,7 +592,7 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
                 return [
                     entry.position
                     for entry, (message, _) in zip(part, reader.messages(part), strict=True)
-                    if message is not None and _name(reader.state.formats, *message) == given[entry.position]
+                    if message is not None and _name(reader.state.matching.formats, *message) == given[entry.position]
                 ]
 
             found += yield matching

@@ -82,6 +82,13 @@ class BlockedSend:
         self.wait_queue: deque[BlockedSend] | None = None
         self.queue: QueueState | None = None
 
+    def note_error(self, index: int, error: JMSException) -> None:
+        """A message of a send is refused."""
+        assert isinstance(self.command, c.Enqueue)
+        if self.errors is None:
+            self.errors = [None] * len(self.command.messages)
+        self.errors[index] = error
+
 
 class CommitMatches:
     """How far the messages of a commit are matched with the subscriptions of topics.

@@ -17,6 +17,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import CYCLE_MESSAGES, Broker
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.records import entry_key
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import BodyKind, Envelope, pack
@@ -720,14 +721,14 @@ def test_a_search_whose_selector_takes_long_goes_on_in_the_next_cycle(
     bodies = lettered(60)
     send(broker, client, "q", *bodies)
     scans = 0
-    scanned = BrokerState.scanned
+    scanned = Matching.scanned
 
-    def counted(self: BrokerState, *arguments: Any) -> None:
+    def counted(self: Matching, *arguments: Any) -> None:
         nonlocal scans
         scans += 1
         scanned(self, *arguments)
 
-    monkeypatch.setattr(BrokerState, "scanned", counted)
+    monkeypatch.setattr(Matching, "scanned", counted)
     handouts = drained(broker, client, "q", selector=SELECTED)
     assert payloads(handouts) == bodies[::3]
     assert scans >= 60

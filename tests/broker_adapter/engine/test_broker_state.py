@@ -314,7 +314,7 @@ def test_a_producer_with_a_long_name_is_known() -> None:
     for name in ("x" * 5000, "x" * 5001, "x" * 5000, "\N{SNOWMAN}" * 60, "\ud800"):
         rules.send(client, queue("n" * 400), b"", identity=Identity(name, 1, 1))
     assert rules.depth("n" * 400) == 4
-    assert all(len(stream_key(*stream)) <= 511 for stream in rules.state.streams)
+    assert all(len(stream_key(*stream)) <= 511 for stream in rules.state.intake.streams)
 
 
 def test_the_producer_that_was_silent_longest_is_forgotten_at_the_limit() -> None:
@@ -322,7 +322,7 @@ def test_the_producer_that_was_silent_longest_is_forgotten_at_the_limit() -> Non
     client = rules.connect()
     for producer in ("a", "b", "c"):
         rules.send(client, Q, b"x", identity=Identity(producer, 1, 5))
-    assert len(rules.state.streams) == 2
+    assert len(rules.state.intake.streams) == 2
     rules.send(client, Q, b"x", identity=Identity("c", 1, 5))
     rules.send(client, Q, b"x", identity=Identity("a", 1, 5))
     assert rules.depth("q") == 4

@@ -48,7 +48,7 @@ class Newsroom:
     def __init__(self, subscriptions: int, asks: int, **limits: Any) -> None:
         self.rules = Rules(**limits)
         self.asks = asks
-        self.rules.state.new_slice = self._slice
+        self.rules.state.matching.new_slice = self._slice
         self.client = self.rules.connect()
         self.answers: dict[int, Any] = {}
         self.consumers: list[int] = []
@@ -326,7 +326,7 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
     monkeypatch.setattr(cycles, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
     monkeypatch.setattr(cycles, "SCAN_BYTES", 3 * SMALL_BYTES)
     broker = Broker(EngineSettings(), tmp_path / "data")
-    selectables, looked = broker._selectables, broker._state.looked
+    selectables, looked = broker._selectables, broker._state.matching.looked
     read: list[int] = []
     looks: list[str] = []
 
@@ -339,7 +339,7 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
         return looked(look, found)
 
     monkeypatch.setattr(broker, "_selectables", note_read)
-    monkeypatch.setattr(broker._state, "looked", note_look)
+    monkeypatch.setattr(broker._state.matching, "looked", note_look)
     try:
         client = connect(broker)
         busy, quiet = queue("busy"), queue("quiet")

@@ -78,7 +78,7 @@ def test_a_transaction_for_durable_and_other_subscriptions_waits_for_room_like_a
 def test_the_cache_drops_the_oldest_without_passing_over_numbers_that_are_gone(brokers: Any) -> None:
     broker = brokers(message_cache_bytes=100_000)
     client = connect(broker)
-    broker._state._next_message = 1 << 40  # as after so many messages that were consumed
+    broker._state.intake.next_message = 1 << 40  # as after so many messages that were consumed
     consumer, inbox = attach(broker, client, "busy", credit=1_000_000)
     for _ in range(300):
         send(broker, client, "busy", *["x" * 1000] * 50)

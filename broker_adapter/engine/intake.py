@@ -1,0 +1,78 @@
+"""How a message that is taken comes in: its number, its one stored copy, and the identity by which it comes in once.
+
+A message gets one number and one stored copy, whatever the number of queues that hold it.  The identities of each
+producer are a *stream*; of the streams that were not used for longest, those beyond a limit are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.identities import Sequences
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.records import encode_sequences, stream_key
+from broker_adapter.engine.statistics import Totals
+from broker_adapter.settings import EngineSettings
+
+
+class Intake:
+    """Takes messages in.
+
+    Attributes:
+        streams: (destination's name and kind, producer, thread) → what was seen of it; the least recently used first.
+        next_message: the number of the next message.
+    """
+
+    def __init__(self, settings: EngineSettings, totals: Totals, *, durable: bool) -> None:
+        self._settings = settings
+        self._totals = totals
+        self._durable = durable
+        self.streams: OrderedDict[tuple[Any, ...], Sequences] = OrderedDict()
+        self.next_message = 1
+
+    def is_over(self, message: c.NewMessage, now_ms: int) -> bool:
+        """Whether a message has expired already, and is to be dropped; with an expiry queue it expires in its queue."""
+        if message.expires_at_ms is None or message.expires_at_ms > now_ms or self._settings.expiry_queue is not None:
+            return False
+        self._totals.expired += 1
+        return True
+
+    def store(self, message: c.NewMessage, queues: Sequence[QueueState], now_ms: int, effects: Effects) -> None:
+        """Store one copy, and an entry for each queue."""
+        number = self.next_message
+        if len(queues) == 1:
+            queue = queues[0]
+            self.next_message = number + 1
+            store = effects.durable if message.persistent and queue.durable else effects.volatile
+            store.messages[number] = message
+            queue.append(number, message, False, now_ms, effects)
+            return
+        if not queues:
+            return
+        self.next_message = number + 1
+        durable = sum(1 for queue in queues if queue.durable) if message.persistent else 0
+        for batch, count in ((effects.durable, durable), (effects.volatile, len(queues) - durable)):
+            if count:
+                batch.messages[number] = message
+                if count > 1:
+                    batch.references.append((number, count))
+        for queue in queues:
+            in_durable = message.persistent and queue.durable
+            queue.append(number, message, (durable if in_durable else len(queues) - durable) > 1, now_ms, effects)
+
+    def note_stream(self, stream: tuple[Any, ...], seen: Sequences, now_ms: int, effects: Effects) -> None:
+        """Store which sequence numbers of a stream were seen; beyond the limit, one stream is forgotten."""
+        streams = self.streams
+        streams[stream] = seen
+        streams.move_to_end(stream)
+        if self._durable:
+            key = stream_key(*stream)
+            effects.durable.put("producers", key, encode_sequences(key, seen.record(now_ms)))
+        if len(streams) > self._settings.max_producers:
+            oldest, _ = streams.popitem(last=False)
+            if self._durable:
+                effects.durable.put("producers", stream_key(*oldest), None)
