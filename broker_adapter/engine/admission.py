@@ -12,14 +12,18 @@ Theory of operation
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ack_modes import Outcome
 from broker_adapter.destination import Destination
 from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.failures import rolled_back
 from broker_adapter.engine.limits import QueueLimits
-from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.room import Room
+from broker_adapter.engine.queue_state import Consumer, QueueState
+from broker_adapter.engine.records import FLAG_PERSISTENT
+from broker_adapter.engine.room import LONGER_BYTES, Room
+from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 
@@ -134,3 +138,103 @@ class Admission:
             if refusal is not None:
                 return Full(target, refusal)
         return None
+
+
+class CommitRoom:
+    """The room that one commit finds, where what it takes from a queue or from the disk makes room for what it sends.
+
+    Attributes:
+        is_open: whether there is room for any persistent message that goes into durable queues only.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_engine_reason",
+        "_more",
+        "_promised",
+        "_room",
+        "_taken",
+        "_volatile_bytes",
+        "is_open",
+    )
+
+    def __init__(self, admission: Admission, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]]) -> None:
+        """What there is before any message is sent.
+
+        Args:
+            admission: of the engine.
+            settled: the deliveries that the commit ends, by consumer.
+        """
+        self._admission = admission
+        #: by queue: messages and bytes that it will have beside those that it has
+        self._more: dict[int, tuple[int, int]] = {}
+        self._promised: dict[int, tuple[int, int]] = {}
+        self._taken: dict[int, int] = {}  #: by queue: messages that end
+        self._volatile_bytes = 0
+        ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
+        for consumer, outcomes in settled:
+            queue = consumer.queue
+            entries = [consumer.unsettled[each] for each, outcome in outcomes.items() if outcome is Outcome.ACCEPTED]
+            count, size = self._more.get(queue.id, (0, 0))
+            self._more[queue.id] = count - len(entries), size - sum([entry.size for entry in entries])
+            self._taken[queue.id] = self._taken.get(queue.id, 0) + len(entries)
+            if admission.room is not None and queue.durable:
+                # What a subscription has, others may have as well.
+                whole = queue.record.kind == "queue"
+                ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
+        #: by itself, until the commit is certain
+        self._room = None if admission.room is None else admission.room.lent(ended)
+        self._engine_reason = None if ended else admission.held_because
+        self.is_open = not (self._engine_reason or self._room is not None or admission.has_queue_limits)
+
+    def ask(self, persistent: bool, length: int, queues: Sequence[QueueState], all_durable: bool) -> Full | None:
+        """Ask for the room for one message; returns what has none.
+
+        Args:
+            persistent: whether the message is.
+            length: of its payload, in bytes.
+            queues: those that get it.
+            all_durable: whether all of these keep persistent messages on the disk.
+
+        Raises:
+            TransactionRolledBackException: the commit would find no room in a queue that is empty.
+        """
+        admission, room = self._admission, self._room
+        reason = self._engine_reason
+        if persistent and room is not None and not room.take(length, len(queues)):
+            reason = room.reason
+        if not (persistent and all_durable):
+            self._volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)
+            if not (persistent and any(queue.durable for queue in queues)):
+                reason = None  # nothing of it goes to the disk
+            if admission.volatile_room is not None and self._volatile_bytes > admission.volatile_room:
+                reason = admission.volatile_full()
+        if reason:
+            return Full(None, reason)
+        if not admission.has_queue_limits:
+            return None
+        more, promised, limits = self._more, self._promised, admission.limits
+        for queue in queues:
+            number = queue.id
+            count, size = more.get(number, (0, 0))
+            more[number] = count + 1, size + length
+            if count < 0 and size + length <= LONGER_BYTES * self._taken[number]:
+                continue  # the queue does not grow
+            never = limits.never("the transaction", count + 1, size)
+            if never is not None:
+                raise rolled_back(ResourceAllocationException(never))
+            if number not in promised:
+                promised[number] = admission.promised(queue)
+            moving, moving_bytes = promised[number]
+            refusal = limits.refusal(queue, count + moving, size + moving_bytes)
+            if refusal is not None:
+                return Full(queue, refusal)
+        return None
+
+    def take(self) -> None:
+        """The commit is certain: take its room from that of the engine."""
+        admission = self._admission
+        if self._room is not None and admission.room is not None:
+            admission.room = self._room.repaid(admission.room)
+        if admission.volatile_room is not None:
+            admission.volatile_room -= self._volatile_bytes

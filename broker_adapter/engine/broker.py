@@ -572,7 +572,7 @@ class Broker:
             commands.append(c.Due(items))
         if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
-            old = self._state.overdue_staged(now_ms)
+            old = self._state.staged_batches.overdue(now_ms)
             if old:
                 _log.warning(
                     "dropping %d staged transactions that were not published, and not added to or renewed for %g s: %s",

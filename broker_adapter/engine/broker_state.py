@@ -15,13 +15,9 @@ Theory of operation
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import gt
 from typing import Any
 
-from ack_modes import Outcome
 from broker_adapter.destination import (
     TEMPORARY_QUEUE_PREFIX,
     TEMPORARY_TOPIC_PREFIX,
@@ -38,12 +34,12 @@ from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.directory import Client, Directory, attached, named_queue
 from broker_adapter.engine.effects import Effects, Load
 from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION, Endings
-from broker_adapter.engine.failures import fault, message_too_large, rolled_back
-from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
+from broker_adapter.engine.failures import fault, rolled_back
+from broker_adapter.engine.identities import LastNumbers, Sequences
 from broker_adapter.engine.intake import Intake
-from broker_adapter.engine.matching import MATCHING, Matching, still_subscribed
+from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.queue_removal import QueueRemoval
-from broker_adapter.engine.queue_state import Consumer, Entry, QueueState
+from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     FLAG_PERSISTENT,
@@ -57,20 +53,18 @@ from broker_adapter.engine.records import (
     encode_counters,
     queue_key,
     schedule_key,
-    short_name,
 )
-from broker_adapter.engine.room import LONGER_BYTES
+from broker_adapter.engine.resumption import Resumption
 from broker_adapter.engine.sends import Sends
-from broker_adapter.engine.staging import Staging, batch_of
+from broker_adapter.engine.staged_batches import StagedBatches
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, Totals, by_kind_and_name
-from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
-from broker_adapter.engine.wait_queues import BlockedSend, CommitMatches, WaitQueues
+from broker_adapter.engine.transactions import Transactions
+from broker_adapter.engine.wait_queues import WaitQueues
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidClientIDException,
     InvalidDestinationException,
     JMSException,
-    ResourceAllocationException,
 )
 from broker_adapter.selectors.language import parse_selector
 from broker_adapter.settings import EngineSettings
@@ -84,13 +78,6 @@ _IDLE_STEP = 1000
 _LOOK_AGAIN_MS = 60_000
 #: How often one decision lets go out what its own steps have made available, such as dead letters.
 _ROUNDS = 8
-#: So many commits that make room are tried when there is more room, and have to wait all the same.
-_MAKING_ROOM = 16
-#: What a commit that was tried again in vain may cost, in milliseconds for each of its sends and settlements: so long
-#: the others are not tried.
-_TRIED_MS = 0.02
-#: How far these times may be ahead of the clock, in milliseconds: the small ones are tried whenever they may go on.
-_TRIED_AHEAD_MS = 5
 
 #: Property of a message that was put back from there: the queue that it was in meanwhile.
 REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
@@ -128,12 +115,7 @@ class BrokerState:
         self.blocked_sends = BlockedSends(settings, self.wait_queues, self.deliveries, self.totals, self.time)
         self.intake = Intake(settings, self.totals, durable=durable)
         self.sends = Sends(self.directory, self.admission, self.matching, self.blocked_sends, self.intake, self.totals)
-        self.staging = Staging(int(settings.staged_timeout_seconds * 1000))
-        self._room_before: tuple[float, ...] = (-math.inf,) * 6  #: at large, when commits were last tried
-        self._tried_until_ms = 0.0  #: commits are tried again from then on
-        self._put_off: dict[int, QueueState | None] = {}  #: queues whose commits wait for that; 0: those at large
         self._next_client = 1
-        self._next_publishing = 1
         self._swept_idle = 0  #: how many of the queues were looked at for being idle
         #: what those browse who browse a queue that does not exist
         self._nowhere = QueueState(
@@ -144,6 +126,38 @@ class BrokerState:
             memory=self.directory.memory,
             max_deliveries=None,
             max_unsettled=1,
+        )
+        self.transactions = Transactions(
+            self.directory,
+            self.admission,
+            self.matching,
+            self.blocked_sends,
+            self.intake,
+            self.deliveries,
+            self.commits,
+            self.totals,
+        )
+        self.staged_batches = StagedBatches(
+            self.directory,
+            self.admission,
+            self.removal,
+            self.blocked_sends,
+            self.wait_queues,
+            self.intake,
+            self.published,
+            self.totals,
+        )
+        self.resumption = Resumption(
+            self.directory,
+            self.admission,
+            self.wait_queues,
+            self.blocked_sends,
+            self.matching,
+            self.sends,
+            self.transactions,
+            self.staged_batches,
+            self.deliveries,
+            self.time,
         )
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: self._connect,
@@ -164,7 +178,7 @@ class BrokerState:
             c.Enqueue: self.sends.enqueue,
             c.Settle: self.deliveries.settle,
             c.Commit: self._commit,
-            c.ResolveCommit: self._resolve_commit,
+            c.ResolveCommit: self.transactions.resolve,
             c.Trim: self._trim,
             c.Forgive: self.deliveries.uncount,
             c.Seen: self.deliveries.seen,
@@ -173,12 +187,12 @@ class BrokerState:
             c.Due: self._due,
             c.Quarantined: self.deliveries.quarantined,
             c.TakeInHand: self.deliveries.take_in_hand,
-            c.Stage: self._stage,
-            c.Renew: self._renew,
-            c.Publish: self._publish,
-            c.Discard: self._discard,
+            c.Stage: self.staged_batches.stage,
+            c.Renew: self.staged_batches.renew,
+            c.Publish: self.staged_batches.publish,
+            c.Discard: self.staged_batches.discard,
             c.ForgetNames: self._forget_names,
-            c.Move: self._move,
+            c.Move: self.staged_batches.move,
             c.Redrive: self._redrive,
             c.SetAside: self._set_aside_damaged,
             c.Statistics: self._statistics,
@@ -202,11 +216,7 @@ class BrokerState:
             if record.kind == "ended":
                 ended.append(number)
             elif record.kind == "staged":
-                if not record.publishing:
-                    self.staging.begin(record.name, record.created_ms)
-                else:
-                    self.admission.begin_publishing(queue)
-                self._next_publishing = max(self._next_publishing, record.publishing + 1)
+                self.staged_batches.restore(queue)
         for key, sequences in streams:
             self.intake.streams[decode_stream_key(key)] = Sequences.of(sequences)
         return ended
@@ -292,7 +302,7 @@ class BrokerState:
             self.endings.end_back_off(effects)
         for _ in range(_ROUNDS):
             if self.wait_queues.count:
-                self._resume_blocked(now_ms, effects)
+                self.resumption.resume(now_ms, effects)
             if self.directory.memory.limited:
                 for queue in self.directory.memory.unlimited():
                     self.directory.changed[queue.id] = queue
@@ -346,8 +356,7 @@ class BrokerState:
 
     def next_deadline_ms(self) -> int | None:
         """When the first held send is to be refused or tried, or a resting message delivered; by ``elapsed_ms``."""
-        again_ms = math.ceil(self._tried_until_ms) - _TRIED_AHEAD_MS if self._put_off else None
-        due = [self.wait_queues.next_deadline_ms(), self.endings.next_due_ms(), again_ms]
+        due = [self.wait_queues.next_deadline_ms(), self.endings.next_due_ms(), self.resumption.next_try_ms()]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def waiting(self) -> list[c.Reply]:
@@ -373,7 +382,9 @@ class BrokerState:
     def _disconnect(self, command: c.Disconnect, now_ms: int, effects: Effects) -> None:
         client = self.directory.clients.get(command.client)
         if client is not None:
-            self._drop_held_of(client.id, now_ms, effects)  # while it is there: closed consumers may end with it
+            self.resumption.give_up_client(
+                client.id, now_ms, effects
+            )  # while it is there: closed consumers may end with it
             self._leave(client, command.unseen, effects)
             del self.directory.clients[client.id]
             if self.directory.client_ids.get(client.client_id or "") == client.id:
@@ -681,180 +692,7 @@ class BrokerState:
 
     # Sending.
 
-    def _choose(self, blocked: BlockedSend, command: c.Commit) -> bool:
-        """Find out which subscriptions want each message of a commit.
-
-        Returns False where that takes longer than this decision may.
-        """
-        matches = blocked.matches
-        if matches is None:
-            topics = {each for each, _ in command.sends if each.is_topic}
-            queues = {
-                topic: self.directory.remote(self.directory.topics.get(topic, ()), command.client) for topic in topics
-            }
-            if not any(queue.selector is not None for each in queues.values() for queue in each):
-                return True
-            matches = blocked.matches = CommitMatches(queues)
-        for index in range(len(matches.wanting), len(command.sends)):
-            destination, message = command.sends[index]
-            wanting = (
-                self.matching.wanting(blocked, message, matches.queues[destination]) if destination.is_topic else ()
-            )
-            if wanting is None:
-                return False
-            matches.wanting.append(wanting)
-            matches.places += len(wanting)
-            self._check_places(matches.places)
-        blocked.match = None
-        return True
-
-    def _check_places(self, places: int) -> None:
-        if places > self.settings.max_transaction_entries:
-            raise rolled_back(
-                ResourceAllocationException(
-                    f"the messages of the transaction take more than {self.settings.max_transaction_entries} places in"
-                    " queues and subscriptions (option max_transaction_entries)"
-                )
-            )
-
     # Holding back.
-
-    def _resume_blocked(self, now_ms: int, effects: Effects) -> None:
-        """Let go on what waits for a queue that something happened to, for the whole engine, or no longer."""
-        wait_queues = self.wait_queues
-        if self._put_off and self._may_try():
-            put_off, self._put_off = self._put_off, {}
-            self.directory.changed.update(
-                (each.id, each) for each in put_off.values() if each is not None and each.id in self.directory.queues
-            )
-        for queue in list(self.directory.changed.values()):
-            if queue.wait_queue:
-                self._resume(queue.wait_queue, now_ms, effects)
-        if wait_queues.making_room:
-            self._resume_making_room(now_ms, effects)
-        self._resume(wait_queues.engine_wide, now_ms, effects)
-        self._resume_matching(now_ms, effects)
-        for blocked in wait_queues.overdue(self.time.elapsed_ms):
-            if blocked.wait_queue is not None:  # else it has ended with another one
-                self._end_overdue(blocked, now_ms, effects)
-
-    def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
-        """Let commits go on that make room: not only the first of them, which may want more than there is."""
-        wait_queue = self.wait_queues.making_room
-        left = _MAKING_ROOM if any(map(gt, self.admission.engine_wide_room(), self._room_before)) else 0
-        for blocked in list(wait_queue) if left else ():
-            if not self._may_try():
-                self._put_off[0] = None
-                return  # there is still more room than at the last try
-            if blocked.wait_queue is wait_queue:  # else it has ended with another one
-                self.wait_queues.withdraw(blocked)
-                if self._retry(blocked, now_ms, effects):
-                    self._end_waiting((blocked,), now_ms, effects)
-                else:
-                    left -= 1
-                    if not left:
-                        break
-        self._room_before = self.admission.engine_wide_room()
-
-    def _resume(self, wait_queue: deque[BlockedSend], now_ms: int, effects: Effects) -> None:
-        for _ in range(len(wait_queue)):
-            if not wait_queue:
-                return
-            if isinstance(wait_queue[0].command, c.Commit) and not self._may_try():
-                queue = wait_queue[0].queue
-                self._put_off[0 if queue is None else queue.id] = queue
-                return
-            blocked = self.wait_queues.take(wait_queue)
-            if self._retry(blocked, now_ms, effects):
-                self._end_waiting((blocked,), now_ms, effects)
-            elif wait_queue and wait_queue[0] is blocked:
-                return
-
-    def _may_try(self) -> bool:
-        """Whether commits are tried again now: those that go on waiting may take a part of the time only."""
-        return self._tried_until_ms <= self.time.elapsed_ms + _TRIED_AHEAD_MS
-
-    def _resume_matching(self, now_ms: int, effects: Effects) -> None:
-        """Ask more of the subscriptions, as far as there is time in this decision; who is late there had its turn.
-
-        Nobody's turn comes when there is no time left, or it would be over before it has begun.
-        """
-        wait_queues = self.wait_queues
-        is_late = self.matching.used_up is self.matching.is_late
-        while not is_late and (blocked := wait_queues.take_matching()) is not None:
-            if self._retry(blocked, now_ms, effects):
-                self._end_waiting((blocked,), now_ms, effects)
-                is_late = self.matching.is_late()
-            else:
-                is_late = blocked.is_matching
-        if is_late:
-            self.matching.used_up = self.matching.is_late
-
-    def _end_waiting(self, ended: Sequence[BlockedSend], now_ms: int, effects: Effects) -> None:
-        """Some wait no more: those that waited for nobody else go on."""
-        free = deque(self.wait_queues.end(ended))
-        while free:
-            blocked = free.popleft()
-            if self._retry(blocked, now_ms, effects):
-                free += self.wait_queues.end((blocked,))
-
-    def _end_overdue(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> None:
-        """The time of one that waits is over: it is refused, unless there is room now."""
-        left = [blocked.wait_queue]
-        self.wait_queues.withdraw(blocked)
-        if not self._retry(blocked, now_ms, effects):
-            left.append(blocked.wait_queue)
-            if blocked.is_matching:
-                return
-            if blocked.wait_queue is not None:
-                self.wait_queues.withdraw(blocked)
-            self.blocked_sends.refuse(
-                blocked,
-                f"{blocked.reason}; held back for {(self.time.elapsed_ms - blocked.since_ms) / 1000:.1f} s",
-                effects,
-            )
-        self._end_waiting((blocked,), now_ms, effects)
-        for wait_queue in left:
-            if wait_queue:
-                self._resume(wait_queue, now_ms, effects)  # what is smaller may have room
-
-    def _retry(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        try:
-            if isinstance(blocked.command, c.Commit):
-                done = self._do_commit(blocked, now_ms, effects)
-                if not done and not blocked.is_matching:
-                    cost_ms = _TRIED_MS * (len(blocked.command.sends) + len(blocked.command.settlements))
-                    self._tried_until_ms = max(self._tried_until_ms, self.time.elapsed_ms) + cost_ms
-                return done
-            if isinstance(blocked.command, c.Publish):
-                return self._do_publish(blocked, now_ms, effects)
-            return self.sends.take(
-                blocked, self.directory.targets(blocked.command.destination, effects), now_ms, effects
-            )
-        except JMSException as error:
-            if isinstance(blocked.command, c.Commit):
-                self.deliveries.roll_back(blocked.command, error, effects)
-            else:
-                effects.answer(blocked.command, error)
-            return True
-        except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
-            effects.faults.append((blocked.command, error))
-            self.blocked_sends.fail(blocked, fault(blocked.command, error), effects)
-            return True
-
-    def _drop_held_of(self, client: int, now_ms: int, effects: Effects) -> None:
-        """What a connection that is gone has sent is not taken any more: nobody was told that it would be."""
-        if self.wait_queues.count:
-            closed = IllegalStateException("the connection was closed while this was held back at a limit")
-            self._give_up(self.wait_queues.of_client(client), closed, now_ms, effects)
-
-    def _give_up(self, over: Sequence[BlockedSend], error: JMSException, now_ms: int, effects: Effects) -> None:
-        """It is over for some of those that wait."""
-        for blocked in over:
-            if blocked.queue is not None:
-                self.directory.changed[blocked.queue.id] = blocked.queue
-            self.blocked_sends.fail(blocked, error, effects)
-        self._end_waiting(over, now_ms, effects)
 
     # Settling.
 
@@ -862,372 +700,21 @@ class BrokerState:
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
         if self.wait_queues.count and command.commit_id is not None:
-            # The session waits no more for what it committed before, and must not overtake that.
-            error = IllegalStateException("the session has gone on while the commit was held back at a limit")
-            self._give_up(self.wait_queues.of_session(command.commit_id.session), error, now_ms, effects)
+            self.resumption.give_up_session(command.commit_id.session, now_ms, effects)
         blocked = self.blocked_sends.arrived(command)
         try:
-            self._do_commit(blocked, now_ms, effects)
+            self.transactions.commit(blocked, now_ms, effects)
         except JMSException as error:
             self.deliveries.roll_back(command, error, effects)
         except Exception as error:  # a fault of ours, as in ``decide``
             effects.faults.append((command, error))
             self.deliveries.roll_back(command, rolled_back(fault(command, error)), effects)
 
-    def _resolve_commit(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
-        session, number = command.commit_id
-        last = self.commits.last(session)
-        done: bool | None = last is not None and number <= last
-        if last is None and self.commits.may_be_forgotten(command.age_ms):
-            done = None
-        effects.answer(command, done)
-
-    def _do_commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """All or nothing; returns False where it has to wait for room."""
-        made: list[QueueState] = []
-        try:
-            return self._commit_into(made, blocked, now_ms, effects)
-        finally:
-            self.directory.unmake(made, effects)
-
-    def _commit_into(self, made: list[QueueState], blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """As ``_do_commit``; notes the queues that are made for it."""
-        command = blocked.command
-        assert isinstance(command, c.Commit)
-        commit_id = command.commit_id
-        if commit_id is not None and checked_number(commit_id.number) <= (self.commits.last(commit_id.session) or 0):
-            effects.answer(command, None)
-            return True
-        if self.blocked_sends.waits_behind(blocked, effects):
-            return False
-        settings = self.settings
-        if len(command.sends) + len(command.settlements) > settings.max_transaction_messages:
-            raise rolled_back(
-                ResourceAllocationException(
-                    f"transaction of {len(command.sends) + len(command.settlements)} messages is larger than the limit"
-                    f" of {settings.max_transaction_messages} messages (option max_transaction_messages)"
-                )
-            )
-        if not self._choose(blocked, command):
-            return not self.blocked_sends.block(blocked, None, MATCHING, effects, is_matching=True)
-        size = sum(len(message.payload) for _, message in command.sends)
-        if size > settings.max_transaction_bytes:
-            raise rolled_back(
-                ResourceAllocationException(
-                    f"transaction of {size} bytes is larger than the limit of {settings.max_transaction_bytes} bytes"
-                    " (option max_transaction_bytes)"
-                )
-            )
-        settled = self._settled_by(command)
-        #: by queue: messages and bytes that it will have beside those that it has
-        more: dict[int, tuple[int, int]] = {}
-        promised: dict[int, tuple[int, int]] = {}
-        taken: dict[int, int] = {}  #: by queue: messages that end
-        ended: list[tuple[int, int]] = []  #: what goes from the disk: bytes, and in how many queues
-        for consumer, outcomes in settled if command.sends else ():
-            queue = consumer.queue
-            entries = [consumer.unsettled[each] for each, outcome in outcomes.items() if outcome is Outcome.ACCEPTED]
-            count, size = more.get(queue.id, (0, 0))
-            more[queue.id] = count - len(entries), size - sum([entry.size for entry in entries])
-            taken[queue.id] = taken.get(queue.id, 0) + len(entries)
-            if self.admission.room is not None and queue.durable:
-                # What a subscription has, others may have as well.
-                whole = queue.record.kind == "queue"
-                ended += [(entry.size if whole else 0, 1) for entry in entries if entry.flags & FLAG_PERSISTENT]
-        sends: list[tuple[Sequence[QueueState], Destination, c.NewMessage]] = []
-        places = 0
-        room = (
-            None if self.admission.room is None else self.admission.room.lent(ended)
-        )  # by itself, until the commit is certain
-        volatile_bytes = 0
-        last: Destination | None = None
-        remote: Sequence[QueueState] = ()
-        lasting: list[bool] = []
-        for destination, message in command.sends:
-            length = len(message.payload)
-            if length > settings.max_message_bytes:
-                raise rolled_back(message_too_large(length, settings.max_message_bytes))
-            if destination is not last:
-                last, next_queue = destination, self.directory.numbers.next
-                try:
-                    targets = self.directory.targets(destination, effects)
-                except JMSException as error:
-                    raise rolled_back(error) from error
-                if self.directory.numbers.next != next_queue:
-                    made += targets
-                remote = self.directory.remote(targets, command.client)
-                lasting = [queue.durable for queue in remote]
-            queues = remote
-            if blocked.matches is not None and destination.is_topic:
-                queues = still_subscribed(blocked.matches.wanting[len(sends)])
-                lasting = [queue.durable for queue in queues]
-            sends.append((queues, destination, message))
-            places += len(queues)
-            self._check_places(places)
-            reason = None if ended else self.admission.held_because
-            if message.persistent and room is not None and not room.take(length, len(queues)):
-                reason = room.reason
-            if not (message.persistent and self.durable and all(lasting)):
-                volatile_bytes += length + MESSAGE_BYTES + PLACE_BYTES * len(queues)
-                if not (message.persistent and any(lasting)):
-                    reason = None  # nothing of it goes to the disk
-                if self.admission.volatile_room is not None and volatile_bytes > self.admission.volatile_room:
-                    reason = self.admission.volatile_full()
-            if reason:
-                return not self.blocked_sends.block(blocked, None, reason, effects)
-            for queue in queues if self.admission.has_queue_limits else ():
-                count, size = more.get(queue.id, (0, 0))
-                more[queue.id] = count + 1, size + length
-                if count < 0 and size + length <= LONGER_BYTES * taken[queue.id]:
-                    continue  # the queue does not grow
-                never = self.admission.limits.never("the transaction", count + 1, size)
-                if never is not None:
-                    raise rolled_back(ResourceAllocationException(never))
-                if queue.id not in promised:
-                    promised[queue.id] = self.admission.promised(queue)
-                moving, moving_bytes = promised[queue.id]
-                refusal = self.admission.limits.refusal(queue, count + moving, size + moving_bytes)
-                if refusal is not None:
-                    return not self.blocked_sends.block(blocked, queue, refusal, effects)
-        # From here on nothing can fail.
-        if room is not None and self.admission.room is not None:
-            self.admission.room = room.repaid(self.admission.room)
-        if self.admission.volatile_room is not None:
-            self.admission.volatile_room -= volatile_bytes
-        streams: dict[tuple[Any, ...], Sequences] = {}
-        stream: tuple[Any, ...] = ()
-        sender: tuple[Any, ...] = ()
-        seen: Sequences | None = None
-        for queues, destination, message in sends:
-            identity = message.identity
-            if identity is not None:
-                producer_id, thread_id, sequence = identity
-                if sender != (destination, producer_id, thread_id):
-                    sender = destination, producer_id, thread_id
-                    stream = (destination.name, int(destination.kind), short_name(producer_id), thread_id)
-                    seen = self.intake.streams.get(stream)
-                if seen is None:
-                    seen = self.intake.streams[stream] = Sequences.begin(sequence)
-                elif not seen.add(sequence):
-                    self.totals.duplicates_rejected += 1
-                    continue
-                streams[stream] = seen
-            self.totals.enqueued += 1
-            if message.expires_at_ms is None or not self.intake.is_over(message, now_ms):
-                self.intake.store(message, queues, now_ms, effects)
-            for queue in queues:
-                self.directory.changed[queue.id] = queue
-        for stream, sequences in streams.items():
-            self.intake.note_stream(stream, sequences, now_ms, effects)
-        self.totals.settled += len(command.settlements)
-        for consumer, outcomes in settled:
-            queue, unsettled = consumer.queue, consumer.unsettled
-            for number, outcome in outcomes.items():
-                entry = unsettled.pop(number)
-                if outcome is Outcome.ACCEPTED:
-                    if entry.delivery_count:
-                        self.deliveries.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
-                    queue.forget(entry, effects)
-                else:
-                    self.endings.not_accepted(queue, entry, outcome, effects)
-            self.removal.holds_less(consumer, len(outcomes), effects)
-        if commit_id is not None:
-            self.commits.note(commit_id.session, commit_id.number, now_ms, effects.durable)
-        effects.answer(command, None)
-        return True
-
-    def _settled_by(self, command: c.Commit) -> list[tuple[Consumer, dict[int, Outcome]]]:
-        """What a commit settles, by consumer; raises where one is not held, or settled twice."""
-        settled: dict[int, dict[int, Outcome]] = {}
-        in_hand: dict[int, Entry] = {}
-        last, outcomes = -1, dict[int, Outcome]()
-        for consumer_number, number, outcome in command.settlements:
-            if consumer_number != last:
-                last = consumer_number
-                consumer = self.directory.consumers.get(last)
-                in_hand = {} if consumer is None else consumer.unsettled
-                outcomes = settled.setdefault(last, {})
-            if number in outcomes or number not in in_hand:
-                raise rolled_back(
-                    IllegalStateException(f"delivery {number} of consumer {consumer_number} is not held any more")
-                )
-            outcomes[number] = outcome
-        return [(self.directory.consumers[each], outcomes) for each, outcomes in settled.items()]
-
     # Staged transactions.
-
-    def _stage(self, command: c.Stage, now_ms: int, effects: Effects) -> None:
-        group, number = batch_of(command.transaction)
-        last = self.published.last(group)
-        if number is not None and last is not None and number <= last:
-            self.totals.duplicates_rejected += len(command.messages)
-            self._end_staged(command.transaction, effects)
-            effects.answer(command, False)
-            return
-        queue = self.directory.staged.get(command.transaction)
-        if queue is not None and queue.record.publishing:
-            raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
-        have = queue.next_position - 1 if queue is not None else 0
-        if command.first > have:
-            dropped = "" if queue is not None else " (it was never begun, or was discarded, superseded or timed out)"
-            raise IllegalStateException(
-                f"staged transaction {command.transaction!r} has {have} messages{dropped}, so the next"
-                f" cannot be number {command.first}"
-            )
-        if named_queue(command.target.name).is_temporary:
-            raise InvalidDestinationException(f"cannot stage messages for the temporary queue {command.target.name!r}")
-        max_bytes = self.settings.max_message_bytes
-        for message in command.messages:
-            if len(message.payload) > max_bytes:
-                raise message_too_large(len(message.payload), max_bytes)
-            if message.deliver_at_ms is not None:
-                raise JMSException("a staged message cannot have a delivery delay")
-        sizes = [len(each.payload) for each in command.messages[have - command.first :]]
-        if sizes:
-            before = queue.bytes if queue is not None else 0
-            never = self.admission.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
-            if never is not None:
-                raise ResourceAllocationException(never)
-        if queue is None:
-            self.directory.check_limit()
-            checked_name(command.transaction, "transaction")
-        if sizes:
-            self.admission.take_at_once([(size, 2) for size in sizes])
-        if queue is None:
-            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
-            queue = self.directory.staged[command.transaction] = self.directory.new_queue(
-                Destination(command.transaction), record, effects
-            )
-            for name in self.staging.begin(command.transaction, now_ms):
-                self._end_staged(name, effects)
-        elif self.staging.used(command.transaction, now_ms):
-            self._note_use_of_staged(queue, now_ms, effects)
-        for message in command.messages[have - command.first :]:
-            self.intake.store(message._replace(persistent=True), (queue,), now_ms, effects)
-        self.directory.changed[queue.id] = queue
-        effects.answer(command, True)
-
-    def _renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
-        name = self.staging.renew(command.group, command.number, now_ms)
-        if name is not None:
-            self._note_use_of_staged(self.directory.staged[name], now_ms, effects)
-        effects.answer(command, self.settings.staged_timeout_seconds)
-
-    def _note_use_of_staged(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
-        queue.record = queue.record._replace(created_ms=now_ms)
-        self.directory.put_record(queue, effects)
-
-    def overdue_staged(self, now_ms: int) -> list[str]:
-        """The staged transactions to drop because nobody used their batch for the time-out."""
-        overdue = self.staging.overdue(now_ms)
-        if not overdue:
-            return overdue
-        waiting = [blocked.command for blocked in self.wait_queues]
-        wanted = {name for command in waiting if isinstance(command, c.Publish) for name in command.transactions}
-        return [name for name in overdue if name not in wanted]
-
-    def _publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
-        self._do_publish(self.blocked_sends.arrived(command), now_ms, effects)
-
-    def _do_publish(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """All or nothing; returns False where it has to wait for room."""
-        command = blocked.command
-        assert isinstance(command, c.Publish)
-        last = self.published.last(command.group)
-        checked_number(command.number)
-        published = last is not None and command.number <= last
-        counts = dict(zip(command.transactions, command.counts or (), strict=False))
-        staged = {name: self.directory.staged.get(name) for name in command.transactions}
-        if published:
-            for queue in staged.values():
-                if queue is not None and not queue.record.publishing:
-                    self.totals.duplicates_rejected += queue.depth
-            for name in (*command.transactions, *self.staging.through(command.group, command.number)):
-                self._end_staged(name, effects)
-            effects.answer(command, False)
-            return True
-        found = []
-        for name, queue in staged.items():
-            if queue is None:
-                raise InvalidDestinationException(
-                    f"staged transaction {name!r} does not exist: it was discarded or superseded, dropped after"
-                    f" {self.settings.staged_timeout_seconds:g} s (option staged_timeout_seconds), or never made"
-                )
-            if queue.record.publishing:
-                raise IllegalStateException(f"staged transaction {name!r} is published already")
-            have = queue.next_position - 1
-            if counts.get(name, have) != have:
-                raise IllegalStateException(
-                    f"staged transaction {name!r} has {have} messages, not {counts[name]}: the store has lost a part of"
-                    " it, or was restored from a copy; stage it again"
-                )
-            found.append(queue)
-        made: list[QueueState] = []
-        try:
-            for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
-                if target in self.directory.by_destination:
-                    continue
-                made.append(self.directory.queue(target, effects))
-            full = self.admission.ask_for_batches(found)
-        except JMSException:
-            self.directory.unmake(made, effects)
-            raise
-        if full is not None:
-            waits = self.blocked_sends.block(blocked, full.queue, full.reason, effects)
-            self.directory.unmake(made, effects)
-            for queue in found:  # whoever is refused may come again
-                if self.staging.used(queue.record.name, now_ms):
-                    self._note_use_of_staged(queue, now_ms, effects)
-            return not waits
-        for queue in found:
-            self.staging.end(queue.record.name)
-            self.admission.begin_publishing(queue)
-            queue.record = queue.record._replace(publishing=self._next_publishing)
-            self._next_publishing += 1
-            effects.published.append(queue.id)
-            self.directory.put_record(queue, effects)
-        for name in self.staging.through(command.group, command.number):
-            self._end_staged(name, effects)  # of attempts that do not count
-        self.published.note(command.group, command.number, now_ms, effects.durable)
-        effects.answer(command, True)
-        return True
-
-    def _discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
-        effects.answer(command, sum(self._end_staged(name, effects) for name in command.transactions))
-
-    def _end_staged(self, name: str, effects: Effects) -> bool:
-        """Drop a staged transaction that is not published; returns whether there was one."""
-        queue = self.directory.staged.get(name)
-        if queue is None or queue.record.publishing:
-            return False
-        left = self.staging.end(name)
-        if left is not None:
-            self._note_use_of_staged(self.directory.staged[left[0]], left[1], effects)
-        target = self.directory.by_destination.get(Destination(queue.record.target or ""))
-        if target is not None and target.wait_queue:
-            self.directory.changed[target.id] = target  # whoever waits to publish it is told
-        self.removal.end_queue(queue, effects)
-        del self.directory.staged[name]
-        return True
 
     def _forget_names(self, command: c.ForgetNames, now_ms: int, effects: Effects) -> None:
         for key in command.keys:
             effects.durable.put(command.table, key, None)
-        effects.answer(command, None)
-
-    def _move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
-        source = self.directory.queues.get(command.queue)
-        if source is None:
-            raise InvalidDestinationException(f"there is no queue of number {command.queue}")
-        target = self.directory.queue(Destination(source.record.target or ""), effects, limited=False)
-        for raw in command.entries:
-            entry = source.find(raw, effects)
-            if entry is not None:
-                source.forget(entry, effects, keep_message=True)
-                target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
-                self.totals.enqueued += 1
-        self.directory.changed[source.id] = source
-        self.directory.changed[target.id] = target
         effects.answer(command, None)
 
     def _redrive(self, command: c.Redrive, now_ms: int, effects: Effects) -> None:

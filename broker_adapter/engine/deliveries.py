@@ -7,7 +7,7 @@ says that it never saw them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ack_modes import Outcome
 from broker_adapter.engine import commands as c
@@ -67,6 +67,21 @@ class Deliveries:
             self._holds_less(consumer, settled, effects)
         if command.reply is not None:
             effects.replies.append((command.reply, None))
+
+    def settle_committed(self, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]], effects: Effects) -> None:
+        """Settle the deliveries of a commit, which are all held, by consumer."""
+        redelivered, not_accepted = self.redelivered, self._endings.not_accepted
+        for consumer, outcomes in settled:
+            queue, unsettled = consumer.queue, consumer.unsettled
+            for number, outcome in outcomes.items():
+                entry = unsettled.pop(number)
+                if outcome is Outcome.ACCEPTED:
+                    if entry.delivery_count:
+                        redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                    queue.forget(entry, effects)
+                else:
+                    not_accepted(queue, entry, outcome, effects)
+            self._holds_less(consumer, len(outcomes), effects)
 
     def give_back(
         self,

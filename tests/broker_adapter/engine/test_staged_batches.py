@@ -61,9 +61,9 @@ def test_a_transaction_that_is_added_to_does_not_time_out_from_its_first_row() -
     rules = Rules()
     for minute in range(0, 300, 5):
         rules.stage("g/1/t", minute // 5, now_ms=START + minute * 60_000)
-        assert rules.state.staging.overdue(START + minute * 60_000) == []
-    assert rules.state.staging.overdue(START + 294 * 60_000 + HOUR) == []
-    assert rules.state.staging.overdue(START + 295 * 60_000 + HOUR) == ["g/1/t"]
+        assert rules.state.staged_batches.staging.overdue(START + minute * 60_000) == []
+    assert rules.state.staged_batches.staging.overdue(START + 294 * 60_000 + HOUR) == []
+    assert rules.state.staged_batches.staging.overdue(START + 295 * 60_000 + HOUR) == ["g/1/t"]
 
 
 def test_the_first_task_of_a_long_job_waits_for_the_last_one() -> None:
@@ -71,7 +71,7 @@ def test_the_first_task_of_a_long_job_waits_for_the_last_one() -> None:
     rules.stage("g/1/first", 0)
     for hour in range(5):
         rules.stage("g/1/last", hour, now_ms=START + hour * HOUR)
-    assert rules.state.staging.overdue(START + 4 * HOUR) == []
+    assert rules.state.staged_batches.staging.overdue(START + 4 * HOUR) == []
     assert rules.do(c.Publish("g", 1, ["g/1/first", "g/1/last"], [1, 5]), START + 4 * HOUR) is True
 
 
@@ -81,12 +81,12 @@ def test_the_first_task_waits_for_one_that_computes_for_hours_before_its_first_r
     for minute in range(300):
         now_ms = START + minute * 60_000
         assert rules.do(c.Renew("g", 1), now_ms) == 3600
-        assert rules.state.overdue_staged(now_ms) == []
+        assert rules.state.staged_batches.overdue(now_ms) == []
         if minute == 150:
             assert rules.catalog_writes < 40
             rules.restart()
-    assert rules.state.overdue_staged(START + 298 * 60_000 + HOUR) == []
-    assert rules.state.overdue_staged(START + 299 * 60_000 + HOUR) == ["g/1/first"]
+    assert rules.state.staged_batches.overdue(START + 298 * 60_000 + HOUR) == []
+    assert rules.state.staged_batches.overdue(START + 299 * 60_000 + HOUR) == ["g/1/first"]
 
 
 def test_a_renewal_makes_nothing_and_brings_nothing_back() -> None:
@@ -98,7 +98,8 @@ def test_a_renewal_makes_nothing_and_brings_nothing_back() -> None:
     rules.stage("g/2/t", 0)
     rules.do(c.Publish("g", 2, ["g/2/t"]))
     assert rules.do(c.Renew("g", 2), START + HOUR) == 3600
-    assert (rules.state.staging.overdue(START + 5 * HOUR), len(rules.state.staging)) == ([], 0)
+    staging = rules.state.staged_batches.staging
+    assert (staging.overdue(START + 5 * HOUR), len(staging)) == ([], 0)
 
 
 def test_what_a_publication_that_waits_for_room_names_is_not_dropped_for_its_age() -> None:
@@ -109,8 +110,8 @@ def test_what_a_publication_that_waits_for_room_names_is_not_dropped_for_its_age
         rules.stage(name, 0, 2)
     publication = c.Publish("g", 2, ["g/2/counts"], [2], reply=lambda _: None)
     assert not rules.state.decide([publication], START + 900).replies  # it waits
-    assert rules.state.overdue_staged(START + 1500) == []
-    assert rules.state.overdue_staged(START + 9000) == ["g/2/failed"]
+    assert rules.state.staged_batches.overdue(START + 1500) == []
+    assert rules.state.staged_batches.overdue(START + 9000) == ["g/2/failed"]
 
 
 def test_the_last_use_survives_a_restart_and_is_written_seldom() -> None:
@@ -119,8 +120,8 @@ def test_the_last_use_survives_a_restart_and_is_written_seldom() -> None:
         rules.stage("g/1/t", second, now_ms=START + second * 1000)
     assert rules.catalog_writes <= 1 + 20
     rules.restart()
-    assert rules.state.staging.overdue(START + 2 * HOUR + HOUR * 9 // 10 - 7 * 60_000) == []
-    assert rules.state.staging.overdue(START + 3 * HOUR) == ["g/1/t"]
+    assert rules.state.staged_batches.staging.overdue(START + 2 * HOUR + HOUR * 9 // 10 - 7 * 60_000) == []
+    assert rules.state.staged_batches.staging.overdue(START + 3 * HOUR) == ["g/1/t"]
 
 
 def test_a_published_transaction_is_not_dropped_for_its_age_after_a_restart() -> None:
@@ -128,7 +129,7 @@ def test_a_published_transaction_is_not_dropped_for_its_age_after_a_restart() ->
     rules.stage("g/1/t", 0)
     assert rules.do(c.Publish("g", 1, ["g/1/t"]))
     rules.restart()
-    assert rules.state.staging.overdue(START + 9 * HOUR) == []
+    assert rules.state.staged_batches.staging.overdue(START + 9 * HOUR) == []
 
 
 def test_what_failed_attempts_staged_goes_when_their_batch_is_published() -> None:

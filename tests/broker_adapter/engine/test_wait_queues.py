@@ -843,8 +843,10 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
         commit = c.Commit(client, c.CommitId(f"s{index}", 1), sends, [(consumer, number, Outcome.ACCEPTED)])
         assert rules.do(commit) == "held"
     tried: list[BlockedSend] = []
-    plain = rules.state._retry
-    monkeypatch.setattr(rules.state, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1])
+    plain = rules.state.resumption._retry
+    monkeypatch.setattr(
+        rules.state.resumption, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1]
+    )
     rules.pass_time(1)
     assert not tried, "there is no more room than before"
     rules.state.admission.room = Room(0.75, 0, 4096, "the store is full")
@@ -902,11 +904,11 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
 
     def free_a_little(number: int) -> None:
         nonlocal tried
-        before = rules.state._tried_until_ms
+        before = rules.state.resumption._tried_until_ms
         if place != "in a full queue":
             rules.state.admission.volatile_room = 100_000 + number
         rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
-        tried += rules.state._tried_until_ms > before
+        tried += rules.state.resumption._tried_until_ms > before
 
     for number in range(1, 11):
         free_a_little(number)

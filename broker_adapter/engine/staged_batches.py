@@ -1,0 +1,245 @@
+"""How messages are staged, and staged transactions published: all of a batch or none, and once for each number.
+
+A staged transaction is a queue that has no consumers.  Publishing says that its messages belong to its target, in one
+step; a background job then moves them there, and what is on its way counts as there.  Which transactions belong
+together, and when they are dropped, is in :mod:`broker_adapter.engine.staging`.
+"""
+
+from __future__ import annotations
+
+from broker_adapter.destination import Destination, checked_name
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.admission import Admission
+from broker_adapter.engine.blocked_sends import BlockedSends
+from broker_adapter.engine.directory import Directory, named_queue
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.failures import message_too_large
+from broker_adapter.engine.identities import LastNumbers, checked_number
+from broker_adapter.engine.intake import Intake
+from broker_adapter.engine.queue_removal import QueueRemoval
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.records import CatalogRecord
+from broker_adapter.engine.staging import Staging, batch_of
+from broker_adapter.engine.statistics import Totals
+from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    JMSException,
+    ResourceAllocationException,
+)
+
+
+class StagedBatches:
+    """Stages messages and publishes them.
+
+    Attributes:
+        staging: the transactions that are not published, by batch.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        admission: Admission,
+        removal: QueueRemoval,
+        blocked_sends: BlockedSends,
+        wait_queues: WaitQueues,
+        intake: Intake,
+        published: LastNumbers,
+        totals: Totals,
+    ) -> None:
+        self._directory = directory
+        self._changed = directory.changed
+        self._settings = directory.settings
+        self._admission = admission
+        self._removal = removal
+        self._blocked = blocked_sends
+        self._wait_queues = wait_queues
+        self._store = intake.store
+        self._published = published
+        self._totals = totals
+        self.staging = Staging(int(directory.settings.staged_timeout_seconds * 1000))
+        self._next_publishing = 1
+
+    def restore(self, queue: QueueState) -> None:
+        """Take over a staged transaction that the durable store has."""
+        record = queue.record
+        if not record.publishing:
+            self.staging.begin(record.name, record.created_ms)
+        else:
+            self._admission.begin_publishing(queue)
+        self._next_publishing = max(self._next_publishing, record.publishing + 1)
+
+    def stage(self, command: c.Stage, now_ms: int, effects: Effects) -> None:
+        """Carry out a Stage."""
+        group, number = batch_of(command.transaction)
+        last = self._published.last(group)
+        if number is not None and last is not None and number <= last:
+            self._totals.duplicates_rejected += len(command.messages)
+            self._end(command.transaction, effects)
+            effects.answer(command, False)
+            return
+        queue = self._directory.staged.get(command.transaction)
+        if queue is not None and queue.record.publishing:
+            raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
+        have = queue.next_position - 1 if queue is not None else 0
+        if command.first > have:
+            dropped = "" if queue is not None else " (it was never begun, or was discarded, superseded or timed out)"
+            raise IllegalStateException(
+                f"staged transaction {command.transaction!r} has {have} messages{dropped}, so the next"
+                f" cannot be number {command.first}"
+            )
+        if named_queue(command.target.name).is_temporary:
+            raise InvalidDestinationException(f"cannot stage messages for the temporary queue {command.target.name!r}")
+        max_bytes = self._settings.max_message_bytes
+        for message in command.messages:
+            if len(message.payload) > max_bytes:
+                raise message_too_large(len(message.payload), max_bytes)
+            if message.deliver_at_ms is not None:
+                raise JMSException("a staged message cannot have a delivery delay")
+        sizes = [len(each.payload) for each in command.messages[have - command.first :]]
+        if sizes:
+            before = queue.bytes if queue is not None else 0
+            never = self._admission.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
+            if never is not None:
+                raise ResourceAllocationException(never)
+        if queue is None:
+            self._directory.check_limit()
+            checked_name(command.transaction, "transaction")
+        if sizes:
+            self._admission.take_at_once([(size, 2) for size in sizes])
+        if queue is None:
+            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
+            queue = self._directory.staged[command.transaction] = self._directory.new_queue(
+                Destination(command.transaction), record, effects
+            )
+            for name in self.staging.begin(command.transaction, now_ms):
+                self._end(name, effects)
+        elif self.staging.used(command.transaction, now_ms):
+            self._note_use(queue, now_ms, effects)
+        for message in command.messages[have - command.first :]:
+            self._store(message._replace(persistent=True), (queue,), now_ms, effects)
+        self._changed[queue.id] = queue
+        effects.answer(command, True)
+
+    def renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
+        """Carry out a Renew."""
+        name = self.staging.renew(command.group, command.number, now_ms)
+        if name is not None:
+            self._note_use(self._directory.staged[name], now_ms, effects)
+        effects.answer(command, self._settings.staged_timeout_seconds)
+
+    def _note_use(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
+        queue.record = queue.record._replace(created_ms=now_ms)
+        self._directory.put_record(queue, effects)
+
+    def overdue(self, now_ms: int) -> list[str]:
+        """The staged transactions to drop because their batch was not used for the time-out."""
+        overdue = self.staging.overdue(now_ms)
+        if not overdue:
+            return overdue
+        waiting = [blocked.command for blocked in self._wait_queues]
+        wanted = {name for command in waiting if isinstance(command, c.Publish) for name in command.transactions}
+        return [name for name in overdue if name not in wanted]
+
+    def publish(self, command: c.Publish, now_ms: int, effects: Effects) -> None:
+        """Carry out a Publish."""
+        self.try_to_publish(self._blocked.arrived(command), now_ms, effects)
+
+    def try_to_publish(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
+        """Publish staged transactions, all or none; returns False where it waits (again)."""
+        command = blocked.command
+        assert isinstance(command, c.Publish)
+        last = self._published.last(command.group)
+        checked_number(command.number)
+        published = last is not None and command.number <= last
+        counts = dict(zip(command.transactions, command.counts or (), strict=False))
+        staged = {name: self._directory.staged.get(name) for name in command.transactions}
+        if published:
+            for queue in staged.values():
+                if queue is not None and not queue.record.publishing:
+                    self._totals.duplicates_rejected += queue.depth
+            for name in (*command.transactions, *self.staging.through(command.group, command.number)):
+                self._end(name, effects)
+            effects.answer(command, False)
+            return True
+        found = []
+        for name, queue in staged.items():
+            if queue is None:
+                raise InvalidDestinationException(
+                    f"staged transaction {name!r} does not exist: it was discarded or superseded, dropped after"
+                    f" {self._settings.staged_timeout_seconds:g} s (option staged_timeout_seconds), or never made"
+                )
+            if queue.record.publishing:
+                raise IllegalStateException(f"staged transaction {name!r} is published already")
+            have = queue.next_position - 1
+            if counts.get(name, have) != have:
+                raise IllegalStateException(
+                    f"staged transaction {name!r} has {have} messages, not {counts[name]}: the store has lost a part of"
+                    " it, or was restored from a copy; stage it again"
+                )
+            found.append(queue)
+        made: list[QueueState] = []
+        try:
+            for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
+                if target in self._directory.by_destination:
+                    continue
+                made.append(self._directory.queue(target, effects))
+            full = self._admission.ask_for_batches(found)
+        except JMSException:
+            self._directory.unmake(made, effects)
+            raise
+        if full is not None:
+            waits = self._blocked.block(blocked, full.queue, full.reason, effects)
+            self._directory.unmake(made, effects)
+            for queue in found:  # a publication that is refused may be made again
+                if self.staging.used(queue.record.name, now_ms):
+                    self._note_use(queue, now_ms, effects)
+            return not waits
+        for queue in found:
+            self.staging.end(queue.record.name)
+            self._admission.begin_publishing(queue)
+            queue.record = queue.record._replace(publishing=self._next_publishing)
+            self._next_publishing += 1
+            effects.published.append(queue.id)
+            self._directory.put_record(queue, effects)
+        for name in self.staging.through(command.group, command.number):
+            self._end(name, effects)  # of attempts that do not count
+        self._published.note(command.group, command.number, now_ms, effects.durable)
+        effects.answer(command, True)
+        return True
+
+    def discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
+        """Carry out a Discard."""
+        effects.answer(command, sum(self._end(name, effects) for name in command.transactions))
+
+    def _end(self, name: str, effects: Effects) -> bool:
+        """Drop a staged transaction that is not published; returns whether there was one."""
+        queue = self._directory.staged.get(name)
+        if queue is None or queue.record.publishing:
+            return False
+        left = self.staging.end(name)
+        if left is not None:
+            self._note_use(self._directory.staged[left[0]], left[1], effects)
+        target = self._directory.by_destination.get(Destination(queue.record.target or ""))
+        if target is not None and target.wait_queue:
+            self._changed[target.id] = target  # a publication that waits for it is answered
+        self._removal.end_queue(queue, effects)
+        del self._directory.staged[name]
+        return True
+
+    def move(self, command: c.Move, now_ms: int, effects: Effects) -> None:
+        """Carry out a Move."""
+        source = self._directory.queues.get(command.queue)
+        if source is None:
+            raise InvalidDestinationException(f"there is no queue of number {command.queue}")
+        target = self._directory.queue(Destination(source.record.target or ""), effects, limited=False)
+        for raw in command.entries:
+            entry = source.find(raw, effects)
+            if entry is not None:
+                source.forget(entry, effects, keep_message=True)
+                target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
+                self._totals.enqueued += 1
+        self._changed[source.id] = source
+        self._changed[target.id] = target
+        effects.answer(command, None)
