@@ -626,7 +626,7 @@ class Broker:
             elif isinstance(command, c.Settle):
                 weight += len(command.numbers)
             elif isinstance(command, c.Disconnect):
-                held = self._state.in_hand_of(command.client)
+                held = self._directory.in_hand_of(command.client)
                 if held > most:
                     # It goes on in the next cycle, and what came behind it waits for its end.
                     commands.append(
@@ -636,7 +636,7 @@ class Broker:
                     return size
                 weight += max(1, held)
             elif isinstance(command, c.Detach) and (command.give_back or command.unseen):
-                weight += max(1, self._state.in_hand_of_consumer(command.consumer))
+                weight += max(1, self._directory.in_hand_of_consumer(command.consumer))
             elif isinstance(command, c.Commit):
                 # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.
                 weight += max(1, len(command.sends) + len(command.settlements))

@@ -118,6 +118,16 @@ class Directory:
             raise IllegalStateException(f"client {number} is not connected")
         return client
 
+    def in_hand_of(self, client: int) -> int:
+        """How many deliveries the consumers of a client hold."""
+        found = self.clients.get(client)
+        return 0 if found is None else sum([len(each.unsettled) for each in found.consumers.values()])
+
+    def in_hand_of_consumer(self, consumer: int) -> int:
+        """How many deliveries a consumer holds."""
+        found = self.consumers.get(consumer)
+        return 0 if found is None else len(found.unsettled)
+
     # Queues.
 
     def make_permanent_queues(self, effects: Effects) -> None:
