@@ -44,7 +44,7 @@ class BackgroundCommands:
             for raw in command.found:
                 entry = queue.find(raw, effects)
                 if entry is not None:
-                    queue.forget(entry, effects)
+                    queue.remove(entry, effects)
                     dropped += 1
             self._changed[queue.id] = queue
         effects.answer(command, (dropped, command.next))
@@ -57,7 +57,7 @@ class BackgroundCommands:
             for raw in command.found:
                 entry = queue.find(raw, effects)
                 if entry is not None:
-                    queue.forget(entry, effects, keep_message=True)
+                    queue.remove(entry, effects, keep_message=True)
                     effects.distrusted.append((entry.number, entry.key))
                     count += 1
             self._changed[queue.id] = queue
@@ -81,7 +81,7 @@ class BackgroundCommands:
                 continue
             self._changed[queue.id] = queue
             if queue.record.kind == "ended":
-                queue.forget(entry, effects)  # the job that trims it may have passed the place that it would get
+                queue.remove(entry, effects)  # the job that trims it may have passed the place that it would get
             elif kind == KIND_DELIVER and not (entry.expires_at_ms and entry.expires_at_ms <= now_ms):
                 queue.now_due(entry, effects)
             else:

@@ -45,7 +45,8 @@ from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, op
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import ONCE, checked_arguments, perform
-from broker_adapter.engine.queue_state import Browser, Entry, QueueState
+from broker_adapter.engine.queue_entries import Entry
+from broker_adapter.engine.queue_state import Browser, QueueState
 from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.records import (
     DELAYED_LANE,

@@ -31,6 +31,7 @@ from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.destinations import Destinations
 from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.dispatch import dispatch
 from broker_adapter.engine.effects import Effects, Load
 from broker_adapter.engine.endings import Endings
 from broker_adapter.engine.failures import fault, rolled_back
@@ -284,7 +285,7 @@ class BrokerState:
                     continue
                 depth = queue.depth
                 if queue.consumers:
-                    for entry in queue.dispatch(now_ms, effects):
+                    for entry in dispatch(queue, now_ms, effects):
                         self.endings.expire(queue, entry, effects)
                     if effects.handouts >= memory.cycle_handouts:
                         changed[queue.id] = queue  # it may have more

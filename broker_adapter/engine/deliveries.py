@@ -60,7 +60,7 @@ class Deliveries:
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
                     if entry.delivery_count:
                         self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
-                    queue.forget(entry, effects)
+                    queue.remove(entry, effects)
                 else:
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
             self._totals.settled += settled
@@ -78,7 +78,7 @@ class Deliveries:
                 if outcome is Outcome.ACCEPTED:
                     if entry.delivery_count:
                         redelivered.accepted(queue.id, entry.position, entry.delivery_count)
-                    queue.forget(entry, effects)
+                    queue.remove(entry, effects)
                 else:
                     not_accepted(queue, entry, outcome, effects)
             self._holds_less(consumer, len(outcomes), effects)
@@ -151,7 +151,7 @@ class Deliveries:
             return
         entry = consumer.unsettled.pop(command.number, None) if consumer is not None else None
         if consumer is not None and entry is not None:
-            consumer.queue.forget(entry, effects, keep_message=True)
+            consumer.queue.remove(entry, effects, keep_message=True)
             consumer.credit += 1 if consumer.attached else 0
             self._holds_less(consumer, 1, effects)
             self._totals.quarantined += 1

@@ -18,7 +18,8 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.queue_state import Consumer, Entry, Lane, QueueState
+from broker_adapter.engine.queue_entries import Entry, Lane
+from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
 from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.statistics import Totals
@@ -139,7 +140,7 @@ class Endings:
         self._totals.expired += 1
         name = self._settings.expiry_queue
         if name is None or queue.destination == Destination(name):
-            queue.forget(entry, effects)
+            queue.remove(entry, effects)
         else:
             self._set_aside(queue, entry, name, "expired", effects)
 
@@ -160,7 +161,7 @@ class Endings:
         self, queue: QueueState, entry: Entry, target: QueueState, annotations: dict[str, Any], effects: Effects
     ) -> None:
         """Move a message to the end of another queue, where it does not expire, with properties added."""
-        queue.forget(entry, effects, keep_message=True)
+        queue.remove(entry, effects, keep_message=True)
         lane = entry.lane if entry.lane is not queue.delayed else Lane(lane_of_delayed(entry.flags))
         moved = target.adopt(entry, lane, entry.flags & 0xFF | FLAG_ANNOTATED, 0, 0, effects)
         batch = effects.durable if moved.flags & FLAG_PERSISTENT else effects.volatile

@@ -237,7 +237,7 @@ class StagedBatches:
         for raw in command.entries:
             entry = source.find(raw, effects)
             if entry is not None:
-                source.forget(entry, effects, keep_message=True)
+                source.remove(entry, effects, keep_message=True)
                 target.adopt(entry, entry.lane, entry.flags, entry.expires_at_ms, entry.delivery_count, effects)
                 self._totals.enqueued += 1
         self._changed[source.id] = source

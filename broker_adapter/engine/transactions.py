@@ -26,7 +26,8 @@ from broker_adapter.engine.failures import message_too_large, rolled_back
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.matching import MATCHING, Matching, still_subscribed
-from broker_adapter.engine.queue_state import Consumer, Entry, QueueState
+from broker_adapter.engine.queue_entries import Entry
+from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import short_name
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.engine.wait_queues import BlockedSend, CommitMatches

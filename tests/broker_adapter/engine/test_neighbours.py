@@ -230,4 +230,4 @@ def test_credit_beside_an_exclusive_consumer_is_not_noted_again_and_again(broker
     attach(broker, client, "q", exclusive=True)
     for _ in range(1000):
         broker.call(c.Credit(first, 1), WAIT)
-    assert len(broker._state.directory.by_destination[Destination("q")]._owed) <= 2
+    assert len(broker._state.directory.by_destination[Destination("q")].owed) <= 2
