@@ -389,7 +389,7 @@ class BrokerState:
             messages=queue.depth,
             bytes=queue.bytes,
             in_hand=queue.in_hand,
-            delayed=queue.delayed.behind + len(queue.resting),
+            delayed=queue.delayed.behind + len(queue.backoff),
             consumers=len(queue.consumers),
             held_producers=sum(blocked),
             next_position=queue.next_position,

@@ -54,7 +54,7 @@ def _of_queue(queue: QueueState, entries: list[RawEntry]) -> Iterator[str]:
             if entry.position in in_hands:
                 yield f"two consumers hold position {entry.position}"
             in_hands[entry.position] = entry
-    resting = {entry.position: entry for entry in queue.resting.entries()}
+    resting = {entry.position: entry for entry in queue.backoff.entries()}
     for one, other, what in (
         (queue.ready, in_hands, "ready and in a consumer's hands"),
         (queue.ready, resting, "ready and resting"),
@@ -125,6 +125,6 @@ def _places(
             yield f"position {raw.position} is ready, and has no turn"
     for consumer in queue.consumers:
         may_take = consumer.credit > 0 and consumer.room_bytes > 0 and len(consumer.unsettled) < queue.max_unsettled
-        rests = consumer in queue.resting.holders
+        rests = consumer in queue.backoff.holders
         if consumer.search is None and may_take and not rests and not consumer.queued:
             yield f"{consumer!r} may take messages, and has no turn"

@@ -92,7 +92,7 @@ class Consumers:
             consumer.credit = 0
             queue = consumer.queue
             queue.remove_consumer(consumer, effects)
-            for entry in queue.resting.take_of(consumer):
+            for entry in queue.backoff.take_of(consumer):
                 queue.give_back(entry, effects)
             self._changed[queue.id] = queue
             if not queue.consumers:

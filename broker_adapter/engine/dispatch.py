@@ -25,7 +25,7 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
     A lone consumer takes all that it may at once; several take turns, one message each.  Beyond
     ``memory.cycle_handouts`` messages of all queues in one cycle, the rest is for the next one.
     """
-    for consumer in queue.resting.take_released():
+    for consumer in queue.backoff.take_released():
         if consumer.attached:
             queue.offer(consumer)
     if queue.returning:
@@ -250,7 +250,7 @@ class _Turn:
     def __init__(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
         self._queue = queue
         self._most = queue.memory.most_unsettled(queue.max_unsettled)
-        self._waiting = queue.resting.holders  #: consumers that wait with a message that rests
+        self._waiting = queue.backoff.holders  #: consumers that wait with a delayed message
         self.now_ms = now_ms
         self.effects = effects
         self.left = queue.memory.cycle_handouts - effects.handouts  #: messages that may still be handed out

@@ -15,13 +15,13 @@ from typing import Any
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination
+from broker_adapter.engine.backoff import redelivery_delay_ms
 from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.queue_entries import Entry, Lane
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
-from broker_adapter.engine.resting import redelivery_delay_ms
 from broker_adapter.engine.statistics import Totals
 
 #: Why a message is a dead letter that has been delivered as often as may be.
@@ -94,15 +94,15 @@ class Endings:
     def _back_off(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Have a message delivered again, at once or after a while."""
         most = self._settings.max_delayed_redeliveries
-        delay_ms = redelivery_delay_ms(queue.resting.failed(entry.position, most), self._settings)
+        delay_ms = redelivery_delay_ms(queue.backoff.failed(entry.position, most), self._settings)
         if consumer is not None and not (consumer.attached and queue.is_served(consumer)):
             consumer = None
-        if not delay_ms or len(queue.resting) >= most:
+        if not delay_ms or len(queue.backoff) >= most:
             queue.give_back_to(entry, consumer, effects)
             return
         due_ms = self._time.elapsed_ms + delay_ms
-        first_ms = queue.resting.first_due_ms()
-        queue.resting.add(entry, due_ms, consumer)
+        first_ms = queue.backoff.first_due_ms()
+        queue.backoff.add(entry, due_ms, consumer)
         if first_ms is None or due_ms < first_ms:
             heappush(self.backing_off, (due_ms, queue.id))
 
@@ -113,10 +113,10 @@ class Endings:
             queue = self._directory.queues.get(heappop(backing_off)[1])
             if queue is None:
                 continue
-            for entry, consumer in queue.resting.due(self._time.elapsed_ms):
+            for entry, consumer in queue.backoff.due(self._time.elapsed_ms):
                 queue.give_back_to(entry, consumer, effects)
                 self._changed[queue.id] = queue
-            next_ms = queue.resting.first_due_ms()
+            next_ms = queue.backoff.first_due_ms()
             if next_ms is not None:
                 heappush(backing_off, (next_ms, queue.id))
 
@@ -125,7 +125,7 @@ class Endings:
         backing_off = self.backing_off
         while backing_off:
             queue = self._directory.queues.get(backing_off[0][1])
-            if queue is not None and queue.resting:
+            if queue is not None and queue.backoff:
                 return backing_off[0][0]
             heappop(backing_off)
         return None

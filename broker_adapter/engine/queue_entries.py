@@ -32,6 +32,7 @@ from enum import Enum
 from heapq import heapify, heappush
 from typing import Any
 
+from broker_adapter.engine.backoff import Backoff
 from broker_adapter.engine.effects import Effects, Load, StoreBatch
 from broker_adapter.engine.queue_memory import QueueMemory
 from broker_adapter.engine.records import (
@@ -47,7 +48,6 @@ from broker_adapter.engine.records import (
     entry_key,
     schedule_key,
 )
-from broker_adapter.engine.resting import Resting
 
 
 class Entry:
@@ -144,14 +144,15 @@ class QueueEntries:
         lanes: by priority.
         delayed: messages that are not due yet.
         ready: entries in memory that no consumer holds, by position.
+        backoff: messages whose redelivery is delayed.
         suspects: position → what is counted of a message that may have ended the process.
-        resting: messages whose redelivery is delayed.
         counters_due: whether the counters are to be stored.
     """
 
     __slots__ = (
         "_behind_bytes",
         "_by_number",
+        "backoff",
         "bytes",
         "counters_due",
         "delayed",
@@ -163,7 +164,6 @@ class QueueEntries:
         "next_position",
         "ready",
         "reserved",
-        "resting",
         "stored_bytes",
         "suspects",
     )
@@ -201,7 +201,7 @@ class QueueEntries:
         self._behind_bytes = self.stored_bytes  #: of what is counted as behind, in all lanes
         self.ready: dict[int, Entry] = {}
         self.suspects: dict[int, Suspect] = {}
-        self.resting: Resting[Entry, Any] = Resting()
+        self.backoff: Backoff[Entry, Any] = Backoff()
         self.counters_due = False
 
     def _add(self, entry: Entry, batch: StoreBatch) -> None:
@@ -356,8 +356,8 @@ class QueueEntries:
         """Remove an entry; with ``keep_message`` another place takes the message over."""
         flags = entry.flags
         lane = entry.lane
-        if self.resting.failures:
-            self.resting.forget(entry.position)
+        if self.backoff.failures:
+            self.backoff.stop_counting(entry.position)
         if self.suspects:
             self.suspects.pop(entry.position, None)
         if flags & FLAG_PERSISTENT:
@@ -411,7 +411,7 @@ class QueueEntries:
         lane = self._lane(raw.lane)
         if raw.position > lane.loaded_through and raw.position not in lane.early:
             return self._from_behind(raw, lane)
-        entry = self.ready.pop(raw.position, None) or self.resting.take(raw.position)
+        entry = self.ready.pop(raw.position, None) or self.backoff.take(raw.position)
         if entry is not None:
             self.tidy(lane)  # where nobody consumes, positions without an entry would pile up
         return entry

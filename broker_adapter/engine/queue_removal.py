@@ -59,7 +59,7 @@ class QueueRemoval:
             if client is not None:
                 client.consumers.pop(consumer.id, None)
         queue.leaving.clear()
-        for entry in queue.resting.take_all():
+        for entry in queue.backoff.take_all():
             queue.give_back(entry, effects)
         settled = self._directory.settled_group(queue)
         if queue.record.kind != "staged" and (queue.durable or self._published.last(settled) is not None):

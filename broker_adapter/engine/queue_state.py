@@ -360,7 +360,7 @@ class QueueState(QueueEntries):
         for consumer in self.consumers:
             if consumer is not exclusive:
                 self._let_go_of_kept(consumer, consumer.search.selector.text if consumer.search else None, effects)
-                for entry in self.resting.take_of(consumer):
+                for entry in self.backoff.take_of(consumer):
                     self.give_back(entry, effects)
 
     def _let_go_of_kept(self, consumer: Consumer, selector: str | None, effects: Effects) -> None:
@@ -393,7 +393,7 @@ class QueueState(QueueEntries):
             if not lane.at_end:
                 lane.loaded_through = 0
                 lane.early.clear()
-        stay = [*self._in_hands(), *self.resting.entries()]
+        stay = [*self._in_hands(), *self.backoff.entries()]
         for entry in stay:
             if not entry.lane.at_end:
                 entry.lane.early.add(entry.position)
@@ -500,7 +500,7 @@ class QueueState(QueueEntries):
 
     def in_memory(self, lane: int, position: int) -> Entry | None:
         """The entry at a position, where it waits in memory or a consumer holds it."""
-        entry = self.ready.get(position) or self.resting.get(position)
+        entry = self.ready.get(position) or self.backoff.get(position)
         if entry is None:
             entry = next((each for each in self._in_hands() if each.position == position), None)
         return entry if entry is not None and entry.lane.number == lane else None
@@ -579,10 +579,10 @@ class QueueState(QueueEntries):
         Returns:
             Whether there is such a message, and that delivery counts.
         """
-        entry = self.ready.get(position) or self.resting.get(position)
+        entry = self.ready.get(position) or self.backoff.get(position)
         if entry is None or not entry.delivery_count or failures not in (None, entry.delivery_count - 1):
             return False
-        if self.resting.take(position) is not None:
+        if self.backoff.take(position) is not None:
             self.give_back(entry, effects)
         entry.delivery_count -= 1
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile

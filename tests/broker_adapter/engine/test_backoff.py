@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.backoff import Backoff, redelivery_delay_ms
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.resting import Resting, redelivery_delay_ms
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, attach, come_to_rest, connect, send
@@ -44,67 +44,67 @@ def test_no_pause_is_longer_than_the_longest() -> None:
 
 
 def test_what_is_taken_out_is_not_due_any_more() -> None:
-    resting: Resting[Placed, str] = Resting()
+    backoff: Backoff[Placed, str] = Backoff()
     first, second = Placed(1), Placed(2)
-    resting.add(first, 100, None)
-    resting.add(second, 200, None)
-    assert resting.take(1) is first
-    assert resting.take(1) is None
-    assert resting.first_due_ms() == 200
-    resting.add(first, 300, None)
-    assert resting.due(250) == [(second, None)]
-    assert resting.due(299) == []
-    assert resting.due(300) == [(first, None)]
-    assert len(resting) == 0
+    backoff.add(first, 100, None)
+    backoff.add(second, 200, None)
+    assert backoff.take(1) is first
+    assert backoff.take(1) is None
+    assert backoff.first_due_ms() == 200
+    backoff.add(first, 300, None)
+    assert backoff.due(250) == [(second, None)]
+    assert backoff.due(299) == []
+    assert backoff.due(300) == [(first, None)]
+    assert len(backoff) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20), st.booleans()), max_size=30))
 def test_everything_is_due_at_its_last_time_and_once(steps: list[tuple[int, int, bool]]) -> None:
-    resting: Resting[Placed, str] = Resting()
+    backoff: Backoff[Placed, str] = Backoff()
     model: dict[int, int] = {}
     for position, due_ms, taken in steps:
         if taken:
-            assert (resting.take(position) is None) is (model.pop(position, None) is None)
+            assert (backoff.take(position) is None) is (model.pop(position, None) is None)
         elif position not in model:
-            resting.add(Placed(position), due_ms, None)
+            backoff.add(Placed(position), due_ms, None)
             model[position] = due_ms
     for now_ms in range(21):
-        assert resting.first_due_ms() == min(model.values(), default=None)
-        due = [entry.position for entry, _ in resting.due(now_ms)]
+        assert backoff.first_due_ms() == min(model.values(), default=None)
+        due = [entry.position for entry, _ in backoff.due(now_ms)]
         assert sorted(due) == sorted(position for position, due_ms in model.items() if due_ms <= now_ms)
         for position in due:
             del model[position]
 
 
 def test_a_consumer_waits_until_the_last_of_its_messages_is_due_or_taken() -> None:
-    resting: Resting[Placed, str] = Resting()
+    backoff: Backoff[Placed, str] = Backoff()
     for position, due_ms, holder in ((1, 100, "a"), (2, 200, "a"), (3, 300, "b"), (4, 50, None)):
-        resting.add(Placed(position), due_ms, holder)
-    assert resting.holders == {"a": 2, "b": 1}
-    assert [(each.position, holder) for each, holder in resting.due(100)] == [(4, None), (1, "a")]
-    assert (resting.take_released(), resting.holders) == ([], {"a": 1, "b": 1})
-    resting.take(2)
-    assert (resting.take_released(), resting.holders) == (["a"], {"b": 1})
-    assert resting.take_released() == []
-    assert [each.position for each in resting.take_of("b")] == [3]
-    assert resting.take_of("nobody") == []
-    assert resting.holders == {}
+        backoff.add(Placed(position), due_ms, holder)
+    assert backoff.holders == {"a": 2, "b": 1}
+    assert [(each.position, holder) for each, holder in backoff.due(100)] == [(4, None), (1, "a")]
+    assert (backoff.take_released(), backoff.holders) == ([], {"a": 1, "b": 1})
+    backoff.take(2)
+    assert (backoff.take_released(), backoff.holders) == (["a"], {"b": 1})
+    assert backoff.take_released() == []
+    assert [each.position for each in backoff.take_of("b")] == [3]
+    assert backoff.take_of("nobody") == []
+    assert backoff.holders == {}
 
 
 def test_a_consumer_that_waits_again_is_not_released() -> None:
-    resting: Resting[Placed, str] = Resting()
-    resting.add(Placed(1), 100, "a")
-    resting.due(100)
-    resting.add(Placed(1), 200, "a")
-    assert resting.take_released() == []
+    backoff: Backoff[Placed, str] = Backoff()
+    backoff.add(Placed(1), 100, "a")
+    backoff.due(100)
+    backoff.add(Placed(1), 200, "a")
+    assert backoff.take_released() == []
 
 
 def test_failures_are_counted_by_message_up_to_a_limit() -> None:
-    resting: Resting[Placed, str] = Resting()
-    assert [resting.failed(1, 2), resting.failed(2, 2), resting.failed(1, 2)] == [1, 1, 2]
-    assert [resting.failed(3, 2), resting.failed(3, 2)] == [1, 1], "there is no room for a third"
-    resting.forget(1)
-    assert [resting.failed(3, 2), resting.failed(3, 2)] == [1, 2]
+    backoff: Backoff[Placed, str] = Backoff()
+    assert [backoff.failed(1, 2), backoff.failed(2, 2), backoff.failed(1, 2)] == [1, 1, 2]
+    assert [backoff.failed(3, 2), backoff.failed(3, 2)] == [1, 1], "there is no room for a third"
+    backoff.stop_counting(1)
+    assert [backoff.failed(3, 2), backoff.failed(3, 2)] == [1, 2]
 
 
 def test_failures_of_a_message_are_forgotten_with_it_although_they_were_forgiven() -> None:
@@ -119,10 +119,10 @@ def test_failures_of_a_message_are_forgotten_with_it_although_they_were_forgiven
     rules.do(c.Detach(consumer, give_back=True))
     waiting = rules.state.directory.by_destination[Q]
     assert rules.do(c.Forgive(waiting.id, [(position, None)])) == 1
-    assert waiting.resting.failures == {position: 1}
+    assert waiting.backoff.failures == {position: 1}
     last = rules.attach(client, Q, credit=10)
     rules.do(c.Settle(last, [number for number, _ in rules.delivered[last]], Outcome.ACCEPTED))
-    assert (waiting.depth, waiting.resting.failures) == (0, {})
+    assert (waiting.depth, waiting.backoff.failures) == (0, {})
 
 
 @pytest.mark.parametrize("selector", [None, "JMSPriority >= 0"])

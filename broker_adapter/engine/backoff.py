@@ -1,8 +1,8 @@
-"""Failed messages that wait before they are delivered again, and the consumers that wait with them.
+"""Redelivery back-off: failed messages wait before they are delivered again, and their consumers wait with them.
 
 What ``recover()``, ``rollback()`` or a lost connection gives back comes again at once, and in order.  A message whose
 listener raised comes at once the first time.  From the second time on it waits longer than before, up to a limit, so
-that a message which nobody can process does not keep its consumer busy.  That consumer gets nothing meanwhile: nothing
+that a message which cannot be processed does not keep its consumer busy.  That consumer gets nothing meanwhile: nothing
 later of it, of the message groups that it owns, or of a queue that it has for itself, passes the message.
 
 The waiting is not stored, and ends with its consumer: then everything is delivered again at once.
@@ -40,24 +40,24 @@ E = TypeVar("E", bound=_Placed)
 H = TypeVar("H")
 
 
-class _Rest(NamedTuple, Generic[E, H]):
+class _Delayed(NamedTuple, Generic[E, H]):
     due_ms: int
     entry: E
     holder: H | None
 
 
-class Resting(Generic[E, H]):
-    """The resting messages of one queue, by position and by the time they are due.
+class Backoff(Generic[E, H]):
+    """The messages of one queue whose redelivery is delayed, by position and by the time they are due.
 
     Attributes:
         failures: position → how often the listener of its message has raised.
-        holders: consumer → how many messages that it failed to process rest.  It gets nothing while it is here.
+        holders: consumer → how many messages that it failed to process are delayed.  It gets nothing while it is here.
     """
 
     __slots__ = ("_by_position", "_due", "_released", "failures", "holders")
 
     def __init__(self) -> None:
-        self._by_position: dict[int, _Rest[E, H]] = {}
+        self._by_position: dict[int, _Delayed[E, H]] = {}
         self._due: list[tuple[int, int]] = []  #: a heap of (due, position); those that are not so any more are skipped
         self.failures: dict[int, int] = {}
         self._released: list[H] = []
@@ -79,24 +79,24 @@ class Resting(Generic[E, H]):
             failures[position] = count
         return count
 
-    def forget(self, position: int) -> None:
+    def stop_counting(self, position: int) -> None:
         """The message at this position is gone."""
         self.failures.pop(position, None)
 
     def add(self, entry: E, due_ms: int, holder: H | None) -> None:
-        """Let a message rest until then, and with it the consumer that failed to process it."""
-        self._by_position[entry.position] = _Rest(due_ms, entry, holder)
+        """Delay a message until then, and with it the consumer that failed to process it."""
+        self._by_position[entry.position] = _Delayed(due_ms, entry, holder)
         heappush(self._due, (due_ms, entry.position))
         if holder is not None:
             self.holders[holder] = self.holders.get(holder, 0) + 1
 
     def get(self, position: int) -> E | None:
-        """A message that rests; None where it does not."""
+        """A message that is delayed; None where it is not."""
         found = self._by_position.get(position)
         return None if found is None else found.entry
 
     def take(self, position: int) -> E | None:
-        """Take a message out, before its time; None where it does not rest."""
+        """Take a message out, before its time; None where it is not delayed."""
         found = self._by_position.pop(position, None)
         if found is None:
             return None
@@ -111,10 +111,10 @@ class Resting(Generic[E, H]):
         return found.entry
 
     def take_of(self, holder: H) -> list[E]:
-        """Take out what a consumer failed to process: it comes no more."""
+        """Take out what a consumer failed to process that has gone."""
         if holder not in self.holders:
             return []
-        found = [position for position, rest in self._by_position.items() if rest.holder is holder]
+        found = [position for position, each in self._by_position.items() if each.holder is holder]
         return [entry for entry in map(self.take, found) if entry is not None]
 
     def take_released(self) -> list[H]:
@@ -125,8 +125,8 @@ class Resting(Generic[E, H]):
         return [holder for holder in released if holder not in self.holders]
 
     def entries(self) -> list[E]:
-        """Everything that rests."""
-        return [rest.entry for rest in self._by_position.values()]
+        """All messages that are delayed."""
+        return [each.entry for each in self._by_position.values()]
 
     def take_all(self) -> list[E]:
         """Take out everything."""
@@ -151,7 +151,7 @@ class Resting(Generic[E, H]):
         found = []
         while (first := self.first_due_ms()) is not None and first <= now_ms:
             position = heappop(self._due)[1]
-            rest = self._by_position[position]
+            delayed = self._by_position[position]
             self.take(position)
-            found.append((rest.entry, rest.holder))
+            found.append((delayed.entry, delayed.holder))
         return found
