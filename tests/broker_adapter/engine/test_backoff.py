@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ack_modes import Outcome
+from broker_adapter.destination import DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.backoff import Backoff, redelivery_delay_ms
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, attach, come_to_rest, connect, send
-from tests.broker_adapter.engine.test_broker_state import Q, Rules
+from tests.broker_adapter.engine.rules import Q, Rules, positions
 
 
 @attrs.frozen
@@ -189,3 +190,100 @@ def test_what_was_found_by_a_selector_and_failed_is_kept_from_those_without_one(
     come_to_rest(broker)
     assert [each.position for each in inbox.handouts] == [1]
     broker.close()
+
+
+def test_a_message_whose_listener_raises_again_rests_and_its_consumer_waits_with_it() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"bad", b"good", b"third")
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.FAILED), c.Credit(consumer, 1))
+    assert rules.delivered[consumer] == [(1, 0), (2, 1)]  # at once, and before the other ones
+    rules.do(c.Settle(consumer, [2], Outcome.FAILED), c.Credit(consumer, 2))
+    assert rules.delivered[consumer][2:] == [], "nothing passes it"
+    (statistics,) = [each for each in rules.do(c.Statistics()).queues if each.name == "q"]
+    assert (statistics.messages, statistics.delayed) == (3, 1)
+    assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+    other = rules.attach(client, Q, 1)
+    assert positions(rules, other) == [2], "another consumer gets what comes next"
+    rules.pass_time(999)
+    assert len(rules.delivered[consumer]) == 2
+    rules.pass_time(1)
+    assert positions(rules, consumer, 2) == [1, 3]
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_only_what_its_listener_raised_on_counts_towards_the_pause() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"x")
+    consumer = rules.attach(client, Q, 10)
+    for number in range(1, 6):
+        rules.do(c.Settle(consumer, [number], Outcome.MODIFIED))
+    rules.do(c.Settle(consumer, [6], Outcome.FAILED))
+    assert rules.delivered[consumer][-1] == (7, 6), "the first time it comes at once"
+    rules.do(c.Settle(consumer, [7], Outcome.FAILED))
+    assert rules.state.next_deadline_ms() == rules.now_ms + 1000
+
+
+def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    owner, other = rules.attach(client, Q, 1), rules.attach(client, Q)
+    rules.send(client, Q, b"1", b"2", b"3", group=c.group_number("g"))
+    for number in (1, 2):
+        rules.do(c.Settle(owner, [number], Outcome.FAILED), c.Credit(owner, 5 if number == 2 else 1))
+    rules.do(c.Credit(other, 10))
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 1, 2, 3], [])
+
+
+def test_an_exclusive_consumer_that_waits_lets_nobody_pass() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2", b"3")
+    first, second = (rules.attach(client, Q, 1, exclusive=True) for _ in range(2))
+    for number in (1, 2):
+        rules.do(c.Settle(first, [number], Outcome.FAILED), c.Credit(first, 5 if number == 2 else 1))
+    assert (positions(rules, first), positions(rules, second)) == ([1, 1], [])
+    rules.pass_time(1000)
+    assert (positions(rules, first), positions(rules, second)) == ([1, 1, 1, 2, 3], [])
+
+
+def test_what_rests_comes_at_once_when_its_consumer_has_ended() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"1", b"2")
+    consumer = rules.attach(client, Q, 5)
+    rules.do(c.Settle(consumer, [1, 2], Outcome.FAILED))
+    rules.do(c.Settle(consumer, [3, 4], Outcome.FAILED))
+    assert len(rules.delivered[consumer]) == 4
+    rules.do(c.Detach(consumer))
+    other = rules.attach(client, Q, 5)
+    assert positions(rules, other) == [1, 2]
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_beyond_the_limit_of_resting_messages_the_next_one_does_not_rest() -> None:
+    rules = Rules(redelivery_delay_seconds=1, max_delayed_redeliveries=1)
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    consumers = [rules.attach(client, Q, 1) for _ in range(2)]
+    for number in (1, 2):
+        for each in consumers:
+            rules.do(c.Settle(each, [number], Outcome.FAILED), c.Credit(each, 1))
+    assert [len(rules.delivered[each]) for each in consumers] == [2, 3]
+
+
+def test_a_resting_message_is_gone_with_its_queue() -> None:
+    rules = Rules(redelivery_delay_seconds=1)
+    client = rules.connect()
+    temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))
+    rules.send(client, temporary, b"x")
+    consumer = rules.attach(client, temporary, 3)
+    for number in (1, 2):
+        rules.do(c.Settle(consumer, [number], Outcome.FAILED))
+    rules.do(c.Disconnect(client))
+    assert rules.state.next_deadline_ms() is None
+    rules.pass_time(5000)

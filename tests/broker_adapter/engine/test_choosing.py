@@ -24,7 +24,7 @@ from broker_adapter.selectors.language import Selector, parse_selector
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine import test_selective_histories
 from tests.broker_adapter.engine.driving import WAIT, Inbox, come_to_rest, connect
-from tests.broker_adapter.engine.test_broker_state import Rules
+from tests.broker_adapter.engine.rules import Rules
 
 NEWS = topic("news")
 #: Makes a message large, so that the clock is asked often.

@@ -19,7 +19,7 @@ from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send
-from tests.broker_adapter.engine.test_broker_state import Q, Rules
+from tests.broker_adapter.engine.rules import Q, Rules
 
 HOUR_MS = 3_600_000
 

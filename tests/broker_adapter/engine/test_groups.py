@@ -18,7 +18,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, Inbox, attach, come_to_rest, connect, drained, settle
-from tests.broker_adapter.engine.test_broker_state import Rules
+from tests.broker_adapter.engine.rules import Rules
 
 Q = Destination("q")
 

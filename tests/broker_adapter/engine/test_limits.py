@@ -17,7 +17,7 @@ from broker_adapter.engine.limits import QueueLimits
 from broker_adapter.errors import ResourceAllocationException, TransactionRolledBackException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, message, send, settle
-from tests.broker_adapter.engine.test_broker_state import Rules
+from tests.broker_adapter.engine.rules import Rules
 
 Q = queue("q")
 FULL = 5

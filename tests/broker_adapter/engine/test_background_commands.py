@@ -1,0 +1,33 @@
+"""What background jobs have found is ended only where it still is."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.destination import topic
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.records import (
+    KIND_DELIVER,
+    RawEntry,
+    unpack_entry_key,
+)
+from tests.broker_adapter.engine.rules import DURABLE, Rules
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_falls_due_in_a_queue_that_has_ended_is_dropped(durable: bool) -> None:
+    """Else it would come in behind those who clear the queue up, and stay in the store for ever."""
+    rules = Rules(durable=durable, expiry_queue="expired")
+    client = rules.connect("me")
+    rules.do(c.Detach(rules.attach(client, topic("t"), subscription=DURABLE)))
+    rules.send(client, topic("t"), b"later", deliver_at_ms=rules.now_ms + 10)
+    batch = rules.effects.durable if durable else rules.effects.volatile
+    ((key, entry),) = batch.entries.items()
+    (schedule,) = batch.tables["schedule"]
+    assert entry is not None
+    rules.do(c.Unsubscribe(client, "s"))
+    queue_number, lane, position = unpack_entry_key(key)
+    raw = RawEntry(queue_number, lane, position, entry.number, 0, entry.flags, 0, entry.size)
+    rules.do(c.Due([(KIND_DELIVER, raw, schedule)]))
+    batch = rules.effects.durable if durable else rules.effects.volatile
+    assert batch.entries == {key: None}

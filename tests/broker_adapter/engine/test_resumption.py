@@ -1,0 +1,177 @@
+"""Blocked sends and commits go on when there is room, or are refused when their time is over."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.room import Room
+from broker_adapter.engine.wait_queues import BlockedSend
+from tests.broker_adapter.engine.rules import FULL, FULL_QUEUE, LARGE, Q, Rules, sent
+
+
+class Large:
+    """A commit, or a batch to publish, of eight messages for a queue that has five, and takes ten."""
+
+    def __init__(self, kind: str) -> None:
+        self.rules = Rules(max_queue_messages=10, hold_timeout_seconds=3)
+        self.answers: dict[str, Any] = {}
+        rules = self.rules
+        rules.send(rules.connect(), Q, *[b"x"] * 5)
+        self.client = rules.connect()
+        eight = [sent(number, persistent=True)._replace(identity=None) for number in range(8)]
+        if kind == "commit":
+            large: Any = c.Commit(self.client, None, [(Q, each) for each in eight], [])
+        else:
+            rules.do(c.Stage("g/1/0", Q, 0, eight))
+            large = c.Publish("g", 1, ["g/1/0"])
+        self.decide(large, "large")
+        rules.pass_time(1000)
+        self.decide(c.Enqueue(rules.connect(), Q, [c.NewMessage(0, b"small")]), "small")
+        assert self.answers == {}
+
+    def decide(self, command: Any, name: str = "") -> None:
+        effects = self.rules.state.decide(
+            [command._replace(reply=partial(self.answers.__setitem__, name))], self.rules.now_ms
+        )
+        for reply, result in effects.replies:
+            reply(result)
+
+
+@pytest.mark.parametrize("kind", ["commit", "publication"])
+def test_what_is_small_goes_on_when_the_time_of_something_large_is_over(kind: str) -> None:
+    large = Large(kind)
+    for reply, result in large.rules.pass_time(2000).replies:
+        reply(result)
+    assert "is full" in str(large.answers.pop("large"))
+    assert large.answers == {"small": None}
+
+
+@pytest.mark.parametrize("kind", ["commit", "publication"])
+def test_what_is_small_goes_on_when_something_large_is_given_up(kind: str) -> None:
+    large = Large(kind)
+    large.decide(c.Disconnect(large.client) if kind == "commit" else c.Discard(["g/1/0"]), "end")
+    assert ("was closed" if kind == "commit" else "does not exist") in str(large.answers.pop("large"))
+    large.answers.pop("end")
+    assert large.answers == {"small": None}
+
+
+@pytest.mark.parametrize("ends", ["with its client", "for want of room", "done"])
+def test_a_queue_whose_last_deliveries_a_waiting_commit_had_goes_on_when_its_client_is_gone(ends: str) -> None:
+    """The client holds more than one cycle gives back, and is gone in parts: ``Broker._gather`` does it so."""
+    rules = Rules(max_queue_messages=3)
+    leaving, other = rules.connect(), rules.connect()
+    big = queue("big")
+    for destination in (big, FULL_QUEUE):
+        rules.send(other, destination, b"1", b"2", b"3")
+    rules.send(other, Q, b"x", b"y")
+    rules.attach(leaving, big, 3)
+    consumer = rules.attach(leaving, Q, 1)
+    told: list[Any] = []
+    commit_id = c.CommitId("s", 1)
+    commit = c.Commit(leaving, commit_id, [(FULL_QUEUE, c.NewMessage(0, b"z"))], [(consumer, 1, Outcome.ACCEPTED)])
+    rules._decide(commit._replace(reply=told.append))
+    rules.do(c.GiveBack(leaving, 3))
+    if ends == "done":
+        rules.attach(other, FULL_QUEUE, 1, presettled=True)
+    elif ends == "for want of room":
+        rules.pass_time(60_000)
+    rules.do(c.Disconnect(leaving))
+    heir = rules.attach(other, Q, 10)
+    assert len(rules.delivered[heir]) == (1 if ends == "done" else 2)
+
+
+def test_a_transaction_that_makes_room_does_not_wait_behind_one_that_wants_more_than_there_is() -> None:
+    rules = Rules()
+    clients = [rules.connect() for _ in range(3)]
+    answers: dict[int, Any] = {}
+    for _ in clients:
+        rules.send(clients[0], Q, LARGE)
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full")
+    rules.state.admission.held_because = FULL
+    for index, client in enumerate(clients):
+        consumer = rules.attach(client, Q, credit=1)
+        settled = [
+            (consumer, number, Outcome.ACCEPTED) for number in rules.state.directory.consumers[consumer].unsettled
+        ]
+        sends = [(queue("other"), c.NewMessage(0, LARGE))] * (1 if index else 9)
+        answer = partial(answers.__setitem__, index)
+        rules.state.decide([c.Commit(client, c.CommitId(f"s{index}", 1), sends, settled, answer)], rules.now_ms)
+    assert not answers
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full", spare_single_pages=60.0, spare_run_pages=60.0)
+    for reply, result in rules.pass_time(1).replies:
+        reply(result)
+    assert answers == {1: None, 2: None}
+
+
+def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules()
+    client = rules.connect()
+    for _ in range(100):
+        rules.send(client, Q, LARGE)
+    rules.state.admission.room = Room(0.5, 0, 4096, "the store is full")
+    rules.state.admission.held_because = FULL
+    consumer = rules.attach(client, Q, credit=100)
+    for index, number in enumerate(list(rules.state.directory.consumers[consumer].unsettled)):
+        sends = [(queue(f"other {index}"), c.NewMessage(0, LARGE))] * 9
+        commit = c.Commit(client, c.CommitId(f"s{index}", 1), sends, [(consumer, number, Outcome.ACCEPTED)])
+        assert rules.do(commit) == "held"
+    tried: list[BlockedSend] = []
+    plain = rules.state.resumption._retry
+    monkeypatch.setattr(
+        rules.state.resumption, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1]
+    )
+    rules.pass_time(1)
+    assert not tried, "there is no more room than before"
+    rules.state.admission.room = Room(0.75, 0, 4096, "the store is full")
+    rules.pass_time(1)
+    assert len(tried) == 16
+    assert [each.arrival for each in rules.state.wait_queues.making_room] == sorted(
+        each.arrival for each in rules.state.wait_queues.making_room
+    )
+    assert len(rules.state.wait_queues.making_room) == 100
+
+
+@pytest.mark.parametrize("place", ["in a full queue", "at large", "making room"])
+def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_by_itself(place: str) -> None:
+    rules = Rules(max_queue_messages=1010) if place == "in a full queue" else Rules()
+    client = rules.connect()
+    for _ in range(30):
+        rules.send(client, Q, b"x")
+    consumer = rules.attach(client, Q, credit=30)
+    rules.state.admission.volatile_room = None if place == "in a full queue" else 100_000
+    settled = [(consumer, 30, Outcome.ACCEPTED)] if place == "making room" else []
+    other = Q if place == "in a full queue" else queue("other")
+    commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
+    assert rules.do(commit) == "held"
+    answers: list[Any] = []
+    held = next(iter(rules.state.wait_queues))
+    held.command = commit._replace(reply=answers.append)
+    tried = 0
+
+    def free_a_little(number: int) -> None:
+        nonlocal tried
+        before = rules.state.resumption._tried_until_ms
+        if place != "in a full queue":
+            rules.state.admission.volatile_room = 100_000 + number
+        rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
+        tried += rules.state.resumption._tried_until_ms > before
+
+    for number in range(1, 11):
+        free_a_little(number)
+    assert tried <= 1, "in one millisecond"
+    assert held.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state.time.elapsed_ms
+    # There is room now, and nothing else happens.
+    for number in range(11, 30):
+        free_a_little(number)
+    rules.state.admission.volatile_room = None
+    assert not answers
+    for reply, result in rules.pass_time((rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms).replies:
+        reply(result)
+    assert answers == [None]
+    assert rules.state.next_deadline_ms() is None

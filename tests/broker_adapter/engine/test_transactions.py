@@ -1,0 +1,66 @@
+"""Commits: all or nothing, once, and within their limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.errors import (
+    TransactionRolledBackException,
+)
+from tests.broker_adapter.engine.rules import Q, Rules, commit
+
+
+def test_a_commit_is_all_or_nothing() -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    consumer = rules.attach(client, Q, 10)
+    with pytest.raises(TransactionRolledBackException, match="not held any more"):
+        rules.do(
+            commit(
+                client, 1, [(queue("out"), b"x")], [(consumer, 1, Outcome.ACCEPTED), (consumer, 9, Outcome.ACCEPTED)]
+            )
+        )
+    assert not rules.effects.durable.messages
+    # The first message has failed, and has come again as delivery 3.
+    rules.do(
+        commit(client, 2, [(queue("out"), b"x")], [(consumer, 3, Outcome.ACCEPTED), (consumer, 2, Outcome.ACCEPTED)])
+    )
+    assert (rules.depth("q"), rules.depth("out")) == (0, 1)
+
+
+def test_a_commit_is_done_once() -> None:
+    rules = Rules()
+    client = rules.connect()
+    for _ in range(3):
+        rules.do(commit(client, 1, [(Q, b"x")], []))
+    assert rules.depth("q") == 1
+
+
+def test_a_commit_waits_for_room_and_is_rolled_back_when_there_is_none() -> None:
+    rules = Rules(max_queue_messages=2, hold_timeout_seconds=1)
+    client = rules.connect()
+    rules.send(client, Q, b"a")
+    assert rules.do(commit(client, 1, [(Q, b"b"), (Q, b"c")], [])) == "held"
+    assert rules.depth("q") == 1
+    ((_, error),) = rules.pass_time(1000).replies
+    assert isinstance(error, TransactionRolledBackException)
+    assert rules.do(commit(client, 2, [(Q, b"b"), (Q, b"c")], [])) == "held"
+    consumer = rules.attach(client, Q, 1)
+    rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    assert rules.depth("q") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sends"),
+    [({"max_transaction_messages": 2}, [b"x"] * 3), ({"max_transaction_bytes": 10}, [b"x" * 6] * 2)],
+)
+def test_a_transaction_has_limits(settings: dict[str, int], sends: list[bytes]) -> None:
+    rules = Rules(**settings)
+    client = rules.connect()
+    with pytest.raises(TransactionRolledBackException, match=next(iter(settings))):
+        rules.do(commit(client, 1, [(Q, body) for body in sends], []))
+    rules.do(commit(client, 2, [(Q, body) for body in sends[1:]], []))
