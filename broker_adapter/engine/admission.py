@@ -213,23 +213,32 @@ class CommitRoom:
             return Full(None, reason)
         if not admission.has_queue_limits:
             return None
-        more, promised, limits = self._more, self._promised, admission.limits
+        more, limits = self._more, admission.limits
+        most, most_bytes = limits.messages, limits.bytes
         for queue in queues:
             number = queue.id
             count, size = more.get(number, (0, 0))
             more[number] = count + 1, size + length
             if count < 0 and size + length <= LONGER_BYTES * self._taken[number]:
                 continue  # the queue does not grow
+            moving, moving_bytes = self._promised_to(queue) if admission.publishing else (0, 0)
+            if (most is None or (count < most and queue.depth + count + moving < most)) and (
+                most_bytes is None or (size < most_bytes and queue.bytes + size + moving_bytes < most_bytes)
+            ):
+                continue  # most come here, without a call for each
             never = limits.never("the transaction", count + 1, size)
             if never is not None:
                 raise rolled_back(ResourceAllocationException(never))
-            if number not in promised:
-                promised[number] = admission.promised(queue)
-            moving, moving_bytes = promised[number]
             refusal = limits.refusal(queue, count + moving, size + moving_bytes)
             if refusal is not None:
                 return Full(queue, refusal)
         return None
+
+    def _promised_to(self, queue: QueueState) -> tuple[int, int]:
+        promised = self._promised.get(queue.id)
+        if promised is None:
+            promised = self._promised[queue.id] = self._admission.promised(queue)
+        return promised
 
     def take(self) -> None:
         """The commit is certain: take its room from that of the engine."""

@@ -31,7 +31,6 @@ class Destinations:
         self, directory: Directory, removal: QueueRemoval, blocked_sends: BlockedSends, time: DecisionTime
     ) -> None:
         self._directory = directory
-        self._settings = directory.settings
         self._removal = removal
         self._blocked = blocked_sends
         self._time = time
@@ -174,7 +173,7 @@ class Destinations:
 
     def _is_idle(self, queue: QueueState) -> bool:
         """Whether an option says that a queue or subscription is to be deleted, if nothing uses it now."""
-        settings = self._settings
+        settings = self._directory.settings
         if queue.id >= FIRST_VOLATILE_QUEUE or queue.consumers:
             return False
         kind = queue.record.kind

@@ -715,9 +715,9 @@ def test_a_queue_made_again_after_a_restart_is_another_one_of_which_nothing_is_s
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
 def test_what_is_read_by_ranges_is_not_idle(broker: Broker, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = broker._state
-    state.settings = attrs.evolve(
-        state.settings, delete_idle_queues_seconds=60.0, delete_idle_subscriptions_seconds=60.0
+    directory = broker._state.directory
+    directory.settings = attrs.evolve(
+        directory.settings, delete_idle_queues_seconds=60.0, delete_idle_subscriptions_seconds=60.0
     )
     now = time.monotonic_ns() // 1_000_000
     monkeypatch.setattr("broker_adapter.engine.broker._elapsed_ms", lambda: now)
