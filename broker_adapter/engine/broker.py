@@ -38,7 +38,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.chores import Chores
-from broker_adapter.engine.effects import Effects, Load, Look, Outgoing, Scan
+from broker_adapter.engine.effects import Candidate, Effects, Load, Outgoing, Scan
 from broker_adapter.engine.failures import fault
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
@@ -105,7 +105,7 @@ BROWSE_SECONDS = 0.02
 #: those of consumers.  What is left waits for the next cycle.  Of each of the three at least one selector is asked.
 SELECT_SECONDS = 0.01
 #: Messages of one queue that are in memory while consumers with selectors look at them, beside SCAN_BYTES.
-_LOOKS = 500
+_CANDIDATES = 500
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS = 1_000
 #: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
@@ -176,8 +176,8 @@ class Broker:
         self._alarm_ms: int | None = None
         self._loads: list[Load] = []
         self._scans: list[Scan] = []
-        #: what those who search have to look at, by queue, in the order of their turns
-        self._looks: dict[int, deque[Look]] = {}
+        #: candidates for the consumers that search, by queue, in the order of their turns
+        self._candidates: dict[int, deque[Candidate]] = {}
         self._lookers: list[Browser] = []
         self._chores = Chores()
         self._not_set_aside: set[bytes] = set()  #: entries that cannot be trusted, for which there was no room
@@ -451,7 +451,7 @@ class Broker:
                 or self._chores
                 or self._lookers
                 or self._scans
-                or self._looks
+                or self._candidates
                 or self._state.has_more
                 or (self._state.waits_engine_wide and self._has_freed_memory)
             )
@@ -772,15 +772,15 @@ class Broker:
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
         pending = _Pending(effects)
-        self._state.matching.begin_looks()
+        self._state.matching.begin_candidates()
         searched = bool(scans)
         is_late = False
         loaded = 0
         for _ in range(LOAD_ROUNDS):
-            self._take_looks(effects)
-            if self._looks and not is_late:
+            self._take_candidates(effects)
+            if self._candidates and not is_late:
                 searched = True
-                is_late = not self._look(effects)
+                is_late = not self._match_candidates(effects)
             if not searched and (not wanted or loaded >= CYCLE_ENTRIES):
                 break
             searched = False
@@ -803,7 +803,7 @@ class Broker:
             wanted, effects.loads = later + effects.loads, []
         self._loads = wanted
         self._scans = scans[SCANS:] + effects.scans
-        self._take_looks(effects)
+        self._take_candidates(effects)
 
     def _scan(self, scan: Scan, effects: Effects) -> None:
         """Show a consumer with a selector the next part of the backlog."""
@@ -828,40 +828,40 @@ class Broker:
         end = time.monotonic() + SCAN_SECONDS
         self._state.matching.scanned(scan, messages, through, complete, lambda: time.monotonic() > end)
 
-    def _take_looks(self, effects: Effects) -> None:
-        for look in effects.looks:
-            self._looks.setdefault(look.queue.id, deque()).append(look)
-        effects.looks = []
+    def _take_candidates(self, effects: Effects) -> None:
+        for candidate in effects.candidates:
+            self._candidates.setdefault(candidate.queue.id, deque()).append(candidate)
+        effects.candidates = []
 
-    def _look(self, effects: Effects) -> bool:
-        """Show those who search what came in or came back; returns False where the time was over before the end.
+    def _match_candidates(self, effects: Effects) -> bool:
+        """Match candidates with the consumers that search; returns False where the time was over before the end.
 
         Queues take turns.
         """
-        while self._looks:
-            number = next(iter(self._looks))
-            looks = self._looks.pop(number)
+        while self._candidates:
+            number = next(iter(self._candidates))
+            candidates = self._candidates.pop(number)
             is_late = False
-            for message in self._to_look_at(looks, effects):
-                is_late = not self._state.matching.looked(looks[0], message)
+            for message in self._to_match(candidates, effects):
+                is_late = not self._state.matching.match_candidate(candidates[0], message)
                 if is_late:
                     break
-                looks.popleft()
-            if looks:
-                self._looks[number] = looks  # behind the others
-            if is_late or (self._looks and self._state.matching.is_late()):
+                candidates.popleft()
+            if candidates:
+                self._candidates[number] = candidates  # behind the others
+            if is_late or (self._candidates and self._state.matching.is_late()):
                 return False
         return True
 
-    def _to_look_at(self, looks: Sequence[Look], effects: Effects) -> list[Selectable | None]:
-        """The first messages of those that are to be looked at in one queue; None for one that cannot be read."""
+    def _to_match(self, candidates: Sequence[Candidate], effects: Effects) -> list[Selectable | None]:
+        """The first messages of the candidates in one queue; None for one that cannot be read."""
         part: list[RawEntry] = []
         size = 0
-        for look in itertools.islice(looks, _LOOKS):
-            size += look.entry.size
+        for candidate in itertools.islice(candidates, _CANDIDATES):
+            size += candidate.entry.size
             if part and size > SCAN_BYTES:
                 break
-            part.append(_raw(look.queue.id, look.entry))
+            part.append(_raw(candidate.queue.id, candidate.entry))
         found = {raw.position: message for raw, message in self._selectables(part, effects)}
         return [found.get(raw.position) for raw in part]
 

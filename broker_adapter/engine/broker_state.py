@@ -63,7 +63,7 @@ _ROUNDS = 8
 
 
 class BrokerState:
-    """All queues and who uses them.
+    """All queues and their clients.
 
     Attributes:
         settings: the limits.
@@ -90,8 +90,8 @@ class BrokerState:
             settings: the limits.
             durable: whether there is a durable store; without, nothing is marked as persistent.
             secret: what the names of temporary destinations are made from, up to 64 bytes.  A new one for each run, so
-                that no name comes again while a client of an earlier run may want its own back; and so that nobody
-                guesses them.
+                that no name comes again while a client of an earlier run may want its own back; and so that they
+                cannot be guessed.
             unique: a word that no other engine has.
         """
         self.settings = settings

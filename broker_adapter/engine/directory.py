@@ -46,7 +46,7 @@ class Client:
 
 
 class Directory:
-    """All destinations, and who uses them.
+    """All destinations, and the clients and consumers that use them.
 
     Attributes:
         settings: the limits.
@@ -194,7 +194,7 @@ class Directory:
 
     def incarnation(self, queue: QueueState) -> str:
         """Tells a queue from any other that had, has or will have its name."""
-        word = f"-{self._run_word}" if is_volatile(queue) else ""  # their numbers begin anew with each run
+        word = f"-{self._run_word}" if is_volatile(queue) else ""  # their numbers start again with each run
         return f"{self._unique}-{queue.id}{word}"
 
     def settled_group(self, queue: QueueState) -> str:
@@ -234,7 +234,7 @@ class Directory:
             )
 
     def temporary_name(self, prefix: str) -> str:
-        """A name for a temporary destination that no other one has, and that nobody guesses."""
+        """A name for a temporary destination that no other one has, and that cannot be guessed."""
         word = blake2b(b"%d" % self._next_name, key=self._secret, digest_size=12).hexdigest()
         self._next_name += 1
         return prefix + word

@@ -45,7 +45,8 @@ def dispatch(queue: QueueState, now_ms: int, effects: Effects) -> list[Entry]:
             if not dry and takers:
                 progress = _next_taker(queue, turn)
                 dry = not progress
-            if finders and turn.left > 0 and not queue.unseen:  # what came back may be ahead of what they have found
+            # A candidate may be ahead of what the finders have found.
+            if finders and turn.left > 0 and not queue.pending_candidates:
                 progress |= _next_finder(queue, turn)
             if not progress:
                 break
@@ -64,7 +65,7 @@ def _serve(queue: QueueState, consumer: Consumer, turn: _Turn) -> None:
     if room <= 0 or turn.left <= 0:
         return
     if consumer.search is not None:
-        if not queue.unseen:
+        if not queue.pending_candidates:
             _hand_out_found(queue, consumer, consumer.search, room, turn)
     else:
         _hand_out_next(queue, consumer, room, turn)
@@ -105,7 +106,7 @@ def _next_taker(queue: QueueState, turn: _Turn) -> bool:
 
 
 def _take_next(queue: QueueState, turn: _Turn) -> Entry | None:
-    """Take out the entry that comes next for whoever has no selector; None where none is in memory."""
+    """Take out the entry that comes next for a consumer without a selector; None where none is in memory."""
     ready, kept_for = queue.ready, queue.kept_for
     for lane in queue.lanes:
         heap = lane.heap
@@ -276,7 +277,7 @@ class _Turn:
         return messages
 
     def give_unless_expired(self, consumer: Consumer, entry: Entry) -> None:
-        """Hand out one message, which is in nobody's hands."""
+        """Hand out one message that no consumer holds, if it has not expired."""
         if entry.expires_at_ms and entry.expires_at_ms <= self.now_ms:
             self.expired.append(entry)
         else:

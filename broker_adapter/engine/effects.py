@@ -93,13 +93,13 @@ class Scan(NamedTuple):
     limit: int
 
 
-class Look:
-    """Asks for a message that came in or came back, for those who search to look at it.
+class Candidate:
+    """Asks for a message that came in or came back, to match it with the consumers that search.
 
     Attributes:
         queue: of the message.
         entry: of the message.
-        through: the number of the last consumer that has looked.
+        through: the number of the last consumer that was asked.
     """
 
     __slots__ = ("entry", "queue", "through")
@@ -115,6 +115,7 @@ class Effects:
 
     __slots__ = (
         "browsers",
+        "candidates",
         "deliveries",
         "distrusted",
         "durable",
@@ -122,7 +123,6 @@ class Effects:
         "faults",
         "handouts",
         "loads",
-        "looks",
         "published",
         "replies",
         "scans",
@@ -139,7 +139,7 @@ class Effects:
         self.replies: list[tuple[Callable[[Any], None], Any]] = []
         self.loads: list[Load] = []
         self.scans: list[Scan] = []
-        self.looks: list[Look] = []  #: at what came in or back
+        self.candidates: list[Candidate] = []  #: what came in or back
         self.browsers: list[Any] = []  #: those that have something to do once the commit is done
         self.published: list[
             int

@@ -131,12 +131,12 @@ class Endings:
         return None
 
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
-        """Put a message that nobody holds into the dead-letter queue."""
+        """Put a message that no consumer holds into the dead-letter queue."""
         self._totals.dead_lettered += 1
         self._set_aside(queue, entry, self._settings.dead_letter_queue, reason, effects)
 
     def expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:
-        """The time of a message that nobody holds is over."""
+        """End a message that no consumer holds and whose time is over."""
         self._totals.expired += 1
         name = self._settings.expiry_queue
         if name is None or queue.destination == Destination(name):

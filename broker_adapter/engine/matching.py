@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.directory import Directory
-from broker_adapter.engine.effects import Look, Scan
+from broker_adapter.engine.effects import Candidate, Scan
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.selection import SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable, selects, wanting_of
@@ -55,7 +55,7 @@ class Matching:
             self.selector_fault = selector.text, error
             return False
 
-    def begin_looks(self) -> None:
+    def begin_candidates(self) -> None:
         """Begin the slice of consumers with selectors: that of subscriptions is over in this cycle."""
         self.is_late = self.used_up = self.new_slice()
 
@@ -90,20 +90,20 @@ class Matching:
         consumer.queue.scanned(consumer, scan.lane, through, found, complete)
         self._changed[consumer.queue.id] = consumer.queue
 
-    def looked(self, look: Look, message: Selectable | None) -> bool:
-        """Show a message that came in or came back to consumers with selectors, if it can be read (else None).
+    def match_candidate(self, candidate: Candidate, message: Selectable | None) -> bool:
+        """Match a message that came in or came back with the consumers that search, if it can be read (else None).
 
         ``settle_down`` must follow.
 
         Returns:
-            Whether all have seen it; otherwise this was all that may be done in this cycle.
+            Whether all were asked; otherwise this was all that may be done in this cycle.
         """
-        queue = look.queue
-        if message is not None and not queue.look(
-            look, lambda selector: self.is_selected(selector, message), self.is_late
+        queue = candidate.queue
+        if message is not None and not queue.match_candidate(
+            candidate, lambda selector: self.is_selected(selector, message), self.is_late
         ):
             return False
-        queue.unseen -= 1
+        queue.pending_candidates -= 1
         if queue.id in self._directory.queues:
             self._changed[queue.id] = queue
         return True

@@ -81,7 +81,7 @@ class Entry:
 class Suspect(Enum):
     """What is counted of a message that may have ended the process of the engine."""
 
-    UNCOUNTED = "nothing ever: it was handed out before a crash, and nobody knows whether it was seen"
+    UNCOUNTED = "nothing ever: it was handed out before a crash, and may have been seen"
     FIRST_IN_HAND = "the delivery under way, which is the first one that is"
     COUNTED = "earlier deliveries"
     IN_HAND = "earlier deliveries, and the one under way"
@@ -256,7 +256,7 @@ class QueueEntries:
             effects.loads.append(Load(self.id, lane.number, lane.loaded_through, self.memory.window))
 
     def tidy(self, lane: Lane) -> None:
-        """Positions whose entry was taken out of turn must not pile up."""
+        """Drop the positions of entries that were taken out of turn, once there are many."""
         if len(lane.heap) > 2 * len(self.ready) + 64:
             lane.heap = [position for position in lane.heap if position in self.ready]
             heapify(lane.heap)
@@ -413,7 +413,7 @@ class QueueEntries:
             return self._from_behind(raw, lane)
         entry = self.ready.pop(raw.position, None) or self.backoff.take(raw.position)
         if entry is not None:
-            self.tidy(lane)  # where nobody consumes, positions without an entry would pile up
+            self.tidy(lane)  # without consumers, positions without an entry would pile up
         return entry
 
     def _from_behind(self, raw: RawEntry, lane: Lane) -> Entry:
@@ -422,7 +422,7 @@ class QueueEntries:
         return entry_of(raw, lane, raw.delivery_count)
 
     def end_run(self) -> bool:
-        """Nothing is in anybody's hands, and what has failed says so itself.
+        """No consumer holds anything, and what has failed is counted.
 
         Returns whether counters are to be noted.
         """

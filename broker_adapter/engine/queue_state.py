@@ -26,7 +26,7 @@ from typing import Any
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine.commands import NewMessage, Unseen
-from broker_adapter.engine.effects import Effects, Look
+from broker_adapter.engine.effects import Candidate, Effects
 from broker_adapter.engine.queue_entries import Entry, Lane, QueueEntries, Suspect
 from broker_adapter.engine.queue_memory import QueueMemory
 from broker_adapter.engine.records import (
@@ -109,14 +109,14 @@ class Consumer:
         self.unseen: Unseen = ()  #: of one that goes: numbers of deliveries
 
     def has_not_seen(self, number: int) -> bool:
-        """Whether a delivery came to nobody's eyes before the consumer went."""
+        """Whether a delivery did not reach the application before the consumer went."""
         return any(number in part for part in self.unseen)
 
     @property
     def is_waiting(self) -> bool:
         """Whether messages for it may be on their way into memory."""
         queue, search = self.queue, self.search
-        is_shown = search is not None and (search.is_scanning or queue.unseen > 0)
+        is_shown = search is not None and (search.is_scanning or queue.pending_candidates > 0)
         return queue.is_loading or is_shown or bool(queue.returning)
 
     def __repr__(self) -> str:
@@ -164,7 +164,7 @@ class Browser:
         self.next_number = 1
         self.place = (0, 0)  #: lane and position of the last message seen
         self.through = queue.next_position - 1  #: the last position of the snapshot
-        self.drains: list[Any] = []  #: replies of those who wait for the end
+        self.drains: list[Any] = []  #: replies that wait for the end
 
 
 class QueueState(QueueEntries):
@@ -185,12 +185,12 @@ class QueueState(QueueEntries):
         "max_unsettled",
         "owed",
         "owner",
+        "pending_candidates",
         "record",
         "returning",
         "searching",
         "selector",
         "takers",
-        "unseen",
         "used_ms",
         "wait_queue",
     )
@@ -242,9 +242,9 @@ class QueueState(QueueEntries):
         self.kept = 0  #: messages that are reserved for the consumers of their groups, or whose listeners raised
         self.kept_for: dict[int, Consumer] = {}  #: position → whose listener raised, and gets it again
         self.returning: set[int] = set()  #: clients that are leaving, of which not all that they hold is back
-        self.unseen = 0  #: messages that came in or back, and that those who search are still to be shown
+        self.pending_candidates = 0  #: messages that searching consumers are still to be asked about
         self.wait_queue: deque[Any] = deque()
-        self.used_ms = 0  #: when something happened to it last, by the clock that nobody sets
+        self.used_ms = 0  #: when something happened to it last, by the clock that is never set
         self.left_ms = 0  #: when it had a consumer, or a reader of ranges, last; by the same clock
 
     def __repr__(self) -> str:
@@ -302,10 +302,10 @@ class QueueState(QueueEntries):
         return moved
 
     def _arrived(self, entry: Entry, effects: Effects) -> None:
-        """A message came in or came back: those who search have to look at it."""
+        """A message came in or came back: it is a candidate for the consumers that search."""
         if entry.position in self.ready:
-            self.unseen += 1
-            effects.looks.append(Look(self, entry))
+            self.pending_candidates += 1
+            effects.candidates.append(Candidate(self, entry))
             return
         for consumer in self.searching:
             if consumer.search is not None:
@@ -364,7 +364,7 @@ class QueueState(QueueEntries):
                     self.give_back(entry, effects)
 
     def _let_go_of_kept(self, consumer: Consumer, selector: str | None, effects: Effects) -> None:
-        """What was kept for a consumer is for others, and its groups are nobody's."""
+        """Give what was kept for a consumer, and its groups, to the others."""
         reserved, consumer.reserved = consumer.reserved, []
         for lane_number, position in reserved:
             self.kept_for.pop(position, None)
@@ -379,7 +379,7 @@ class QueueState(QueueEntries):
                     other.search.restart()  # it passed over what was in these groups
                     self.offer(other)
         if self.searching:
-            for _, position in reserved:  # nobody was shown what had failed on this consumer's listener
+            for _, position in reserved:  # it was a candidate for no other consumer
                 if position in self.ready:
                     self._arrived(self.ready[position], effects)
 
@@ -408,7 +408,7 @@ class QueueState(QueueEntries):
     # Message groups.
 
     def may_take(self, consumer: Consumer, entry: Entry) -> bool:
-        """Whether the group of a message is this consumer's; a group that is nobody's becomes its own."""
+        """Whether the group of a message is this consumer's; a group that has no consumer becomes its own."""
         search = consumer.search
         key = (None if search is None else search.selector.text, entry.group)
         owner = self.groups.get(key)
@@ -433,18 +433,20 @@ class QueueState(QueueEntries):
 
     # Selectors.
 
-    def look(self, look: Look, wants: Callable[[Selector], bool], is_late: Callable[[], bool]) -> bool:
-        """Those who search look at a message that came in or came back, if it is still there.
+    def match_candidate(
+        self, candidate: Candidate, wants: Callable[[Selector], bool], is_late: Callable[[], bool]
+    ) -> bool:
+        """Match a message that came in or came back with the searching consumers, if it is still there.
 
         Args:
-            look: at what, and who has looked already.
+            candidate: the message, and the last consumer that was asked.
             wants: asks a selector.
             is_late: asked now and then; once it returns True, the others are left for another call.
 
         Returns:
-            Whether all have looked.
+            Whether all were asked.
         """
-        entry = look.entry
+        entry = candidate.entry
         if entry.position not in self.ready:
             return True
         window = self.memory.window
@@ -452,8 +454,8 @@ class QueueState(QueueEntries):
         answers: dict[str, bool] = {}  # many consumers may have the same selector
         at_once = selectors_at_once(entry.size)
         consumers: Iterable[Consumer] = self.searching
-        if look.through:
-            consumers = [each for each in consumers if each.id > look.through]
+        if candidate.through:
+            consumers = [each for each in consumers if each.id > candidate.through]
         for consumer in consumers:
             search = consumer.search
             if search is None:
@@ -470,7 +472,7 @@ class QueueState(QueueEntries):
             if wanted:
                 search.add(lane, entry.position)
                 self.offer(consumer)
-            look.through = consumer.id
+            candidate.through = consumer.id
         return True
 
     def scanned(
@@ -520,7 +522,7 @@ class QueueState(QueueEntries):
             self._arrived(entry, effects)
 
     def release(self, entry: Entry, effects: Effects) -> None:
-        """Make a message available again that nobody has looked at."""
+        """Make a message available again that no application has seen."""
         if entry.flags & FLAG_HANDED and not entry.delivery_count:
             entry.flags &= ~FLAG_HANDED
             effects.durable.entries[entry.key] = entry
@@ -529,7 +531,7 @@ class QueueState(QueueEntries):
     def give_back_to(self, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Keep a message for the consumer whose listener failed to process it: it comes next.
 
-        It is for everybody where that consumer has gone (None), where others are not served for an exclusive one, or
+        It is for all consumers where that one has gone (None), where others are not served for an exclusive one, or
         where as many are kept as may be.
         """
         if consumer is None or self.kept >= self.memory.window or not self.is_served(consumer):

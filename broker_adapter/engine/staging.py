@@ -5,7 +5,7 @@ Theory of operation
     going to be published, and what tells it from the other transactions of that number.  Transactions with the same
     group and number are one *batch*.  Any other name is a batch by itself.
 
-    A batch is in use as long as messages are added to any of its transactions, or somebody says that he is still at
+    A batch is in use as long as messages are added to any of its transactions, or a client says that it is still at
     work on it (*renews* it): in a job of many tasks the first ones are finished long before the last one, and wait for
     it, and that one may compute for long before it adds anything.  A batch that was not used for the time-out is
     dropped.

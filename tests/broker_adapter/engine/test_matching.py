@@ -326,7 +326,7 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
     monkeypatch.setattr(cycles, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
     monkeypatch.setattr(cycles, "SCAN_BYTES", 3 * SMALL_BYTES)
     broker = Broker(EngineSettings(), tmp_path / "data")
-    selectables, looked = broker._selectables, broker._state.matching.looked
+    selectables, looked = broker._selectables, broker._state.matching.match_candidate
     read: list[int] = []
     looks: list[str] = []
 
@@ -339,7 +339,7 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
         return looked(look, found)
 
     monkeypatch.setattr(broker, "_selectables", note_read)
-    monkeypatch.setattr(broker._state.matching, "looked", note_look)
+    monkeypatch.setattr(broker._state.matching, "match_candidate", note_look)
     try:
         client = connect(broker)
         busy, quiet = queue("busy"), queue("quiet")
