@@ -7,9 +7,11 @@ together, and when they are dropped, is in :mod:`broker_adapter.engine.staging`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker_adapter.destination import Destination, checked_name
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.admission import Admission
+from broker_adapter.engine.admission import Admission, Full
 from broker_adapter.engine.blocked_sends import BlockedSends
 from broker_adapter.engine.directory import Directory, named_queue
 from broker_adapter.engine.effects import Effects
@@ -80,6 +82,24 @@ class StagedBatches:
             effects.answer(command, False)
             return
         queue = self._directory.staged.get(command.transaction)
+        new = self._new_of(command, queue)
+        self._take_room(command, queue, [len(each.payload) for each in new])
+        if queue is None:
+            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
+            queue = self._directory.staged[command.transaction] = self._directory.new_queue(
+                Destination(command.transaction), record, effects
+            )
+            for name in self.staging.begin(command.transaction, now_ms):
+                self._end(name, effects)
+        elif self.staging.used(command.transaction, now_ms):
+            self._note_use(queue, now_ms, effects)
+        for message in new:
+            self._store(message._replace(persistent=True), (queue,), now_ms, effects)
+        self._changed[queue.id] = queue
+        effects.answer(command, True)
+
+    def _new_of(self, command: c.Stage, queue: QueueState | None) -> Sequence[c.NewMessage]:
+        """The messages that a staged transaction does not have yet; raises where one cannot be staged."""
         if queue is not None and queue.record.publishing:
             raise IllegalStateException(f"staged transaction {command.transaction!r} is published already")
         have = queue.next_position - 1 if queue is not None else 0
@@ -97,9 +117,12 @@ class StagedBatches:
                 raise message_too_large(len(message.payload), max_bytes)
             if message.deliver_at_ms is not None:
                 raise JMSException("a staged message cannot have a delivery delay")
-        sizes = [len(each.payload) for each in command.messages[have - command.first :]]
+        return command.messages[have - command.first :]
+
+    def _take_room(self, command: c.Stage, queue: QueueState | None, sizes: Sequence[int]) -> None:
+        """Take the room for messages of these sizes, or raise."""
         if sizes:
-            before = queue.bytes if queue is not None else 0
+            have, before = (0, 0) if queue is None else (queue.next_position - 1, queue.bytes)
             never = self._admission.limits.never("the staged transaction", have + len(sizes), before + sum(sizes[:-1]))
             if never is not None:
                 raise ResourceAllocationException(never)
@@ -108,19 +131,6 @@ class StagedBatches:
             checked_name(command.transaction, "transaction")
         if sizes:
             self._admission.take_at_once([(size, 2) for size in sizes])
-        if queue is None:
-            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
-            queue = self._directory.staged[command.transaction] = self._directory.new_queue(
-                Destination(command.transaction), record, effects
-            )
-            for name in self.staging.begin(command.transaction, now_ms):
-                self._end(name, effects)
-        elif self.staging.used(command.transaction, now_ms):
-            self._note_use(queue, now_ms, effects)
-        for message in command.messages[have - command.first :]:
-            self._store(message._replace(persistent=True), (queue,), now_ms, effects)
-        self._changed[queue.id] = queue
-        effects.answer(command, True)
 
     def renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
         """Carry out a Renew."""
@@ -152,19 +162,47 @@ class StagedBatches:
         assert isinstance(command, c.Publish)
         last = self._published.last(command.group)
         checked_number(command.number)
-        published = last is not None and command.number <= last
-        counts = dict(zip(command.transactions, command.counts or (), strict=False))
-        staged = {name: self._directory.staged.get(name) for name in command.transactions}
-        if published:
-            for queue in staged.values():
-                if queue is not None and not queue.record.publishing:
-                    self._totals.duplicates_rejected += queue.depth
-            for name in (*command.transactions, *self.staging.through(command.group, command.number)):
-                self._end(name, effects)
+        if last is not None and command.number <= last:
+            self._drop_published(command, effects)
             effects.answer(command, False)
             return True
+        found = self._staged_by(command)
+        made: list[QueueState] = []
+        try:
+            full = self._ask_for_room(found, made, effects)
+        except JMSException:
+            self._directory.unmake(made, effects)
+            raise
+        if full is not None:
+            waits = self._blocked.block(blocked, full.queue, full.reason, effects)
+            self._directory.unmake(made, effects)
+            for queue in found:  # a publication that is refused may be made again
+                if self.staging.used(queue.record.name, now_ms):
+                    self._note_use(queue, now_ms, effects)
+            return not waits
+        for queue in found:
+            self._begin_publishing(queue, effects)
+        for name in self.staging.through(command.group, command.number):
+            self._end(name, effects)  # of attempts that do not count
+        self._published.note(command.group, command.number, now_ms, effects.durable)
+        effects.answer(command, True)
+        return True
+
+    def _drop_published(self, command: c.Publish, effects: Effects) -> None:
+        """Drop what is staged for a number that is published already."""
+        for name in dict.fromkeys(command.transactions):
+            queue = self._directory.staged.get(name)
+            if queue is not None and not queue.record.publishing:
+                self._totals.duplicates_rejected += queue.depth
+        for name in (*command.transactions, *self.staging.through(command.group, command.number)):
+            self._end(name, effects)
+
+    def _staged_by(self, command: c.Publish) -> list[QueueState]:
+        """The staged transactions that are to be published; raises where one is not as it should be."""
+        counts = dict(zip(command.transactions, command.counts or (), strict=False))
         found = []
-        for name, queue in staged.items():
+        for name in dict.fromkeys(command.transactions):
+            queue = self._directory.staged.get(name)
             if queue is None:
                 raise InvalidDestinationException(
                     f"staged transaction {name!r} does not exist: it was discarded or superseded, dropped after"
@@ -179,35 +217,23 @@ class StagedBatches:
                     " it, or was restored from a copy; stage it again"
                 )
             found.append(queue)
-        made: list[QueueState] = []
-        try:
-            for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
-                if target in self._directory.by_destination:
-                    continue
-                made.append(self._directory.queue(target, effects))
-            full = self._admission.ask_for_batches(found)
-        except JMSException:
-            self._directory.unmake(made, effects)
-            raise
-        if full is not None:
-            waits = self._blocked.block(blocked, full.queue, full.reason, effects)
-            self._directory.unmake(made, effects)
-            for queue in found:  # a publication that is refused may be made again
-                if self.staging.used(queue.record.name, now_ms):
-                    self._note_use(queue, now_ms, effects)
-            return not waits
-        for queue in found:
-            self.staging.end(queue.record.name)
-            self._admission.begin_publishing(queue)
-            queue.record = queue.record._replace(publishing=self._next_publishing)
-            self._next_publishing += 1
-            effects.published.append(queue.id)
-            self._directory.put_record(queue, effects)
-        for name in self.staging.through(command.group, command.number):
-            self._end(name, effects)  # of attempts that do not count
-        self._published.note(command.group, command.number, now_ms, effects.durable)
-        effects.answer(command, True)
-        return True
+        return found
+
+    def _ask_for_room(self, found: Sequence[QueueState], made: list[QueueState], effects: Effects) -> Full | None:
+        """What has no room for some staged transactions; ``made`` gets the queues that are made for them."""
+        for target in dict.fromkeys(Destination(queue.record.target or "") for queue in found):
+            if target in self._directory.by_destination:
+                continue
+            made.append(self._directory.queue(target, effects))
+        return self._admission.ask_for_batches(found)
+
+    def _begin_publishing(self, queue: QueueState, effects: Effects) -> None:
+        self.staging.end(queue.record.name)
+        self._admission.begin_publishing(queue)
+        queue.record = queue.record._replace(publishing=self._next_publishing)
+        self._next_publishing += 1
+        effects.published.append(queue.id)
+        self._directory.put_record(queue, effects)
 
     def discard(self, command: c.Discard, now_ms: int, effects: Effects) -> None:
         """Carry out a Discard."""
