@@ -514,18 +514,18 @@ class History:
             self.decide()
 
     def check(self) -> None:
-        holding = self.state.wait_queues
-        everybody = list(holding)
-        assert holding.count == len(everybody) <= 30
-        for held in everybody:
-            behind = sum(holding._routes[row][0] is not held for row in held.routes or ())
-            assert held.behind == behind
-            assert (held.wait_queue is None) == bool(behind), (
+        wait_queues = self.state.wait_queues
+        everybody = list(wait_queues)
+        assert wait_queues.count == len(everybody) <= 30
+        for blocked in everybody:
+            behind = sum(wait_queues._routes[route][0] is not blocked for route in blocked.routes or ())
+            assert blocked.behind == behind
+            assert (blocked.wait_queue is None) == bool(behind), (
                 "who is the first of all its rows, and nobody else, is in a line"
             )
-        lines = {id(held.wait_queue): held.wait_queue for held in everybody if held.wait_queue is not None}
-        for line in (*lines.values(), *holding._routes.values()):
-            arrivals = [held.arrival for held in line]
+        found = {id(blocked.wait_queue): blocked.wait_queue for blocked in everybody if blocked.wait_queue is not None}
+        for wait_queue in (*found.values(), *wait_queues._routes.values()):
+            arrivals = [blocked.arrival for blocked in wait_queue]
             assert arrivals == sorted(arrivals)
         assert self.state.totals.duplicates_rejected == 0
 

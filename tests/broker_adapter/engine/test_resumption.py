@@ -124,7 +124,7 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     tried: list[BlockedSend] = []
     plain = rules.state.resumption._retry
     monkeypatch.setattr(
-        rules.state.resumption, "_retry", lambda held, *rest: (tried.append(held), plain(held, *rest))[1]
+        rules.state.resumption, "_retry", lambda blocked, *rest: (tried.append(blocked), plain(blocked, *rest))[1]
     )
     rules.pass_time(1)
     assert not tried, "there is no more room than before"
@@ -150,8 +150,8 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
     assert rules.do(commit) == "held"
     answers: list[Any] = []
-    held = next(iter(rules.state.wait_queues))
-    held.command = commit._replace(reply=answers.append)
+    blocked = next(iter(rules.state.wait_queues))
+    blocked.command = commit._replace(reply=answers.append)
     tried = 0
 
     def free_a_little(number: int) -> None:
@@ -165,7 +165,7 @@ def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_b
     for number in range(1, 11):
         free_a_little(number)
     assert tried <= 1, "in one millisecond"
-    assert held.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state.time.elapsed_ms
+    assert blocked.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state.time.elapsed_ms
     # There is room now, and nothing else happens.
     for number in range(11, 30):
         free_a_little(number)

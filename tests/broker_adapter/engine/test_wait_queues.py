@@ -11,22 +11,22 @@ from tests.broker_adapter.engine.rules import FULL, Q, Rules
 
 
 def test_a_line_is_in_the_order_of_arrival_wherever_one_comes_back_to_it() -> None:
-    holding, line_of = WaitQueues(), QueueState.__new__(QueueState)
-    line_of.id, line_of.wait_queue = 1, WaitQueues().engine_wide
-    all_held = [
-        holding.arrived(c.Enqueue(client, Q, []), 0, 0)  # a connection for each
+    wait_queues, full = WaitQueues(), QueueState.__new__(QueueState)
+    full.id, full.wait_queue = 1, WaitQueues().engine_wide
+    all_blocked = [
+        wait_queues.arrived(c.Enqueue(client, Q, []), 0, 0)  # a connection for each
         for client in range(5)
     ]
     order = [2, 4, 0, 3, 1]
     for index in order:
-        holding.wait(all_held[index], line_of)
-    assert [held.arrival for held in line_of.wait_queue] == [1, 2, 3, 4, 5]
-    assert holding.count == 5
-    assert holding.take(line_of.wait_queue) is all_held[0]
-    assert holding.end((all_held[0],)) == []
-    assert holding.end(all_held) == []
-    assert (holding.count, list(holding), list(holding.queues())) == (0, [], [])
-    assert (holding.engine_wide, holding.is_matching) == (deque(), False)
+        wait_queues.wait(all_blocked[index], full)
+    assert [blocked.arrival for blocked in full.wait_queue] == [1, 2, 3, 4, 5]
+    assert wait_queues.count == 5
+    assert wait_queues.take(full.wait_queue) is all_blocked[0]
+    assert wait_queues.end((all_blocked[0],)) == []
+    assert wait_queues.end(all_blocked) == []
+    assert (wait_queues.count, list(wait_queues), list(wait_queues.queues())) == (0, [], [])
+    assert (wait_queues.engine_wide, wait_queues.is_matching) == (deque(), False)
 
 
 def test_what_has_ended_keeps_no_message() -> None:
@@ -37,10 +37,10 @@ def test_what_has_ended_keeps_no_message() -> None:
     for number in range(200):
         commit = c.CommitId("session", number)
         rules._decide(c.Commit(others, commit, [(Q, c.NewMessage(0, b"gone"))], []))
-    holding = rules.state.wait_queues
-    assert holding.count == 2
-    assert len(holding._timed) == 2
-    assert len(holding._deadlines) <= 2 * 2 + 64
+    wait_queues = rules.state.wait_queues
+    assert wait_queues.count == 2
+    assert len(wait_queues._timed) == 2
+    assert len(wait_queues._deadlines) <= 2 * 2 + 64
 
 
 def test_a_connection_with_many_sends_that_wait_goes_in_time_that_grows_as_they_do() -> None:
@@ -57,12 +57,12 @@ def test_a_connection_with_many_sends_that_wait_goes_in_time_that_grows_as_they_
 
         __hash__ = object.__hash__
 
-    holding = WaitQueues()
-    all_held = [Counted(c.Enqueue(1, Q, []), number, 0, 1000) for number in range(2000)]
-    holding.wait(all_held[0], None)
-    for held in all_held[1:]:
-        assert holding.first_before(held) is all_held[0]
-        holding.wait_behind(held, FULL)
-    assert holding.end(holding.of_client(1)) == []
-    assert (holding.count, looked) == (0, 0)
-    assert (holding._routes, holding._of_clients, holding._timed) == ({}, {}, {})
+    wait_queues = WaitQueues()
+    all_blocked = [Counted(c.Enqueue(1, Q, []), number, 0, 1000) for number in range(2000)]
+    wait_queues.wait(all_blocked[0], None)
+    for blocked in all_blocked[1:]:
+        assert wait_queues.first_before(blocked) is all_blocked[0]
+        wait_queues.wait_behind(blocked, FULL)
+    assert wait_queues.end(wait_queues.of_client(1)) == []
+    assert (wait_queues.count, looked) == (0, 0)
+    assert (wait_queues._routes, wait_queues._of_clients, wait_queues._timed) == ({}, {}, {})
