@@ -72,7 +72,7 @@ def writer(
 
 def staged(broker: Broker) -> list[str]:
     """The tasks that have staged something: ``BATCH/RUN.PARTITION.ATTEMPT``."""
-    return sorted("/".join(name.split("/")[-2:]).rpartition(".")[0] for name in broker._state.staged)
+    return sorted("/".join(name.split("/")[-2:]).rpartition(".")[0] for name in broker._state.directory.staged)
 
 
 def publish(options: SinkOptions, number: int, *written: Written | None) -> None:
@@ -357,11 +357,11 @@ def test_an_aborted_job_drops_it_also_where_no_task_has_ended(options: SinkOptio
     killed = Running(TaskWriter(options, job._job, 0, Attempt("job", 0, 0, "w"), False), rows("a"), rows("b"))
     other = writer(options).write(iter([rows("b")]))
     job.abort([None])
-    assert broker._state.staged.keys() == {other.transaction}
+    assert broker._state.directory.staged.keys() == {other.transaction}
     assert killed.finish().dropped
     late = TaskWriter(options, job._job, 0, Attempt("job", 1, 3, "w"), False).write(iter([rows("c")]))
     assert (late.transaction, late.dropped) == (None, True)
-    assert broker._state.staged.keys() == {other.transaction}
+    assert broker._state.directory.staged.keys() == {other.transaction}
 
 
 def test_an_attempt_that_comes_after_its_batch_was_published_stages_nothing(
