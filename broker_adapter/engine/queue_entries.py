@@ -235,7 +235,7 @@ class QueueEntries:
         return self._by_number.get(number) or self._add_lane(Lane(number, at_end=False))
 
     def _put_behind(self, entry: Entry) -> None:
-        """An entry is in memory no more; it is in its store."""
+        """An entry leaves the memory; it is in its store."""
         entry.lane.at_end = False
         entry.lane.behind += 1
         self._behind_bytes += entry.size

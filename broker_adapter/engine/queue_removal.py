@@ -41,9 +41,9 @@ class QueueRemoval:
         self._time = time
 
     def end_queue(self, queue: QueueState, effects: Effects) -> None:
-        """Let a queue be used no more: what it holds is to be trimmed, then it is dropped.
+        """End a queue that no send waits for: what it holds is to be trimmed, then it is dropped.
 
-        No send waits for it any more.
+        Its consumers are told.
         """
         for consumer in (*queue.consumers, *queue.leaving):
             for entry in consumer.unsettled.values():

@@ -52,7 +52,7 @@ POSITION_RESERVE = 65_536
 
 
 class Consumer:
-    """Who takes from a queue, what it may still get, and what it holds."""
+    """A consumer of a queue: what it may still get, and what it holds."""
 
     __slots__ = (
         "attached",
@@ -127,7 +127,7 @@ class Consumer:
 
 
 class Browser:
-    """Who looks at a snapshot of a queue, in the order of delivery, taking nothing."""
+    """A browser: it reads a snapshot of a queue, in the order of delivery, and takes nothing."""
 
     __slots__ = (
         "client",
@@ -251,7 +251,7 @@ class QueueState(QueueEntries):
         return f"<QueueState {self.label!r}, {self.depth} messages, {len(self.consumers)} consumers>"
 
     def note_use(self, elapsed_ms: int) -> None:
-        """Somebody uses the queue or subscription now, also without a consumer: it is not idle."""
+        """The queue or subscription is in use now, also without a consumer: it is not idle."""
         self.used_ms = self.left_ms = elapsed_ms
 
     # Messages come in.
@@ -336,7 +336,7 @@ class QueueState(QueueEntries):
             (self.takers if consumer.search is None else self.finders).append(consumer)
 
     def remove_consumer(self, consumer: Consumer, effects: Effects) -> None:
-        """A consumer takes part no more: what was kept for it is for others."""
+        """Remove a consumer; what was kept for it is for others."""
         del self.consumers[consumer]
         self.memory.limited.pop(consumer, None)
         if consumer.exclusive:

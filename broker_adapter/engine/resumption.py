@@ -158,7 +158,7 @@ class Resumption:
             self._matching.used_up = self._matching.is_late
 
     def _end(self, ended: Sequence[BlockedSend], now_ms: int, effects: Effects) -> None:
-        """Some sends wait no more: those that waited for these only are tried."""
+        """Take out sends that have ended, and try those that waited for these only."""
         free = deque(self._wait_queues.end(ended))
         while free:
             blocked = free.popleft()

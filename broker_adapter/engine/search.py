@@ -4,11 +4,11 @@ Theory of operation
     A selector holds over the whole backlog, of which only a window is in memory.  So each consumer with a selector
     *searches* its queue lane by lane, in the order of delivery: where it has nothing found and may have more, the state
     asks for a :class:`~broker_adapter.engine.effects.Scan` of the next entries.  Once a lane is searched to its end
-    (``complete``), each message that comes in or comes back is looked at as it comes.  Whoever has found enough leaves
-    new arrivals for a later scan, so what is found is bounded.
+    (``complete``), each message that comes in or comes back is matched as it comes.  A consumer that has found enough
+    leaves new arrivals for a later scan, so what is found is bounded.
 
     What was found may be gone when its turn comes (another consumer took it): it is then passed over.  If it comes back
-    it is looked at again.
+    it is matched again.
 """
 
 from __future__ import annotations

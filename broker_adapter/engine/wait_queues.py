@@ -278,7 +278,7 @@ class WaitQueues:
         return sorted(self._of_sessions.get(session, ()), key=_arrival)
 
     def end(self, ended: Collection[BlockedSend]) -> list[BlockedSend]:
-        """Some wait no more, or never did.
+        """Take out sends that have ended; some of them may not have waited.
 
         Returns:
             those that waited for these only, by arrival.  They are to :meth:`wait` in a wait queue, or to :meth:`end`.
@@ -324,7 +324,7 @@ class WaitQueues:
     # Time.
 
     def overdue(self, now_ms: int) -> list[BlockedSend]:
-        """Those whose time is over.  Those that are to be matched have all the time that it takes."""
+        """The sends whose time is over.  Sends that are to be matched have no deadline."""
         found: list[BlockedSend] = []
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
             blocked = self._timed.pop(heappop(self._deadlines)[1])
