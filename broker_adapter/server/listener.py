@@ -58,7 +58,7 @@ from broker_adapter.server.login_throttle import LoginThrottle, Pair
 from broker_adapter.server.open_files import Places, open_now, places_for, soft_limit
 from broker_adapter.server.origins import is_loopback, origin_of
 from broker_adapter.server.permissions import Authorize, authorize
-from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.users import MAX_NAME_LENGTH
 from broker_adapter.server.workers import Workers
 from broker_adapter.settings import ServerSettings

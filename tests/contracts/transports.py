@@ -23,7 +23,7 @@ from broker_adapter.errors import JMSException
 from broker_adapter.failover.transport import FailoverTransport, Identification, Make
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import (
     Credentials,

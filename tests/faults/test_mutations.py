@@ -18,7 +18,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, pack
 from broker_adapter.errors import JMSException
-from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Delivery, ReceiverSpec, SenderSpec, Subscription
 from sdk import Connection

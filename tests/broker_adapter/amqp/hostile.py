@@ -23,7 +23,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import SenderSpec
 from sdk import ConnectionFactory

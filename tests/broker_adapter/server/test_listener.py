@@ -30,7 +30,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.server import listener, open_files
 from broker_adapter.server.listener import ClientConnection, Listener, check_address
-from broker_adapter.server.server_protocol import ServerProtocol
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import (

@@ -8,8 +8,8 @@ import pytest
 
 from broker_adapter.amqp.events import Terminus
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.server_protocol import EXCLUSIVE_CAPABILITY
-from tests.broker_adapter.server.test_server_protocol import Client, encoded, put
+from broker_adapter.server.protocol import EXCLUSIVE_CAPABILITY
+from tests.broker_adapter.server.test_protocol import Client, encoded, put
 from tests.broker_adapter.server.test_unfinished_messages import FOREIGN, OWN
 
 

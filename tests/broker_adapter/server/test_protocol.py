@@ -60,7 +60,7 @@ from broker_adapter.errors import (
     JMSSecurityException,
 )
 from broker_adapter.server.budget import Budget
-from broker_adapter.server.server_protocol import SLICE_MESSAGES, ServerProtocol
+from broker_adapter.server.protocol import SLICE_MESSAGES, ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.amqp.frames import transfer
