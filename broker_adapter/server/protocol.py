@@ -62,42 +62,30 @@ from broker_adapter.amqp.management import Answer, error_fields, pack_answer, un
 from broker_adapter.amqp.payloads import as_amqp, read_head, with_place
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
-from broker_adapter.amqp.values import Described, Reader, Symbol, ULong
+from broker_adapter.amqp.values import Described, Reader, Symbol
 from broker_adapter.amqp.wire import (
     BACK_OFF,
     COMMIT_ID,
     CONNECTION_TOKEN,
     DECLARE_CODE,
-    DELETE_ON_CLOSE_CODE,
-    DESTINATION_CAPABILITIES,
     DISCHARGE_CODE,
     EXCLUSIVE_CAPABILITY,
-    FORMER_NAME,
     MANAGEMENT_ADDRESS,
     NEWS,
-    NO_LOCAL_CODE,
     OUTCOMES,
     RUN,
-    SELECTOR_CODE,
     SERVER_LIST,
     STORE,
     WATCH,
     envelope_capabilities,
     envelope_version,
 )
-from broker_adapter.destination import (
-    TEMPORARY_QUEUE_PREFIX,
-    TEMPORARY_TOPIC_PREFIX,
-    Destination,
-    DestinationKind,
-    topic,
-)
+from broker_adapter.destination import Destination, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import (
     IllegalStateException,
     InvalidDestinationException,
-    InvalidSelectorException,
     JMSException,
     MessageFormatException,
     ResourceAllocationException,
@@ -107,6 +95,15 @@ from broker_adapter.errors import (
 from broker_adapter.server import permissions
 from broker_adapter.server.announcements import as_answer, as_property
 from broker_adapter.server.budget import Budget
+from broker_adapter.server.termini import (
+    browses,
+    destination_of,
+    filters_of,
+    former_name,
+    resolved,
+    temporary_kind,
+    temporary_terminus,
+)
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Server, Subscription
 from broker_adapter.version import PRODUCT, own_version
@@ -132,17 +129,10 @@ _TRANSACTION_TICK_MS: Final = 1000
 _MAX_TOKEN: Final = 100
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
-_KINDS: Final = {name: kind for kind, name in DESTINATION_CAPABILITIES.items()}
-_PREFIXES: Final = {
-    TEMPORARY_QUEUE_PREFIX: DestinationKind.TEMPORARY_QUEUE,
-    TEMPORARY_TOPIC_PREFIX: DestinationKind.TEMPORARY_TOPIC,
-}
-_SELECTOR_NAMES: Final = (SELECTOR_CODE, "apache.org:selector-filter:string")
 #: Destinations that a link is known to be allowed to send to; beyond them it is asked again.
 _MOST_ALLOWED: Final = 1000
 _TIMED_OUT: Final = "amqp:transaction:timeout"
 _ROLLED_BACK: Final = "amqp:transaction:rollback"
-_NO_LOCAL_NAMES: Final = (NO_LOCAL_CODE, "apache.org:no-local-filter:list")
 
 
 class Engine(Protocol):
@@ -645,8 +635,8 @@ class ServerProtocol:
             self._peer.accept_link(link, event.source, target)
             self._peer.credit(link, _CONTROL_CREDIT)
         elif target.dynamic:
-            kind = _temporary(_kind_of(target, DestinationKind.TEMPORARY_QUEUE))
-            name = _former_name(target, kind)
+            kind = temporary_kind(target)
+            name = former_name(target, kind)
             self._authorize(permissions.CREATE_TEMPORARY, Destination(name or "", kind))
             command = c.DeclareTemporary(self._known_client, kind, name, self._reply(self._on_temporary, event))
             self._commands.append(command)
@@ -657,7 +647,7 @@ class ServerProtocol:
         elif target.address is None:
             self._accept_producer(event, None, target)
         else:
-            destination = _destination(target)
+            destination = destination_of(target)
             self._authorize(permissions.SEND, destination)
             self._commands.append(c.Declare(destination, self._reply(self._on_declared, event, destination)))
 
@@ -673,7 +663,7 @@ class ServerProtocol:
                 self._end_temporary(result)
             return
         assert isinstance(result, Destination)
-        self._accept_producer(event, result, _temporary_terminus(result), temporary=True)
+        self._accept_producer(event, result, temporary_terminus(result), temporary=True)
 
     def _accept_producer(
         self, event: LinkRemoteOpen, destination: Destination | None, target: Terminus, *, temporary: bool = False
@@ -722,15 +712,15 @@ class ServerProtocol:
             self._peer.accept_link(link, source, event.target)
             return
         if source.dynamic:
-            kind = _temporary(_kind_of(source, DestinationKind.TEMPORARY_QUEUE))
+            kind = temporary_kind(source)
             self._authorize(permissions.CREATE_TEMPORARY, Destination("", kind))
             reply = self._reply(self._on_temporary_source, event)
             self._commands.append(c.DeclareTemporary(self._known_client, kind, None, reply))
             return
         if source.address is None:
             raise InvalidDestinationException("an attach of a receiver needs a source with an address")
-        destination = _destination(source)
-        self._authorize(permissions.BROWSE if _browses(source, destination) else permissions.CONSUME, destination)
+        destination = destination_of(source)
+        self._authorize(permissions.BROWSE if browses(source, destination) else permissions.CONSUME, destination)
         self._attach_to(event, source, destination, name)
 
     def _on_temporary_source(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
@@ -739,7 +729,7 @@ class ServerProtocol:
                 self._end_temporary(result)
             return
         assert isinstance(result, Destination)
-        self._attach_to(event, _temporary_terminus(result), result, event.name, temporary=result)
+        self._attach_to(event, temporary_terminus(result), result, event.name, temporary=result)
 
     def _attach_to(
         self,
@@ -749,13 +739,13 @@ class ServerProtocol:
         name: str,
         temporary: Destination | None = None,
     ) -> None:
-        selector, no_local = _filters(source)
+        selector, no_local = filters_of(source)
         subscription: Subscription | None = None
         durable = source.durable > 0 or source.expiry == "never"
         if destination.is_topic and (durable or "shared" in source.capabilities):
             of_client = "global" not in source.capabilities
             subscription = Subscription(name, durable, "shared" in source.capabilities, of_client)
-        browse = _browses(source, destination)
+        browse = browses(source, destination)
         link = event.link
         share = self._settings.max_output_bytes // sum(map(len, self._sessions.values()))
         slice_bytes = max(share, _LEAST_SLICE_BYTES)
@@ -1163,7 +1153,7 @@ class ServerProtocol:
                 self._put_into_transaction(producer, number, state, destination, message)
                 continue
             if destination is not target and destination != target:
-                target, messages, numbers = _resolved(destination), [], []
+                target, messages, numbers = resolved(destination), [], []
                 batch = _Batch(producer, numbers)
                 batches.append((batch, messages))
                 reply = self._reply(self._on_taken, batch)
@@ -1179,7 +1169,7 @@ class ServerProtocol:
     def _allow_sending(self, producer: _Producer, destination: Destination) -> AmqpError | None:
         """Whether a link whose messages name their destinations may send there; else why not."""
         try:
-            self._authorize(permissions.SEND, _resolved(destination))
+            self._authorize(permissions.SEND, resolved(destination))
         except JMSException as error:
             return error_for(error)
         if len(producer.allowed) >= _MOST_ALLOWED:
@@ -1278,7 +1268,7 @@ class ServerProtocol:
             self._answer(producer, (number,), State(REJECTED, error=self._why_nothing(transaction.refusal)))
             return
         transaction.send_bytes += len(message.payload)
-        transaction.sends.append((_resolved(destination), message))
+        transaction.sends.append((resolved(destination), message))
         transaction.is_active = True
         self._budget.transactions += len(message.payload) + _SEND_BYTES
         if (
@@ -1504,83 +1494,6 @@ def _outcome(state: State) -> Outcome:
     if code == MODIFIED and state.failed:
         return Outcome.FAILED if state.annotations and BACK_OFF in state.annotations else Outcome.MODIFIED
     return Outcome.RELEASED  # also where it was settled without a word
-
-
-def _kind_of(terminus: Terminus, default: DestinationKind) -> DestinationKind:
-    for name in terminus.capabilities:
-        if name in _KINDS:
-            return _KINDS[name]
-    return default
-
-
-def _browses(source: Terminus, destination: Destination) -> bool:
-    return source.copies and not destination.is_topic
-
-
-def _temporary(kind: DestinationKind) -> DestinationKind:
-    if kind in (DestinationKind.TOPIC, DestinationKind.TEMPORARY_TOPIC):
-        return DestinationKind.TEMPORARY_TOPIC
-    return DestinationKind.TEMPORARY_QUEUE
-
-
-def _former_name(terminus: Terminus, kind: DestinationKind) -> str | None:
-    """The name that a temporary destination had before its connection was lost.
-
-    Raises:
-        InvalidDestinationException: such a destination cannot have had it.
-    """
-    name = (terminus.dynamic_properties or {}).get(FORMER_NAME)
-    if name is None:
-        return None
-    if not isinstance(name, str) or _resolved(Destination(str(name))).kind is not kind:
-        raise InvalidDestinationException(f"{name!r:.100} is not the name of a temporary destination of this kind")
-    return str(name)
-
-
-def _destination(terminus: Terminus) -> Destination:
-    """The destination of a terminus with an address."""
-    return _resolved(Destination(terminus.address or "", _kind_of(terminus, DestinationKind.QUEUE)))
-
-
-def _resolved(destination: Destination) -> Destination:
-    """Temporary destinations are known by their names too: not every client tells the kind."""
-    if destination.kind is DestinationKind.QUEUE or destination.kind is DestinationKind.TOPIC:
-        for prefix, kind in _PREFIXES.items():
-            if destination.name.startswith(prefix):
-                return Destination(destination.name, kind)
-    return destination
-
-
-def _temporary_terminus(destination: Destination) -> Terminus:
-    return Terminus(
-        destination.name,
-        dynamic=True,
-        expiry="link-detach",
-        dynamic_properties={"lifetime-policy": Described(ULong(DELETE_ON_CLOSE_CODE), [])},
-        capabilities=(DESTINATION_CAPABILITIES[destination.kind],),
-    )
-
-
-def _filters(source: Terminus) -> tuple[str | None, bool]:
-    """The selector and no-local filters of a source.
-
-    Raises:
-        InvalidSelectorException: the selector is no string.
-        IllegalStateException: there is a filter that this server does not know, so that it could not apply it.
-    """
-    selector: str | None = None
-    no_local = False
-    for key, value in (source.filters or {}).items():
-        descriptor = getattr(value, "descriptor", None)
-        if descriptor in _SELECTOR_NAMES:
-            if not isinstance(value.value, str):
-                raise InvalidSelectorException(f"selector {value.value!r} is not a string")
-            selector = value.value
-        elif descriptor in _NO_LOCAL_NAMES:
-            no_local = True
-        else:
-            raise IllegalStateException(f"unknown filter {str(key)!r}", error_code="amqp:not-implemented")
-    return selector, no_local
 
 
 def _control(payload: bytes) -> tuple[dict[Any, Any], Any]:
