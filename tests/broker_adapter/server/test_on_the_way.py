@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.events import Terminus
+from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.protocol import EXCLUSIVE_CAPABILITY
 from tests.broker_adapter.server.test_protocol import Client, encoded, put
 from tests.broker_adapter.server.test_unfinished_messages import FOREIGN, OWN
 
@@ -36,7 +36,7 @@ def test_an_exclusive_heir_gets_them_in_their_order(broker: Broker, product: str
     is_too_large = ends == "link that gets too large a message"
     session, link = exclusive("first")
     if is_too_large:
-        next(iter(client.server._consumers.values())).max_message_bytes = 1000
+        next(iter(client.server._consumers._consumers.values())).max_message_bytes = 1000
     _, heir = exclusive("second")
     put(broker, "q", *bodies(*range(5)))
     client.rest()
@@ -63,16 +63,16 @@ def test_nothing_passes_what_went_back_because_the_client_took_credit_back(broke
     link = client.receiver("q", 20, name="r")
     client.rest()
     put(broker, "q", *bodies(*range(5)))
-    tell = client.server._tell
+    tell = client.server.calls.add_callback
     late: list[Any] = []
-    client.server._tell = lambda *news: late.append(news)  # type: ignore[method-assign]
+    client.server.calls.add_callback = lambda *news: late.append(news)  # type: ignore[method-assign]
     put(broker, "q", *bodies(*range(5, 10)))
     client.peer.credit(link, -18)
     client.to_server()
     client.pump()
     client.peer.credit(link, 18)
     client.to_server()
-    client.server._tell = tell  # type: ignore[method-assign]
+    client.server.calls.add_callback = tell  # type: ignore[method-assign]
     for news in late:
         tell(*news)
     client.rest()

@@ -60,7 +60,8 @@ from broker_adapter.errors import (
     JMSSecurityException,
 )
 from broker_adapter.server.budget import Budget
-from broker_adapter.server.protocol import SLICE_MESSAGES, ServerProtocol
+from broker_adapter.server.consumers import SLICE_MESSAGES
+from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.settings import EngineSettings, ServerSettings
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.amqp.frames import transfer
@@ -2096,7 +2097,7 @@ def test_a_session_that_takes_nothing_does_not_stop_the_reading_and_a_socket_tha
     for _ in range(20):
         broker.call(c.Statistics(), WAIT)
         client.peer.receive(client.server.pending_output())
-    assert client.server._waiting_bytes > 1 << 20
+    assert client.server._output.waiting_bytes > 1 << 20
     assert client.server.wants_input, "or nobody would hear that the session takes more"
     client.server.pause()
     assert not client.server.wants_input
@@ -2150,7 +2151,7 @@ def test_large_messages_for_many_sessions_that_take_none_are_bounded(broker: Bro
     for _ in range(20):
         broker.call(c.Statistics(), WAIT)
         client.peer.receive(client.server.pending_output())
-    waits = client.server._waiting_bytes
+    waits = client.server._output.waiting_bytes
     assert waits < (1 << 20) // 4 + 9 * size
     assert fields or waits < (1 << 20) // 4 + 2 * size
     client.rest()

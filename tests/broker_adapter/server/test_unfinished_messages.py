@@ -370,15 +370,15 @@ def test_what_the_server_gives_back_for_want_of_room_is_not_passed_by_what_comes
     for _ in range(2):
         put(broker, "large", encoded("x" * 200_000))  # on their way to the connection's thread
     put(broker, "small", encoded("first"))  # goes back: too much is on its way already
-    submit, sent = client.server._submit, []
+    submit, sent = client.server.calls.submit, []
 
     def hand_out_and_submit() -> None:
-        if not sent and any(isinstance(each, c.Settle) for each in client.server._commands):
+        if not sent and any(isinstance(each, c.Settle) for each in client.server.calls.deferred):
             sent.append(True)
             put(broker, "small", encoded("second"))
         submit()
 
-    client.server._submit = hand_out_and_submit  # type: ignore[method-assign]
+    client.server.calls.submit = hand_out_and_submit  # type: ignore[method-assign]
     client.rest()
     assert sent
     assert client.bodies(link) == ["first", "second"]

@@ -1,0 +1,20 @@
+"""What the parts of one connection know of its client.  Pure."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.define(eq=False)
+class Client:
+    """The client of one connection; only the connection's protocol changes it.
+
+    Attributes:
+        is_own: whether the client is this package's own.
+        envelope_version: of packed envelopes, that both ends know; 0: standard AMQP.
+        has_ended: whether the connection is over, so that nothing more is done for the client.
+    """
+
+    is_own: bool = False
+    envelope_version: int = 0
+    has_ended: bool = False

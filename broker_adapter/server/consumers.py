@@ -1,0 +1,557 @@
+"""The links that the client of one connection receives messages on: their credit, their deliveries, their end.
+
+A consumer's credit is passed on to the engine in slices of so many messages and so many bytes, and not at all while the
+connection has more to send than it can or the client's session takes no more, so a slow client costs a bounded amount
+of memory.  Deliveries that arrive when too much waits for the client already go back to the engine.
+
+What the client has got stays in its hands until it settles it, or its session or connection ends (another client than
+ours: its link).  What it has not got as a whole when its link ends goes back as it was: a failed delivery is counted
+only for what the client may have seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from ack_modes import Outcome
+from broker_adapter.amqp.amqp_message import with_delivery
+from broker_adapter.amqp.conditions import AmqpError, error_for
+from broker_adapter.amqp.events import (
+    TRANSACTIONAL,
+    Dispositions,
+    LinkFlow,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    SessionRemoteClose,
+    Terminus,
+)
+from broker_adapter.amqp.payloads import as_amqp, with_place
+from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, OUTCOMES
+from broker_adapter.destination import Destination, topic
+from broker_adapter.engine import commands as c
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version
+from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
+from broker_adapter.server import permissions
+from broker_adapter.server.client import Client
+from broker_adapter.server.coordinator import Coordinator
+from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.server.links import Links
+from broker_adapter.server.outcomes import outcome_of
+from broker_adapter.server.output import Output
+from broker_adapter.server.termini import browses, destination_of, filters_of, temporary_kind, temporary_terminus
+from broker_adapter.settings import ServerSettings
+from broker_adapter.transport import Subscription
+
+#: Most messages that a consumer's link may have on their way from the engine.
+SLICE_MESSAGES: Final = 1000
+#: Least bytes of messages that the engine may hand out to a link at once.
+_LEAST_SLICE_BYTES: Final = 64 * 1024
+#: Consumers whose deliveries cannot be given back that may wait for the engine's answer to a grant at once.
+_GRANTS_AT_ONCE: Final = 8
+
+
+@attrs.define(eq=False)
+class _Consumer:
+    """A link that the client receives messages on."""
+
+    link: int
+    session: int
+    number: int  #: the engine's
+    presettled: bool  #: the engine forgets what it hands out
+    slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
+    max_message_bytes: int  #: of the largest message that the client takes
+    settles: bool = False  #: what is sent is settled for the client, and accepted for the engine then
+    handed: int = 0  #: the engine's number of the last delivery that was looked at
+    since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
+    credit: int = 0  #: what the client allows beyond what was sent
+    granted: int = 0  #: what of it the engine has, and has not used yet
+    draining: bool = False  #: the client wants the credit used up or back
+    drain_sent: bool = False  #: the engine was asked for that, and has not answered yet
+    gives_back: bool = False  #: something went back to the engine, and so does what comes until the next such answer
+    mean_bytes: int = 0  #: of what it was sent last
+    detached: bool = False
+    unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
+    subscription: tuple[str, bool] | None = None  #: durable: its name, and whether the client id belongs to it
+    temporary: Destination | None = None  #: ends with the link
+
+    @property
+    def slice_is_used_up(self) -> bool:
+        """Whether the engine may have stopped for the bytes, and not because messages or credit ran out."""
+        return self.since_grant >= self.slice_bytes
+
+    def take(self, deliveries: Iterable[int]) -> list[int]:
+        """The engine's numbers of some deliveries, which are the client's no more."""
+        take = self.unsettled.pop
+        return [number for number in [take(each, 0) for each in deliveries] if number]
+
+    def on_their_way(self) -> range:
+        """What the engine may have handed out meanwhile: it is on its way here, and is not sent any more."""
+        return range(self.handed + 1, self.handed + 1 + self.granted)
+
+    def never_delivered(self, unsent: Iterable[int]) -> c.Unseen:
+        """What does not count as failed though the consumer goes, because the client never got it.
+
+        Args:
+            unsent: what the peer has not sent as a whole, by its numbers.
+        """
+        return set(self.take(unsent)), self.on_their_way()
+
+
+class Consumers:
+    """The consumers of one connection.
+
+    Args:
+        peer: the connection's AMQP.
+        calls: to the engine.
+        client: the client of the connection.
+        links: which links are attached.
+        output: says what waits for the client.
+        coordinator: takes the settlements of transactions.
+        settings: the server's limits.
+        authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
+
+    Attributes:
+        postponed: links of consumers that were granted nothing because too much waits for the client, in turn.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        calls: EngineCalls,
+        client: Client,
+        links: Links,
+        output: Output,
+        coordinator: Coordinator,
+        settings: ServerSettings,
+        authorize: Callable[[str, Destination | None], None],
+    ) -> None:
+        self._peer = peer
+        self._send = peer.send
+        self._peer_bytes = peer.waiting_bytes
+        self._calls = calls
+        self._defer = calls.defer
+        self._client = client
+        self._links = links
+        self._output = output
+        self._add_to_transaction = coordinator.add_settlements
+        self._most_output_bytes = settings.max_output_bytes
+        #: Bytes that wait for the client above which deliveries go back to the engine.
+        self._most_waiting_bytes = settings.max_connection_bytes // 4
+        self._authorize = authorize
+        self._consumers: dict[int, _Consumer] = {}
+        self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
+        self._granting = 0  #: grants to consumers whose deliveries cannot be given back, not answered yet
+        self.postponed: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._consumers)
+
+    def __repr__(self) -> str:
+        return f"<Consumers {len(self)} postponed={len(self.postponed)}>"
+
+    # The beginning of a link.
+
+    def attach(self, event: LinkRemoteOpen) -> None:
+        """The client attached a link: to a queue, a browser's, a subscription's, or to a new temporary destination.
+
+        The JMS mapping tells a subscription by the link's name (behind a ``|`` stands what makes several links of a
+        shared one differ) and the source's capabilities.  No source: the client looks for the subscription of the
+        link's name, to end it.
+
+        Args:
+            event: the attach.
+
+        Raises:
+            JMSException: why the link is refused.
+        """
+        source = event.source
+        calls = self._calls
+        name, _, suffix = event.name.partition("|")
+        if source is None:
+            of_client = not suffix.startswith("global")
+            self._authorize(permissions.UNSUBSCRIBE, topic(name))
+            reply = calls.reply(self._on_unsubscribed, event)
+            self._defer(c.Unsubscribe(calls.known_client, name, of_client, reply))
+            return
+        if source.dynamic:
+            kind = temporary_kind(source)
+            self._authorize(permissions.CREATE_TEMPORARY, Destination("", kind))
+            reply = calls.reply(self._on_temporary, event)
+            self._defer(c.DeclareTemporary(calls.known_client, kind, None, reply))
+            return
+        if source.address is None:
+            raise InvalidDestinationException("an attach of a receiver needs a source with an address")
+        destination = destination_of(source)
+        self._authorize(permissions.BROWSE if browses(source, destination) else permissions.CONSUME, destination)
+        self._attach_to(event, source, destination, name)
+
+    def _on_temporary(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
+        if self._links.refused(event, result):
+            if isinstance(result, Destination):
+                self._calls.end_temporary(result)
+            return
+        assert isinstance(result, Destination)
+        self._attach_to(event, temporary_terminus(result), result, event.name, temporary=result)
+
+    def _attach_to(
+        self,
+        event: LinkRemoteOpen,
+        source: Terminus,
+        destination: Destination,
+        name: str,
+        temporary: Destination | None = None,
+    ) -> None:
+        selector, no_local = filters_of(source)
+        subscription: Subscription | None = None
+        durable = source.durable > 0 or source.expiry == "never"
+        if destination.is_topic and (durable or "shared" in source.capabilities):
+            of_client = "global" not in source.capabilities
+            subscription = Subscription(name, durable, "shared" in source.capabilities, of_client)
+        browse = browses(source, destination)
+        link = event.link
+        slice_bytes = max(self._most_output_bytes // len(self._links), _LEAST_SLICE_BYTES)
+        # A message that turns out to be larger than the client takes must not be forgotten by then.
+        settles = event.presettled and not browse and event.max_message_bytes is not None
+        presettled = (event.presettled or browse) and not settles
+        max_message_bytes = event.max_message_bytes or sys.maxsize
+        consumer = _Consumer(link, event.session, 0, presettled, slice_bytes, max_message_bytes, settles)
+        if subscription is not None and subscription.durable:
+            consumer.subscription = (name, subscription.of_client)
+        consumer.temporary = temporary
+
+        output, calls, most_waiting = self._output, self._calls, self._most_waiting_bytes
+
+        def sink(handouts: Sequence[c.Handout]) -> None:
+            # In the engine's thread.  All consumers of a connection may be granted something at once, and each gets at
+            # least one message, however large: what is too much goes back before the connection's thread sees it.
+            if output.arrived_bytes - output.taken_bytes > most_waiting and not consumer.presettled:
+                calls.add_callback(self._give_back, consumer, [handout.number for handout in handouts])
+                return
+            size = sum([len(handout.payload) for handout in handouts])
+            output.arrived_bytes += size
+            calls.add_callback(self._deliver, consumer, handouts, size)
+
+        self._defer(
+            c.Attach(
+                calls.known_client,
+                destination,
+                sink,
+                subscription,
+                selector,
+                no_local,
+                consumer.presettled,
+                browse,
+                slice_bytes,
+                exclusive=EXCLUSIVE_CAPABILITY in source.capabilities,
+                ended=calls.reply(self._on_ended, consumer),
+                reply=calls.reply(self._on_attached, event, source, consumer),
+            )
+        )
+
+    def _on_attached(
+        self, event: LinkRemoteOpen, source: Terminus, consumer: _Consumer, result: int | JMSException
+    ) -> None:
+        if self._links.refused(event, result):
+            if isinstance(result, int):
+                self._defer(c.Detach(result, give_back=True))
+            self._calls.end_temporary(consumer.temporary)
+            return
+        assert isinstance(result, int)
+        consumer.number = result
+        self._consumers[event.link] = consumer
+        self._peer.accept_link(event.link, source._replace(outcomes=OUTCOMES), event.target)
+        consumer.credit = self._peer.remaining_credit(event.link)
+        consumer.draining = event.link in self._early_drains
+        self._early_drains.discard(event.link)
+        self._grant(consumer)
+
+    def _on_unsubscribed(self, event: LinkRemoteOpen, result: JMSException | None) -> None:
+        """The subscription is gone already; the client closes the link that it looked for it with."""
+        if not self._links.refused(event, result):
+            self._peer.accept_link(event.link, Terminus(event.name.partition("|")[0]), event.target)
+
+    # The end of a link.
+
+    def _on_ended(self, consumer: _Consumer, error: JMSException) -> None:
+        """The engine has ended a consumer, because its queue was deleted."""
+        if consumer.detached or self._client.has_ended:
+            return
+        consumer.detached = True
+        consumer.unsettled.clear()
+        self._consumers.pop(consumer.link, None)
+        self._peer.abandon(consumer.link)
+        self._peer.close_link(consumer.link, error_for(error))
+
+    def on_link_close(self, event: LinkRemoteClose) -> bool:
+        """The client detached a link.
+
+        Returns:
+            True where the answer waits for the engine, which is to detach the link's consumer.
+        """
+        link = event.link
+        self._early_drains.discard(link)
+        consumer = self._consumers.get(link)
+        if consumer is None:
+            return False
+        if consumer.detached:  # the answer to our own detach
+            if left := self._take_left(consumer):
+                self._defer(c.Settle(consumer.number, left, Outcome.RELEASED))
+            if not consumer.unsettled:
+                del self._consumers[link]
+            return False
+        consumer.detached = True
+        calls = self._calls
+        reply = calls.reply(self._on_detached, link, event.closed)
+        unseen = set(self._take_left(consumer)), consumer.on_their_way()
+        self._defer(c.Detach(consumer.number, unseen=unseen, reply=reply))
+        if event.closed and consumer.subscription is not None and self._may_unsubscribe(consumer.subscription[0]):
+            name, of_client = consumer.subscription
+            self._defer(c.Unsubscribe(calls.known_client, name, of_client))
+        calls.end_temporary(consumer.temporary)
+        return True
+
+    def _may_unsubscribe(self, name: str) -> bool:
+        try:
+            self._authorize(permissions.UNSUBSCRIBE, topic(name))
+        except JMSException:
+            return False  # the client has closed its link, and takes no other answer
+        return True
+
+    def _take_left(self, consumer: _Consumer) -> list[int]:
+        """The client has detached a link: what it can settle no more goes back to where it was (the engine's numbers).
+
+        Sessions of our own client may acknowledge what a consumer has got that is closed; to others a link that is
+        closed is the end of what came on it.
+        """
+        unsent = self._peer.withdraw(consumer.link)
+        if not self._client.is_own:
+            unsent = list(consumer.unsettled)
+            self._peer.abandon(consumer.link)
+        return consumer.take(unsent)
+
+    def _on_detached(self, link: int, closed: bool, _result: Any) -> None:
+        self._peer.close_link(link, closed=closed)
+        consumer = self._consumers.get(link)
+        if consumer is not None and not consumer.unsettled:
+            del self._consumers[link]
+
+    def on_session_close(self, event: SessionRemoteClose) -> None:
+        """The client ended a session, and with it these consumers."""
+        for consumer in [each for each in self._consumers.values() if each.session == event.session]:
+            del self._consumers[consumer.link]
+            unseen = consumer.never_delivered(event.unsent.get(consumer.link, ()))
+            self._defer(c.Detach(consumer.number, give_back=True, failed=self._client.is_own, unseen=unseen))
+            if not consumer.detached:
+                consumer.detached = True  # what the engine has handed out already finds no link any more
+                self._calls.end_temporary(consumer.temporary)
+
+    def remove(self, link: int) -> None:
+        """A link is gone with its session."""
+        self._early_drains.discard(link)
+
+    def never_delivered(self) -> dict[int, c.Unseen]:
+        """What the client never got, though its connection is over; by the engine's numbers of the consumers."""
+        return {
+            consumer.number: consumer.never_delivered(self._peer.withdraw(consumer.link))
+            for consumer in self._consumers.values()
+        }
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._consumers.clear()
+        self._early_drains.clear()
+        self.postponed.clear()
+
+    # Credit.
+
+    def on_flow(self, event: LinkFlow) -> None:
+        """The credit of a link changed."""
+        consumer = self._consumers.get(event.link)
+        if consumer is None:
+            if event.drain:
+                self._early_drains.add(event.link)
+            return
+        consumer.credit = event.credit
+        consumer.draining = event.drain
+        if event.credit < 0:  # the client took credit back that messages were to use which wait
+            unsent = self._peer.take_back(event.link, -event.credit)
+            consumer.credit += len(unsent)
+            if taken := consumer.take(unsent):
+                self._release_some(consumer, taken)
+        if event.credit < consumer.granted and not event.drain and not consumer.drain_sent:
+            self._drain(consumer)  # the client took credit back: so do we
+        self._grant(consumer)
+
+    def _grant(self, consumer: _Consumer) -> None:
+        """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""
+        output = self._output
+        if consumer.detached or consumer.drain_sent or output.is_paused:
+            return
+        wanted = max(0, min(consumer.credit, SLICE_MESSAGES) - consumer.granted)
+        # A grant for each few messages would cost more than it brings.
+        asks = (wanted and (consumer.granted <= SLICE_MESSAGES // 2 or consumer.draining)) or (
+            consumer.slice_is_used_up and consumer.granted
+        )
+        if not asks and not consumer.draining:
+            return
+        if output.waiting_bytes >= self._most_output_bytes or (
+            consumer.presettled and self._granting >= _GRANTS_AT_ONCE
+        ):
+            self.postponed[consumer.link] = None
+            return
+        if asks:
+            consumer.granted += wanted
+            consumer.since_grant = 0
+            reply: c.Reply | None = None
+            if consumer.presettled:
+                self._granting += 1
+                reply = self._calls.reply(self._on_granted)
+            self._defer(c.Credit(consumer.number, wanted, reply))
+        if consumer.draining:
+            self._drain(consumer)
+
+    def _on_granted(self, _result: Any) -> None:
+        self._granting -= 1
+        self.grant_postponed()
+
+    def grant_all(self) -> None:
+        """Grant every consumer what it wants, after the client took nothing for a while."""
+        for consumer in self._consumers.values():
+            self._grant(consumer)
+        self._calls.submit()
+
+    def grant_postponed(self) -> None:
+        """Grant something again, in turn, to those who were granted nothing, as far as there is room for it."""
+        room = self._most_output_bytes - self._output.waiting_bytes
+        calls, postponed = self._calls, self.postponed
+        for link in list(postponed):
+            if room <= 0:
+                break
+            del postponed[link]
+            consumer = self._consumers.get(link)
+            if consumer is not None:
+                deferred = len(calls.deferred)
+                self._grant(consumer)
+                if len(calls.deferred) > deferred:
+                    room -= consumer.mean_bytes
+        calls.submit()
+
+    def _drain(self, consumer: _Consumer) -> None:
+        consumer.drain_sent = True
+        consumer.since_grant = 0
+        self._defer(c.Drain(consumer.number, self._calls.reply(self._on_drained, consumer)))
+
+    def _on_drained(self, consumer: _Consumer, _result: Any) -> None:
+        """The engine has used up or dropped what it was granted."""
+        left, consumer.granted = consumer.granted, 0
+        consumer.drain_sent = consumer.gives_back = False
+        if consumer.detached:
+            return
+        # With nothing left over there may be more: the client's credit can exceed what the engine is granted at once.
+        if consumer.draining and ((left and not consumer.slice_is_used_up) or consumer.credit <= 0):
+            consumer.draining = False
+            consumer.credit = 0
+            self._peer.drained(consumer.link)
+        else:
+            self._grant(consumer)
+
+    # Deliveries.
+
+    def _give_back(self, consumer: _Consumer, numbers: Sequence[int]) -> None:
+        """Deliveries go back to where they were, untouched: too much waits for the client already."""
+        if self._client.has_ended:
+            return
+        consumer.handed = numbers[-1]
+        self._release_some(consumer, numbers)
+        if not consumer.detached:
+            consumer.granted = max(0, consumer.granted - len(numbers))
+            self.postponed[consumer.link] = None
+            if not consumer.drain_sent:
+                self._drain(consumer)  # else it would be handed the same again
+
+    def _release_some(self, consumer: _Consumer, numbers: Sequence[int]) -> None:
+        """Deliveries go back, and what comes behind them as well until the engine has answered a drain."""
+        consumer.gives_back = True
+        self._defer(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+
+    def _deliver(self, consumer: _Consumer, handouts: Sequence[c.Handout], size: int) -> None:
+        self._output.taken_bytes += size
+        consumer.handed = handouts[-1].number
+        client = self._client
+        if consumer.detached or client.has_ended:
+            if not client.has_ended and not consumer.presettled:
+                numbers = [handout.number for handout in handouts]
+                self._defer(c.Settle(consumer.number, numbers, Outcome.RELEASED))
+            return
+        send, link, settled, unsettled = self._send, consumer.link, consumer.presettled, consumer.unsettled
+        settles, most_bytes = settled or consumer.settles, consumer.max_message_bytes
+        count = len(handouts)
+        consumer.mean_bytes = size // count
+        is_full = self._peer_bytes() > self._most_waiting_bytes
+        if not settled and (is_full or consumer.gives_back):  # what comes behind it must not pass it
+            self._give_back(consumer, [handout.number for handout in handouts])
+            return
+        consumer.since_grant += size
+        if count > consumer.credit and not settled:  # the client took credit back meanwhile
+            self._release_some(consumer, [handout.number for handout in handouts[consumer.credit :]])
+            handouts = handouts[: consumer.credit]
+        version = client.envelope_version
+        for number, position, failures, form, payload, added, _ in handouts:
+            if version == ENVELOPE_VERSION:
+                data = with_place(position, failures, added, payload)
+            else:
+                try:
+                    if version:
+                        data = with_place(position, failures, added, in_version(version, form, payload)[1])
+                    else:
+                        data = with_delivery(as_amqp(form, payload), failures, added)
+                except MessageFormatException:
+                    self._defer(c.Settle(consumer.number, (number,), Outcome.REJECTED))
+                    consumer.credit += 1  # the engine used it, the client did not
+                    continue
+            if len(data) > most_bytes:
+                self._end_before(consumer, [each.number for each in handouts if each.number >= number], len(data))
+                return
+            sent = send(link, data, settled=settles)
+            if not settles:
+                unsettled[sent] = number
+            elif not settled:
+                self._defer(c.Settle(consumer.number, (number,), Outcome.ACCEPTED))
+        consumer.granted = max(0, consumer.granted - count)
+        consumer.credit = max(0, consumer.credit - count)
+        if consumer.granted < consumer.credit or consumer.slice_is_used_up:
+            self._grant(consumer)
+
+    def _end_before(self, consumer: _Consumer, numbers: Sequence[int], size: int) -> None:
+        """Close a link ahead of these deliveries, the first of which is larger than its client takes."""
+        link = consumer.link
+        consumer.detached = True
+        unsent = consumer.take(self._peer.withdraw(link, stays=True))
+        self._defer(c.Detach(consumer.number, unseen=({*numbers, *unsent}, consumer.on_their_way())))
+        reason = (
+            f"a message of {size} bytes is larger than the {consumer.max_message_bytes} bytes that the receiver takes"
+            " (max-message-size of its attach); attach with a larger limit"
+        )
+        self._peer.close_link(link, AmqpError("amqp:link:message-size-exceeded", reason))
+        self._calls.end_temporary(consumer.temporary)
+
+    def on_dispositions(self, event: Dispositions) -> None:
+        """The client settled deliveries of a link, all alike."""
+        consumer = self._consumers.get(event.link)
+        if consumer is None:
+            return
+        take = consumer.unsettled.pop
+        numbers = [number for number in [take(each, 0) for each in event.numbers] if number]
+        state = event.state
+        if state.code != TRANSACTIONAL:
+            self._defer(c.Settle(consumer.number, numbers, outcome_of(state)))
+        elif not self._add_to_transaction(state, consumer.number, numbers):
+            self._defer(c.Settle(consumer.number, numbers, Outcome.MODIFIED))
+        if consumer.detached and not consumer.unsettled:
+            del self._consumers[event.link]

@@ -1,0 +1,327 @@
+"""The transactions of one connection: declared, filled, and discharged or ended by a limit.
+
+What a transaction is to send and to settle is kept here until its discharge, which commits all of it as one command.
+A transaction that cannot be done is refused: it keeps nothing more, and its discharge is told why.  One that a client
+leaves alone for too long is rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from ack_modes import Outcome
+from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError, error_for, exception_for
+from broker_adapter.amqp.events import (
+    ACCEPTED_STATE,
+    DECLARED,
+    REJECTED,
+    TRANSACTIONAL,
+    LinkRemoteOpen,
+    State,
+    Transfers,
+)
+from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.values import Described, Reader, Symbol
+from broker_adapter.amqp.wire import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands as c
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    ResourceAllocationException,
+    StoreException,
+    TransactionRolledBackException,
+)
+from broker_adapter.server.budget import Budget
+from broker_adapter.server.client import Client
+from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.server.outcomes import outcome_of
+from broker_adapter.server.termini import resolved
+from broker_adapter.settings import EngineSettings
+
+#: Most messages on their way to a coordinator.
+_CREDIT: Final = 100
+#: Most transactions of a connection that are open at once.
+_MAX_TRANSACTIONS: Final = 1000
+#: What a message, and a settlement, of a transaction takes in memory beside its payload, in bytes.
+_SEND_BYTES: Final = 512
+_SETTLEMENT_BYTES: Final = 128
+_TIMED_OUT: Final = "amqp:transaction:timeout"
+_ROLLED_BACK: Final = "amqp:transaction:rollback"
+
+
+@attrs.define(eq=False)
+class Transaction:
+    """What a client has put into a transaction so far."""
+
+    coordinator: int  #: the link that it was declared on
+    sends: list[tuple[Destination, c.NewMessage]] = attrs.field(factory=list)
+    settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
+    send_bytes: int = 0  #: of the messages alone
+    refusal: JMSException | None = None
+    is_active: bool = False  #: whether something was put into it since the last look
+    idle_since_ms: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return self.send_bytes + _SEND_BYTES * len(self.sends) + _SETTLEMENT_BYTES * len(self.settlements)
+
+
+class Coordinator:
+    """The links to the coordinator, and the transactions that were declared on them.
+
+    Args:
+        peer: the connection's AMQP.
+        calls: to the engine.
+        client: the client of the connection.
+        budget: counts what transactions keep.
+        limits: the engine's, of one transaction.
+        timeout_seconds: time after which a transaction that was left alone is rolled back; None: never.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        calls: EngineCalls,
+        client: Client,
+        budget: Budget,
+        limits: EngineSettings,
+        timeout_seconds: float | None,
+    ) -> None:
+        self._peer = peer
+        self._calls = calls
+        self._defer = calls.defer
+        self._client = client
+        self._budget = budget
+        self._limits = limits
+        self._timeout_seconds = timeout_seconds
+        self._links: set[int] = set()
+        self._transactions: dict[bytes, Transaction] = {}
+        self._next_transaction = 1
+
+    def __repr__(self) -> str:
+        return f"<Coordinator transactions={len(self._transactions)}>"
+
+    # Links.
+
+    def attach(self, event: LinkRemoteOpen) -> None:
+        """The client attached a link to the coordinator."""
+        self._links.add(event.link)
+        self._peer.accept_link(event.link, event.source, event.target)
+        self._peer.credit(event.link, _CREDIT)
+
+    def has_link(self, link: int) -> bool:
+        """Whether a link leads to the coordinator."""
+        return link in self._links
+
+    def remove(self, link: int) -> None:
+        """A link is gone: if it led to the coordinator, what was declared on it is rolled back."""
+        if link in self._links:
+            self._links.discard(link)
+            for txn_id, transaction in list(self._transactions.items()):
+                if transaction.coordinator == link:
+                    del self._transactions[txn_id]
+                    self._budget.transactions -= transaction.kept_bytes
+                    self._roll_back(transaction)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._links.clear()
+        self._transactions.clear()
+
+    # What belongs to a transaction.
+
+    def add_send(self, state: State, destination: Destination, message: c.NewMessage) -> State:
+        """Put a message into the transaction that its state names; returns the state that answers the message."""
+        transaction = self._transactions.get(state.txn_id or b"")
+        if transaction is None:
+            return State(REJECTED, error=_unknown_transaction(state.txn_id))
+        limits = self._limits
+        if transaction.refusal is not None:
+            return State(REJECTED, error=self._why_nothing(transaction.refusal))
+        transaction.send_bytes += len(message.payload)
+        transaction.sends.append((resolved(destination), message))
+        transaction.is_active = True
+        self._budget.transactions += len(message.payload) + _SEND_BYTES
+        if (
+            len(transaction.sends) > limits.max_transaction_messages
+            or transaction.send_bytes > limits.max_transaction_bytes
+        ):
+            reason = (
+                f"the transaction is larger than {limits.max_transaction_messages} messages (option"
+                f" max_transaction_messages) or {limits.max_transaction_bytes} bytes (option max_transaction_bytes)"
+            )
+            self._refuse(transaction, ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded"))
+        return State(TRANSACTIONAL, txn_id=state.txn_id, outcome=ACCEPTED_STATE)
+
+    def add_settlements(self, state: State, consumer: int, numbers: Sequence[int]) -> bool:
+        """Put settlements into the transaction that their state names.
+
+        Args:
+            state: names the transaction, and says how the deliveries end.
+            consumer: the engine's number of the consumer.
+            numbers: the engine's, of the deliveries.
+
+        Returns:
+            False where there is no such transaction, or it was refused: nothing was put into it.
+        """
+        transaction = self._transactions.get(state.txn_id or b"")
+        if transaction is None or transaction.refusal is not None:
+            return False
+        outcome = outcome_of(state.outcome) if state.outcome is not None else Outcome.RELEASED
+        transaction.settlements += [(consumer, number, outcome) for number in numbers]
+        transaction.is_active = True
+        self._budget.transactions += _SETTLEMENT_BYTES * len(numbers)
+        return True
+
+    def refuse_named(self, state: State | None, error: AmqpError) -> None:
+        """The transaction that this state of a message names, if any, cannot be done without the message."""
+        if state is not None and state.code == TRANSACTIONAL:
+            transaction = self._transactions.get(state.txn_id or b"")
+            if transaction is not None and transaction.refusal is None:
+                self._refuse(transaction, exception_for(error, "a message was refused"))
+
+    # Limits.
+
+    def largest(self) -> Transaction | None:
+        """The transaction that keeps the most; None: there is none."""
+        return max(self._transactions.values(), key=lambda each: each.kept_bytes, default=None)
+
+    def give_up(self, transaction: Transaction, error: JMSException) -> None:
+        """Undo a transaction without waiting for its discharge, which is told why."""
+        self._refuse(transaction, error)
+        self._roll_back(transaction)
+        self._budget.transactions -= transaction.kept_bytes
+        transaction.settlements.clear()
+
+    def end_idle(self, now_ms: int) -> bool:
+        """Undo what the client has left alone for too long; returns whether there is something to look at again."""
+        limit = self._timeout_seconds
+        open_ones = False
+        for transaction in self._transactions.values():
+            if limit is None or not transaction.kept_bytes:
+                continue  # clients declare the next one ahead, and may need it much later
+            open_ones = True
+            if transaction.is_active:
+                transaction.is_active = False
+                transaction.idle_since_ms = now_ms
+            elif now_ms - transaction.idle_since_ms >= limit * 1000:
+                reason = f"the transaction was left alone for {limit:g} s (option transaction_timeout_seconds)"
+                self.give_up(transaction, TransactionRolledBackException(reason, error_code=_TIMED_OUT))
+        return open_ones
+
+    def _refuse(self, transaction: Transaction, error: JMSException) -> None:
+        """A transaction cannot be done, which is said at its discharge; what it was to send is not kept until then."""
+        self._budget.transactions -= transaction.kept_bytes
+        transaction.refusal = error
+        transaction.sends.clear()
+        transaction.send_bytes = 0
+        self._budget.transactions += transaction.kept_bytes
+
+    # Declare and discharge.
+
+    def on_transfers(self, event: Transfers) -> None:
+        """Messages came on a link to the coordinator."""
+        for number, payload, _ in event.deliveries:
+            self._peer.credit(event.link, 1)
+            try:
+                annotations, body = _control(payload)
+            except ValueError as error:
+                bad = State(REJECTED, error=AmqpError("amqp:decode-error", str(error)))
+                self._peer.settle(event.link, (number,), bad)
+                continue
+            if body.descriptor in (DECLARE_CODE, "amqp:declare:list"):
+                self._declare(event.link, number)
+            elif body.descriptor in (DISCHARGE_CODE, "amqp:discharge:list"):
+                self._discharge(event.link, number, annotations, body.value)
+            else:
+                other = AmqpError("amqp:not-implemented", f"a coordinator cannot {body.descriptor!r}")
+                self._peer.settle(event.link, (number,), State(REJECTED, error=other))
+
+    def _declare(self, link: int, number: int) -> None:
+        if len(self._transactions) >= _MAX_TRANSACTIONS:
+            error = AmqpError("amqp:resource-limit-exceeded", f"{_MAX_TRANSACTIONS} transactions are open already")
+            self._peer.settle(link, (number,), State(REJECTED, error=error))
+            return
+        txn_id = self._next_transaction.to_bytes(8, "big")
+        self._next_transaction += 1
+        self._transactions[txn_id] = Transaction(link)
+        self._peer.settle(link, (number,), State(DECLARED, txn_id=txn_id))
+
+    def _discharge(self, link: int, number: int, annotations: dict[Any, Any], fields: list[Any]) -> None:
+        txn_id = fields[0] if fields else None
+        transaction = self._transactions.pop(txn_id, None) if isinstance(txn_id, bytes) else None
+        if transaction is None:
+            self._peer.settle(link, (number,), State(REJECTED, error=_unknown_transaction(txn_id)))
+            return
+        self._budget.transactions -= transaction.kept_bytes
+        if len(fields) > 1 and fields[1] is True:
+            self._roll_back(transaction)
+            self._peer.settle(link, (number,), ACCEPTED_STATE)
+            return
+        assert isinstance(txn_id, bytes)
+        if transaction.refusal is None and self._peer.has_unfinished(txn_id):
+            transaction.refusal = IllegalStateException("a message of the transaction has not come as a whole")
+        if transaction.refusal is not None:
+            self._on_committed(link, number, transaction, 0, transaction.refusal)
+            return
+        commit_id: c.CommitId | None = None
+        named = annotations.get(COMMIT_ID)
+        if isinstance(named, list) and len(named) == 2 and isinstance(named[0], str) and type(named[1]) is int:
+            commit_id = c.CommitId(named[0], named[1])
+        self._budget.unanswered += transaction.kept_bytes
+        calls = self._calls
+        reply = calls.reply(self._on_committed, link, number, transaction, transaction.kept_bytes)
+        self._defer(c.Commit(calls.known_client, commit_id, transaction.sends, transaction.settlements, reply))
+
+    def _on_committed(
+        self, link: int, number: int, transaction: Transaction, size: int, result: JMSException | None
+    ) -> None:
+        self._budget.unanswered -= size
+        if result is None:
+            self._peer.settle(link, (number,), ACCEPTED_STATE)
+            return
+        self._roll_back(transaction)
+        self._peer.settle(link, (number,), State(REJECTED, error=self._why_nothing(result)))
+
+    def _why_nothing(self, error: JMSException) -> AmqpError:
+        """What a refused discharge says: the condition of its cause, since clients take ``rollback`` for a doubt."""
+        if isinstance(error, StoreException):  # it may have been written all the same
+            return AmqpError(IN_DOUBT if self._client.is_own else _ROLLED_BACK, error.reason)
+        cause = error.__cause__
+        condition = error_for(error).condition
+        if condition == _ROLLED_BACK and isinstance(cause, JMSException):
+            condition = error_for(cause).condition
+        if condition == _ROLLED_BACK and not self._client.is_own:
+            condition = "amqp:precondition-failed"
+        return AmqpError(condition, error.reason)
+
+    def _roll_back(self, transaction: Transaction) -> None:
+        """What was settled in it is delivered again: the client has let go of it."""
+        for consumer, number, _ in transaction.settlements:
+            self._defer(c.Settle(consumer, (number,), Outcome.MODIFIED))
+
+
+def _unknown_transaction(txn_id: Any) -> AmqpError:
+    return AmqpError("amqp:transaction:unknown-id", f"there is no transaction {txn_id!r:.100}")
+
+
+def _control(payload: bytes) -> tuple[dict[Any, Any], Any]:
+    """The message annotations and the body of a message to the coordinator; raises ValueError."""
+    reader = Reader(payload)
+    annotations: dict[Any, Any] = {}
+    while reader.position < len(payload):
+        section = reader.value()
+        descriptor = getattr(section, "descriptor", None)
+        if descriptor in (0x72, Symbol("amqp:message-annotations:map")) and isinstance(section.value, dict):
+            annotations = section.value
+        elif descriptor in (0x77, Symbol("amqp:amqp-value:*")):
+            body = section.value
+            if not isinstance(body, Described) or not isinstance(body.value, list):
+                raise ValueError("the message to the coordinator is neither a declare nor a discharge")
+            return annotations, body
+    raise ValueError("the message to the coordinator has no body")

@@ -1,0 +1,94 @@
+"""What one connection exchanges with the engine: deferred commands, and callbacks with the answers.  Pure.
+
+The connection's thread defers commands, and submits them together.  The engine and its workers add callbacks from their
+own threads; the connection's thread runs them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands as c
+from broker_adapter.settings import EngineSettings
+
+
+class Engine(Protocol):
+    """What a connection needs of the broker."""
+
+    settings: EngineSettings
+    unique: str
+    run: str
+
+    def submit_all(self, commands: Iterable[c.Command]) -> None:
+        """Hand over commands; the answers come through their ``reply``, from another thread."""
+
+
+class EngineCalls:
+    """The deferred commands and the pending callbacks of one connection.
+
+    Args:
+        engine: the broker.
+        wake: called, from any thread, when there are callbacks to be run again.
+
+    Attributes:
+        client: the engine's number of the connection's client; None: the engine has not admitted it yet.
+        deferred: the commands that are submitted next.
+        defer: adds one.
+    """
+
+    def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
+        self._engine = engine
+        self._wake = wake
+        self.deferred: list[c.Command] = []
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._is_woken = False  #: whether ``wake`` was called for the callbacks that are pending
+        self.client: int | None = None
+        self.defer: Callable[[c.Command], None] = self.deferred.append
+
+    def __repr__(self) -> str:
+        return f"<EngineCalls client={self.client} deferred={len(self.deferred)} callbacks={len(self._callbacks)}>"
+
+    @property
+    def known_client(self) -> int:
+        """The engine's number of a client that it has admitted."""
+        assert self.client is not None
+        return self.client
+
+    def submit(self) -> None:
+        """Hand the deferred commands over to the engine."""
+        if self.deferred:
+            commands = self.deferred.copy()
+            self.deferred.clear()
+            self._engine.submit_all(commands)
+
+    def end_temporary(self, destination: Destination | None) -> None:
+        """Defer the end of a temporary destination; None: there is none."""
+        if destination is not None:
+            self.defer(c.DeleteTemporary(self.known_client, destination))
+
+    def add_callback(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Have ``act(*arguments)`` called in the connection's thread; called from any thread."""
+        self._callbacks.append(partial(act, *arguments))
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
+    def run_callbacks(self) -> None:
+        """Call what is pending, in the connection's thread, and submit the commands that come of it."""
+        self._is_woken = False  # before the deque is emptied: a callback that is added later wakes again
+        callbacks = self._callbacks
+        while callbacks:
+            callbacks.popleft()()
+        self.submit()
+
+    def reply(self, act: Callable[..., None], *arguments: Any) -> c.Reply:
+        """A reply that has ``act(*arguments, result)`` called in the connection's thread."""
+
+        def reply(result: Any) -> None:
+            self.add_callback(act, *arguments, result)
+
+        return reply

@@ -1,0 +1,314 @@
+"""The links that the client of one connection sends messages on, and the credit that it has for them.
+
+A producer's credit is given back when its messages have their answer, so what is held at a limit of the engine holds
+the producer back; the larger its messages, the fewer may be on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from broker_adapter.amqp.conditions import AmqpError, error_for
+from broker_adapter.amqp.events import (
+    ACCEPTED_STATE,
+    REJECTED,
+    TRANSACTIONAL,
+    Incoming,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    State,
+    Terminus,
+    Transfers,
+)
+from broker_adapter.amqp.payloads import read_head
+from broker_adapter.amqp.peer import Peer
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands as c
+from broker_adapter.errors import JMSException, MessageFormatException
+from broker_adapter.server import permissions
+from broker_adapter.server.budget import Budget
+from broker_adapter.server.coordinator import Coordinator
+from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.server.links import Links
+from broker_adapter.server.termini import destination_of, former_name, resolved, temporary_kind, temporary_terminus
+from broker_adapter.settings import ServerSettings
+
+#: What a producer's messages are taken for before one has come, in bytes.
+_GUESSED_BYTES: Final = 256 * 1024
+#: Destinations that a link is known to be allowed to send to; beyond them it is asked again.
+_MOST_ALLOWED: Final = 1000
+
+
+@attrs.define(eq=False)
+class _Producer:
+    """A link that the client sends messages on.  ``destination`` None: each message names its own."""
+
+    link: int
+    destination: Destination | None
+    most: int  #: messages that may be on their way to us
+    temporary: bool = False  #: the destination ends with the link
+    credit: int = 0  #: messages that the client may still send
+    unanswered: int = 0  #: messages that came and are not answered yet
+    mean_bytes: int = 0  #: of its messages; a larger one counts at once, smaller ones bit by bit
+    allowed: set[Destination] = attrs.field(factory=set)  #: of one without a destination: where it may send
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """Messages of one link that went to the engine together."""
+
+    producer: _Producer
+    numbers: list[int]  #: the peer's
+    size: int = 0  #: bytes of them
+
+
+class Producers:
+    """The producers of one connection.
+
+    Args:
+        peer: the connection's AMQP.
+        calls: to the engine.
+        links: which links are attached.
+        budget: counts messages that the engine has not answered yet.
+        coordinator: takes the messages of transactions.
+        settings: the server's limits.
+        max_message_bytes: of the largest message that the engine takes.
+        authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        calls: EngineCalls,
+        links: Links,
+        budget: Budget,
+        coordinator: Coordinator,
+        settings: ServerSettings,
+        max_message_bytes: int,
+        authorize: Callable[[str, Destination | None], None],
+    ) -> None:
+        self._peer = peer
+        self._calls = calls
+        self._defer = calls.defer
+        self._links = links
+        self._budget = budget
+        self._coordinator = coordinator
+        self._add_to_transaction = coordinator.add_send
+        self._settings = settings
+        self._max_message_bytes = max_message_bytes
+        self._authorize = authorize
+        self._producers: dict[int, _Producer] = {}
+        self._input_bytes = settings.max_input_bytes  #: of each producer's messages on their way to us
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._producers)
+
+    def __repr__(self) -> str:
+        return f"<Producers {len(self)}>"
+
+    # Links.
+
+    def attach(self, event: LinkRemoteOpen, target: Terminus) -> None:
+        """The client attached a link: to a destination, anywhere, or to a new temporary destination.
+
+        Args:
+            event: the attach.
+            target: its target.
+
+        Raises:
+            JMSException: why the link is refused.
+        """
+        calls = self._calls
+        if target.dynamic:
+            kind = temporary_kind(target)
+            name = former_name(target, kind)
+            self._authorize(permissions.CREATE_TEMPORARY, Destination(name or "", kind))
+            reply = calls.reply(self._on_temporary, event)
+            self._defer(c.DeclareTemporary(calls.known_client, kind, name, reply))
+        elif target.address is None:
+            self._accept(event, None, target)
+        else:
+            destination = destination_of(target)
+            self._authorize(permissions.SEND, destination)
+            self._defer(c.Declare(destination, calls.reply(self._on_declared, event, destination)))
+
+    def _on_declared(self, event: LinkRemoteOpen, destination: Destination, result: JMSException | None) -> None:
+        if self._links.refused(event, result):
+            return
+        assert event.target is not None
+        self._accept(event, destination, event.target)
+
+    def _on_temporary(self, event: LinkRemoteOpen, result: Destination | JMSException) -> None:
+        if self._links.refused(event, result):
+            if isinstance(result, Destination):
+                self._calls.end_temporary(result)
+            return
+        assert isinstance(result, Destination)
+        self._accept(event, result, temporary_terminus(result), temporary=True)
+
+    def _accept(
+        self, event: LinkRemoteOpen, destination: Destination | None, target: Terminus, *, temporary: bool = False
+    ) -> None:
+        link = event.link
+        settings = self._settings
+        # Half of the budget is for all of them, so that those who keep to their credit do not stop the reading.
+        share = settings.max_connection_bytes // 2 // (len(self._producers) + 1)
+        self._input_bytes = min(settings.max_input_bytes, share)
+        most = max(1, min(settings.link_credit_messages, self._input_bytes // _GUESSED_BYTES))
+        producer = self._producers[link] = _Producer(link, destination, most, temporary)
+        self._peer.accept_link(link, event.source, target, max_message_bytes=self._max_message_bytes)
+        self._allow(producer)
+
+    def on_link_close(self, event: LinkRemoteClose) -> bool:
+        """The client detached a link.
+
+        Returns:
+            True where the answer waits for the engine, which is to delete the link's temporary destination.
+        """
+        producer = self._producers.get(event.link)
+        if producer is not None and producer.temporary and producer.destination is not None:
+            del self._producers[event.link]
+            reply = self._calls.reply(self._on_deleted, event.link, event.closed)
+            self._defer(c.DeleteTemporary(self._calls.known_client, producer.destination, reply))
+            return True
+        return False
+
+    def _on_deleted(self, link: int, closed: bool, result: JMSException | None) -> None:
+        self._peer.close_link(link, None if result is None else error_for(result), closed=closed)
+
+    def remove(self, link: int) -> None:
+        """A link is gone: if there is a producer of it, its temporary destination ends."""
+        producer = self._producers.pop(link, None)
+        if producer is not None and producer.temporary:
+            self._calls.end_temporary(producer.destination)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._producers.clear()
+
+    # Messages.
+
+    def on_transfers(self, event: Transfers, now_ms: int) -> bool:
+        """Messages came on a link.
+
+        Args:
+            event: the messages.
+            now_ms: the time of day in milliseconds.
+
+        Returns:
+            False where the link is not a producer's.
+        """
+        producer = self._producers.get(event.link)
+        if producer is None:
+            return False
+        own = producer.destination
+        total = self._count_in(producer, event.deliveries)
+        target: Destination | None = None
+        messages: list[c.NewMessage] = []
+        numbers: list[int] = []
+        batches: list[tuple[_Batch, list[c.NewMessage]]] = []
+        for number, payload, state in event.deliveries:
+            try:
+                head = read_head(payload, now_ms)
+            except MessageFormatException as error:
+                self._reject(producer, number, state, AmqpError("amqp:decode-error", error.reason))
+                continue
+            message, destination = c.from_head(payload, head), own or head.destination
+            if destination is None:
+                nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
+                self._reject(producer, number, state, nowhere)
+                continue
+            if own is None and destination not in producer.allowed:
+                refusal = self._allow_sending(producer, destination)
+                if refusal is not None:
+                    self._reject(producer, number, state, refusal)
+                    continue
+            if state is not None and state.code == TRANSACTIONAL:
+                self._answer(producer, (number,), self._add_to_transaction(state, destination, message))
+                continue
+            if destination is not target and destination != target:
+                target, messages, numbers = resolved(destination), [], []
+                batch = _Batch(producer, numbers)
+                batches.append((batch, messages))
+                calls = self._calls
+                reply = calls.reply(self._on_taken, batch)
+                self._defer(c.Enqueue(calls.known_client, target, messages, reply))
+                target = destination
+            messages.append(message)
+            numbers.append(number)
+        for batch, messages in batches:
+            is_all = len(messages) == len(event.deliveries)
+            batch.size = total if is_all else sum([len(message.payload) for message in messages])
+            self._budget.unanswered += batch.size
+        return True
+
+    def _allow_sending(self, producer: _Producer, destination: Destination) -> AmqpError | None:
+        """Whether a link whose messages name their destinations may send there; else why not."""
+        try:
+            self._authorize(permissions.SEND, resolved(destination))
+        except JMSException as error:
+            return error_for(error)
+        if len(producer.allowed) >= _MOST_ALLOWED:
+            producer.allowed.clear()
+        producer.allowed.add(destination)
+        return None
+
+    def on_dropped(self, link: int, messages: int) -> bool:
+        """So many messages of a link were given up by their sender; returns False where it is not a producer's."""
+        producer = self._producers.get(link)
+        if producer is None:
+            return False
+        producer.credit -= messages
+        self._allow(producer)
+        return True
+
+    def _on_taken(self, batch: _Batch, result: Any) -> None:
+        """The engine has answered messages of a link."""
+        producer, numbers = batch.producer, batch.numbers
+        self._budget.unanswered -= batch.size
+        if result is None:
+            self._answer(producer, numbers, ACCEPTED_STATE)
+            return
+        errors = [result] * len(numbers) if isinstance(result, JMSException) else result
+        for number, error in zip(numbers, errors, strict=True):
+            self._answer(
+                producer, (number,), ACCEPTED_STATE if error is None else State(REJECTED, error=error_for(error))
+            )
+
+    def _answer(self, producer: _Producer, numbers: Sequence[int], state: State) -> None:
+        """Settle messages, and give the credit for them back, now or a little later."""
+        self._peer.settle(producer.link, numbers, state)
+        producer.unanswered -= len(numbers)
+        self._allow(producer)
+
+    def _count_in(self, producer: _Producer, deliveries: Sequence[Incoming]) -> int:
+        """Messages have come: they use up credit, and their size says how much of it there may be.
+
+        Returns:
+            bytes of all of them.
+        """
+        count = len(deliveries)
+        producer.credit -= count
+        producer.unanswered += count
+        total = sum([len(payload) for _, payload, _ in deliveries])
+        mean = total // count
+        producer.mean_bytes = mean = max(mean, (producer.mean_bytes * 3 + mean) // 4, 1)
+        producer.most = max(1, min(self._settings.link_credit_messages, self._input_bytes // mean))
+        return total
+
+    def _allow(self, producer: _Producer) -> None:
+        """Let a producer have as many messages on their way as it may, once that is worth a flow."""
+        most = producer.most
+        more = most - producer.credit - producer.unanswered
+        if more * 4 >= most:
+            producer.credit += more
+            self._peer.credit(producer.link, more)
+
+    def _reject(self, producer: _Producer, number: int, state: State | None, error: AmqpError) -> None:
+        """Refuse a message, and with it the transaction that it was to be part of."""
+        self._coordinator.refuse_named(state, error)
+        self._answer(producer, (number,), State(REJECTED, error=error))
