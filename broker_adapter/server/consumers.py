@@ -370,13 +370,11 @@ class Consumers:
 
     # Credit.
 
-    def on_flow(self, event: LinkFlow) -> None:
-        """The credit of a link changed."""
+    def on_flow(self, event: LinkFlow) -> bool:
+        """The credit of a link changed; returns False where there is no consumer of it (yet)."""
         consumer = self._consumers.get(event.link)
         if consumer is None:
-            if event.drain:
-                self._early_drains.add(event.link)
-            return
+            return False
         consumer.credit = event.credit
         consumer.draining = event.drain
         if event.credit < 0:  # the client took credit back that messages were to use which wait
@@ -387,6 +385,11 @@ class Consumers:
         if event.credit < consumer.granted and not event.drain and not consumer.drain_sent:
             self._drain(consumer)  # the client took credit back: so do we
         self._grant(consumer)
+        return True
+
+    def expect_drain(self, link: int) -> None:
+        """The client wants the credit of a link used up or back, whose consumer the engine has not made yet."""
+        self._early_drains.add(link)
 
     def _grant(self, consumer: _Consumer) -> None:
         """Let the engine have as much of a consumer's credit as the connection can take; answer a drain."""

@@ -60,9 +60,10 @@ class EngineCalls:
 
     def submit(self) -> None:
         """Hand the deferred commands over to the engine."""
-        if self.deferred:
-            commands = self.deferred.copy()
-            self.deferred.clear()
+        deferred = self.deferred
+        if deferred:
+            commands = deferred.copy()
+            deferred.clear()
             self._engine.submit_all(commands)
 
     def end_temporary(self, destination: Destination | None) -> None:
@@ -83,7 +84,8 @@ class EngineCalls:
         callbacks = self._callbacks
         while callbacks:
             callbacks.popleft()()
-        self.submit()
+        if self.deferred:
+            self.submit()
 
     def reply(self, act: Callable[..., None], *arguments: Any) -> c.Reply:
         """A reply that has ``act(*arguments, result)`` called in the connection's thread."""

@@ -16,7 +16,7 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker_adapter.amqp.conditions import AmqpError, error_for
@@ -254,16 +254,13 @@ class ServerProtocol:
         """The list of servers has changed: tell a client that asked for it."""
         self._requests.announce()
 
-    def _process(self) -> None:
-        self._handle(self._peer.events())
-        self.calls.submit()
-
-    def _handle(self, events: Iterable[Any]) -> None:
-        """Do what events of the peer ask for; those that come before the engine knows the client wait."""
+    def _process(self, waiting: Sequence[Any] = ()) -> None:
+        """Do what the peer's events ask for, after those that waited for the engine to admit the client."""
         handlers, settle, client, calls = self._HANDLERS, self._consumers.on_dispositions, self._client, self.calls
-        for event in events:
+        events = self._peer.events()
+        for event in (*waiting, *events) if waiting else events:
             if client.has_ended:
-                return
+                break
             if calls.client is None and not isinstance(event, _AT_ONCE):
                 self._waiting.append(event)
                 continue
@@ -271,6 +268,8 @@ class ServerProtocol:
                 settle(event)
             else:
                 handlers[type(event)](self, event)
+        if calls.deferred:
+            calls.submit()
 
     # The connection.
 
@@ -310,7 +309,7 @@ class ServerProtocol:
         self.calls.client = result
         self._open({})
         waiting, self._waiting = self._waiting, []
-        self._handle((*waiting, *self._peer.events()))
+        self._process(waiting)
 
     def _open(self, properties: dict[str, Any]) -> None:
         offered = (*_OFFERED, *envelope_capabilities(self._client.envelope_version))
@@ -433,10 +432,12 @@ class ServerProtocol:
         self._coordinator.remove(link)
 
     def _on_flow(self, event: LinkFlow) -> None:
+        if self._consumers.on_flow(event):
+            return
         if self._requests.has_answerer(event.link):
             self._requests.send_answers()
-        else:
-            self._consumers.on_flow(event)
+        elif event.drain:
+            self._consumers.expect_drain(event.link)
 
     def _on_transfers(self, event: Transfers) -> None:
         if self._producers.on_transfers(event, self._now_ms):
