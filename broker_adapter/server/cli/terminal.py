@@ -105,3 +105,10 @@ def output_errors() -> Iterator[None]:
         raise
     except OSError as error:
         raise OSError(error.errno, f"the output cannot be written: {error.strerror}") from error
+
+
+def drop_output() -> None:
+    """What was not written is not tried again as the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -20,8 +20,8 @@ from ack_modes import Outcome, Settlement
 from broker_adapter.destination import Destination, checked_name
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
-from broker_adapter.server.terminal import output_errors, printable, printable_lines
-from broker_adapter.server.tools import UNDECODED, connected, destination_of, say, warn
+from broker_adapter.server.cli.terminal import output_errors, printable, printable_lines
+from broker_adapter.server.cli.tools import UNDECODED, connected, destination_of, say, warn
 from broker_adapter.transport import (
     Delivery,
     Failed,

@@ -10,7 +10,6 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -34,8 +33,8 @@ from broker_adapter.engine.records import quarantine_key
 from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import MessageFormatException
-from broker_adapter.server.terminal import output_errors
-from broker_adapter.server.tools import say, text_argument, url_argument
+from broker_adapter.server.cli.terminal import output_errors
+from broker_adapter.server.cli.tools import ask, say, text_argument, url_argument
 from broker_adapter.settings import EngineSettings
 
 #: Findings that are printed; all of them are counted.
@@ -47,12 +46,11 @@ _AT_ONCE = 500
 _AT_ONCE_BYTES = 16 * 1024 * 1024
 
 
-def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str, Any]], Any]) -> None:
+def add_commands(commands: Any) -> None:
     """Add the commands to the parser.
 
     Args:
         commands: what ``add_subparsers`` has returned.
-        ask: makes a request of a running server.
     """
     check = commands.add_parser(
         "check",
@@ -77,7 +75,7 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
         help="put right what is wrong; what cannot be trusted is set aside, nothing is lost that can be read",
     )
     check.add_argument("--json", action="store_true", help="the report as one JSON object")
-    check.set_defaults(run=lambda options: _check(options, ask))
+    check.set_defaults(run=_check)
 
     compact = commands.add_parser(
         "compact",
@@ -116,7 +114,7 @@ def add_commands(commands: Any, ask: Callable[[argparse.Namespace, str, dict[str
     aside.set_defaults(run=_quarantine, late="names")
 
 
-def _check(options: argparse.Namespace, ask: Callable[[argparse.Namespace, str, dict[str, Any]], Any]) -> int:
+def _check(options: argparse.Namespace) -> int:
     if options.url is not None:
         if options.repair:
             raise ValueError("a running server cannot be repaired; stop it, and give the directory of its store")

@@ -36,7 +36,7 @@ from tests.broker_adapter.engine.test_maintenance import (
     overwrite,
     page_of,
 )
-from tests.broker_adapter.server.test_cli import done, holdfast
+from tests.broker_adapter.server.cli.running import done, holdfast
 from tests.server_process import ServerProcess
 
 

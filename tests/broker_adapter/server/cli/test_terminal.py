@@ -10,7 +10,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.server.terminal import PrintableFormatter, printable, printable_lines
+from broker_adapter.server.cli.terminal import PrintableFormatter, printable, printable_lines
 
 
 def test_controls_of_the_terminal_and_of_the_direction_of_writing_are_escaped() -> None:

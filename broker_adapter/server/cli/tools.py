@@ -10,18 +10,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from broker_adapter.connect import transport_for
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine.maintenance import existing_store
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException
 from broker_adapter.mechanisms import GIVE_LOGIN
-from broker_adapter.server.terminal import output_errors, printable
+from broker_adapter.server.cli.terminal import output_errors, printable
 from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import Credentials, Transport, TransportEvent
 from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
 
+#: Longest wait for something that takes its time, such as a check.
+_LONG_SECONDS: Final = 3600.0
 #: Variable of the environment that has the password.
 PASSWORD: Final = "HOLDFAST_PASSWORD"
 #: Bytes that were not decoded, as ``surrogateescape`` shows them.
@@ -71,6 +73,12 @@ def _open(transport: Transport, credentials: Credentials, listener: Callable[[Tr
             raise
         advice = f"give --username NAME, and its password in ${PASSWORD}"
         raise JMSSecurityException(error.reason.removesuffix(GIVE_LOGIN) + advice) from error
+
+
+def ask(options: argparse.Namespace, operation: str, arguments: dict[str, Any]) -> Any:
+    """Make a request of a running server."""
+    with connected(options) as (transport, _):
+        return transport.request(operation, arguments, _LONG_SECONDS)
 
 
 def decoded(text: str, shown: str) -> str:
@@ -125,6 +133,13 @@ def asked_password(username: str, question: str | None = None) -> str:
             raise ValueError(
                 f"the password of {username!r} cannot be asked for without a terminal; give it in ${PASSWORD}"
             ) from None
+
+
+def listed(text: str | None) -> list[str]:
+    """The servers of a list; raises ValueError where one has a user, whose password no client is to be told."""
+    if text is not None and "@" in text:
+        raise ValueError(f"{masked(text)!r} has a user; write HOST:PORT,HOST:PORT,...")
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 
 def destination_of(options: argparse.Namespace) -> Destination:

@@ -1,0 +1,66 @@
+"""The command ``holdfast``: what it runs, and what becomes of its errors.
+
+Exit status: 0 done, 1 it did not work (the error says why, and what to do), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from broker_adapter.errors import JMSException
+from broker_adapter.server.cli.parser import parse
+from broker_adapter.server.cli.serve import serve
+from broker_adapter.server.cli.terminal import PrintableFormatter, drop_output, output_errors, ready_streams
+from broker_adapter.server.cli.tools import warn
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: without the program's name; None: those of the process.
+
+    Returns:
+        The exit status.
+    """
+    is_open = ready_streams()
+    try:
+        try:
+            status = _run(arguments, is_open=is_open)
+        except SystemExit:  # of argparse: help, the version, wrong usage
+            _flush()
+            raise
+        _flush()
+    except BrokenPipeError:
+        drop_output()  # who read it has gone
+        return 1
+    except (JMSException, ValueError, OSError) as error:
+        warn(str(error))
+        try:
+            sys.stdout.flush()
+        except OSError:
+            drop_output()
+        return 1
+    except KeyboardInterrupt:
+        drop_output()  # whoever is to read it may be slow
+        return 130
+    return status
+
+
+def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
+    options = parse(arguments)
+    if not is_open and options.run is not serve:  # a server does not depend on who reads its output
+        raise ValueError("the standard output is closed, so nothing was done; open it (>/dev/null discards the output)")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    status: int = options.run(options)
+    return status
+
+
+def _flush() -> None:
+    """Write what waits in the buffer of the standard output now, where an error can still be told."""
+    with output_errors():
+        sys.stdout.flush()

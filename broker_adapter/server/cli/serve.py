@@ -1,0 +1,154 @@
+"""The command ``holdfast serve``: a store as an AMQP 1.0 server, until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import queue
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.tls_files import check_readable
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.maintenance import check_store
+from broker_adapter.errors import StoreCorruptException
+from broker_adapter.server.announcements import servers_from
+from broker_adapter.server.cli.store_commands import progress
+from broker_adapter.server.cli.terminal import drop_output
+from broker_adapter.server.cli.tools import listed
+from broker_adapter.server.listener import Listener, check_address
+from broker_adapter.server.open_files import raise_soft_limit
+from broker_adapter.server.origins import is_loopback
+from broker_adapter.server.users import UsersFile
+from broker_adapter.settings import EngineSettings, ServerSettings, options_of, renamed, settings_from
+from broker_adapter.urls.url import masked
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
+#: wait for each other longer than a message takes.
+_SWITCH_SECONDS = 0.0005
+#: How often a server looks whether it was told to stop.
+_LOOK_SECONDS = 1.0
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve a store until a signal comes, or the engine fails."""
+    host, port = _address(options.listen)
+    engine_settings, server_settings = _settings(options.option)
+    servers = servers_from(listed(options.failover_servers))
+    users = UsersFile(options.users) if options.users else None
+    tls = _tls(options)
+    if not is_loopback(host) and not options.insecure and (users is None or tls is None):
+        missing = " and ".join(
+            name for name, value in (("users (--users)", users), ("TLS (--tls-certificate)", tls)) if value is None
+        )
+        raise ValueError(
+            f"refusing to listen on {host}, which others can reach, without {missing}; give them, or say --insecure"
+        )
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    if options.check and os.path.exists(os.path.join(options.data, "data.mdb")):
+        report = check_store(options.data, engine_settings, progress=progress())
+        if not report.is_sound:
+            raise StoreCorruptException(
+                f"the store in {options.data!r} is damaged: {len(report.damages)} pages and"
+                f" {sum(report.summary.problems.values())} records; run: holdfast check {options.data} --repair"
+            )
+    check_address(host, port)  # ahead of the store, which is made where there is none
+    before, after = raise_soft_limit()
+    if after > before:
+        _log.info("= this process may have %d files open now, instead of %d", after, before)
+    broker = Broker(engine_settings, options.data)
+    stopped: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put() may be interrupted by another signal's
+    plain = tls is not None or is_loopback(host)
+    listener = Listener(
+        *(broker, host, port, server_settings, lambda: ServerLogin(users, plain=plain), tls),
+        servers=servers,
+    )
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: stopped.put(None))
+        _, bound = listener.start()
+        broker.on_failure(lambda _error: stopped.put(None))  # behind the listener, which tells its clients first
+        scheme = "amqps" if tls is not None else "amqp"
+        _say(f"holdfast ready on {scheme}://{host}:{bound} with the store in {options.data}")
+        if broker.failed is None:  # else it failed ahead of the line above
+            _wait_for(stopped)
+        if broker.failed is not None:
+            raise broker.failed
+        _say("holdfast stopping")
+    finally:
+        listener.stop()
+        broker.close()
+    return 0
+
+
+def _wait_for(stopped: queue.SimpleQueue[None]) -> None:
+    """Wait, and look now and then: a signal that comes just as Python begins to wait does not end the wait."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return stopped.get(timeout=_LOOK_SECONDS)
+
+
+def _say(text: str) -> None:
+    """Print a line for whoever reads it, if anybody does: the server does not depend on that."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        drop_output()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or "@" in host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"--listen {masked(text)!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
+    values = {}
+    known = [info.name for info in options_of(EngineSettings, ServerSettings)]
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if (hint := renamed(name)) is not None:
+            raise ValueError(hint)
+        if not separator or name not in known:
+            similar = get_close_matches(name, known, 1)
+            names = [f"{each} (the most similar)" for each in similar] + [each for each in known if each not in similar]
+            raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(names)}")
+        values[name] = value
+    return settings_from(EngineSettings, values), settings_from(ServerSettings, values)
+
+
+def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    if options.tls_certificate is None:
+        if options.tls_key is not None:
+            raise ValueError("--tls-key needs --tls-certificate: without a certificate there is no TLS")
+        if options.tls_client_ca is not None:
+            raise ValueError("--tls-client-ca needs --tls-certificate: without TLS nobody shows a certificate")
+        return None
+    for name in ("--tls-certificate", "--tls-key", "--tls-client-ca"):
+        path = getattr(options, name[2:].replace("-", "_"))
+        check_readable(f"{name} {path!r}", path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.tls_certificate, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        key = "the same file" if options.tls_key is None else repr(options.tls_key)
+        raise ValueError(
+            f"the certificate in {options.tls_certificate!r}, with its key in {key}, cannot be used: {error}; both are"
+            " PEM files, and the key belongs to the certificate"
+        ) from error
+    if options.tls_client_ca is not None:
+        try:
+            context.load_verify_locations(options.tls_client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"--tls-client-ca {options.tls_client_ca!r} has no certificate: {error}") from error
+        context.verify_mode = ssl.CERT_OPTIONAL  # who has none may log in with a password
+    return context

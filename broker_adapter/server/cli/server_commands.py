@@ -1,0 +1,138 @@
+"""The commands of ``holdfast`` for a running server: stat, announce, purge, delete, redrive."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from broker_adapter.destination import checked_name
+from broker_adapter.server.announcements import ANNOUNCE
+from broker_adapter.server.cli.terminal import printable
+from broker_adapter.server.cli.tools import connected, listed, say
+from broker_adapter.transport import Transport
+from broker_adapter.wording import counted
+
+
+def stat(options: argparse.Namespace) -> int:
+    """Print figures of a server and its queues."""
+    with connected(options) as (transport, _):
+        statistics = transport.request("statistics", {}, None)
+    if options.json:
+        say(json.dumps(statistics))
+        return 0
+    queues = statistics.pop("queues")
+    for name, value in statistics.items():
+        say(f"{name.replace('_', ' '):20} {value if value is not None else '-'}")
+    if queues:
+        columns = ["name", "kind", "messages", "bytes", "in_hand", "delayed", "consumers", "held_producers"]
+        if any(each.get("client_id") for each in queues):
+            columns.append("client_id")
+        cells_of = [[each[column] for column in columns] for each in queues]
+        rows = [["" if cell is None else printable(str(cell)) for cell in cells] for cells in cells_of]
+        table = [[column.replace("_", " ") for column in columns], *rows]
+        widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
+        say("")
+        for row in table:
+            cells = [
+                cell.ljust(width) if index < 2 else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            say("  ".join(cells).rstrip())
+    return 0
+
+
+def announce(options: argparse.Namespace) -> int:
+    """Tell a server's clients where else to connect."""
+    servers = listed(options.servers)
+    with connected(options) as (transport, _):
+        count = transport.request(ANNOUNCE, {"servers": servers}, None)
+    say(json.dumps({"servers": count}) if options.json else f"announced: {counted(count, 'server')}")
+    return 0
+
+
+def _confirmed(options: argparse.Namespace, question: str) -> bool:
+    """Whether a person who is asked says yes; ``--yes`` and ``--json`` are a yes."""
+    if options.yes or options.json:
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, OSError):
+        raise ValueError("nobody answers the question; give --yes") from None
+
+
+def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The queue, topic or subscription that the arguments name: in words, and as arguments of a request."""
+    if options.subscription is not None and not options.topic:
+        raise ValueError("--subscription needs --topic: a queue has none")
+    if options.client_id is not None and options.subscription is None:
+        raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")
+    if options.subscription is not None:
+        checked_name(options.subscription, "subscription")
+    name, kind = options.destination, "topic" if options.topic else "queue"
+    what = name if options.subscription is None else f"{name}:{options.subscription}"
+    subscription = {"subscription": options.subscription, "client_id": options.client_id}
+    return what, {"destination": name, "kind": kind, **subscription}
+
+
+def purge(options: argparse.Namespace) -> int:
+    """Drop the messages of a queue or a subscription."""
+    what, arguments = _named(options)
+    if options.topic and options.subscription is None:
+        raise ValueError("a topic keeps no messages of its own; name a subscription of it with --subscription")
+    if not _confirmed(options, f"drop all messages of {what!r}?"):
+        say("nothing dropped")
+        return 1
+    with connected(options) as (transport, _):
+        dropped = transport.request("purge", arguments, None)
+    say(json.dumps({"dropped": dropped}) if options.json else f"dropped {dropped} from {what}")
+    return 0
+
+
+def delete(options: argparse.Namespace) -> int:
+    """Delete a queue, a topic or a subscription."""
+    what, arguments = _named(options)
+    if not _confirmed(options, f"delete {what!r} with all its messages?"):
+        say("nothing deleted")
+        return 1
+    with connected(options) as (transport, _):
+        messages = transport.request("delete", {**arguments, "force": options.force}, None)
+    had = counted(messages, "message")
+    say(json.dumps({"messages": messages}) if options.json else f"deleted {what}, which had {had}")
+    return 0
+
+
+def redrive(options: argparse.Namespace) -> int:
+    """Put messages back into the queues that they came from."""
+    arguments = {"to": options.to, "limit": options.count}
+    if options.destination is not None:
+        arguments["destination"] = options.destination
+    with connected(options) as (transport, _):
+        is_new = options.to is not None and not _is_queue(transport, options.to)
+        result = transport.request("redrive", arguments, None)
+    is_made = is_new and result["moved"] > 0
+    if options.json:
+        say(json.dumps(result if options.to is None else {**result, "made": is_made}))
+    else:
+        say(f"put back {result['moved']}")
+        if is_made:
+            say(f"the queue {options.to!r} did not exist, and was made", file=sys.stderr)
+        if result["left"]:
+            say(f"{result['left']} stay: {_why_left(options.to)}", file=sys.stderr)
+    return 1 if result["left"] and not result["moved"] else 0
+
+
+def _is_queue(transport: Transport, name: str) -> bool:
+    """Whether there is a queue of this name."""
+    queues = transport.request("statistics", {}, None)["queues"]
+    return any(each["kind"] == "queue" and each["name"] == name for each in queues)
+
+
+def _why_left(to: str | None) -> str:
+    if to is None:
+        return "where they were is unknown or full, or is gone; name a queue with --to"
+    return (
+        f"the queue {to!r} is full, or cannot have them (it is the one that they are in, it is temporary, or no queue"
+        " can have this name); name another one with --to"
+    )

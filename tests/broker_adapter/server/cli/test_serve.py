@@ -1,0 +1,144 @@
+"""The command ``holdfast serve``."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sdk import ConnectionFactory, JMSException
+from tests.broker_adapter.engine.driving import WAIT
+from tests.broker_adapter.server.cli.running import done, holdfast
+from tests.server_process import ServerProcess
+
+
+def test_a_server_stops_at_an_interrupt_too_and_tells_its_clients(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[3]
+        told: list[JMSException] = []
+        arrived = threading.Event()
+
+        def listener(error: JMSException) -> None:
+            told.append(error)
+            arrived.set()
+
+        with ConnectionFactory(url).create_connection() as connection:
+            connection.exception_listener = listener
+            process.send_signal(signal.SIGINT)
+            assert arrived.wait(120)
+            assert "the server is stopping" in str(told[0])
+        assert process.stdout.readline() == "holdfast stopping\n"
+        assert process.wait(120) == 0
+
+
+def test_signals_that_interrupt_each_other_stop_a_server_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("holdfast ready")
+        for _ in range(100):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "holdfast stopping\n"
+        assert process.wait(120) == 0
+
+
+def test_a_server_stops_cleanly_and_keeps_what_it_has(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        done("send", "q", "kept", "--url", server.url)
+        assert server.stop() == 0
+        server.start()
+        done("send", "q", "kept too", "--url", server.url)
+        server.kill()
+        server.start()
+        assert done("browse", "q", "--url", server.url) == "kept\nkept too\n"
+
+
+def test_it_serves_over_tls_with_users(tmp_path: Path) -> None:
+    certificate = tmp_path / "server"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", f"{certificate}.key", "-out", f"{certificate}.crt"]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    users = str(tmp_path / "users")
+    done("user", "add", users, "alice", text="secret\n")
+    arguments = ("--tls-certificate", f"{certificate}.crt", "--tls-key", f"{certificate}.key", "--users", users)
+    with ServerProcess(tmp_path / "data", *arguments) as server:
+        url = f"amqps://127.0.0.1:{server.port}"
+        tools = ("--username", "alice", "--url", f"{url}?tls_ca_file={certificate}.crt")
+        assert done("send", "q", "safe", *tools, HOLDFAST_PASSWORD="secret") == "sent 1 to q\n"
+        assert done("receive", "q", "--timeout", "0.3", *tools, HOLDFAST_PASSWORD="secret") == "safe\n"
+        stranger = holdfast("stat", "--url", url)
+        assert (stranger.returncode, "TLS" in stranger.stderr) == (1, True)
+        plain = holdfast("stat", "--url", f"amqp://127.0.0.1:{server.port}?connect_timeout_seconds=2")
+        assert (plain.returncode, "Traceback" in plain.stderr) == (1, False)
+
+
+def test_it_refuses_to_listen_where_others_reach_it_without_users_and_tls(tmp_path: Path) -> None:
+    finished = holdfast("serve", "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0")
+    assert finished.returncode == 1
+    assert "without users (--users) and TLS (--tls-certificate); give them, or say --insecure" in finished.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_path: Path) -> None:
+    finished = holdfast("serve", "--data", str(server.data), "--listen", "127.0.0.1:0")
+    assert (finished.returncode, f"in use by process {server.pid}" in finished.stderr) == (1, True)
+    finished = holdfast("serve", "--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{server.port}")
+    assert (finished.returncode, "choose another" in finished.stderr) == (1, True)
+    assert not (tmp_path / "data").exists(), "no store is made where it cannot be served"
+
+
+def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    options = ("--option", "delete_idle_subscriptions_seconds=1", "--option", "delete_idle_queues_seconds=1")
+    with ServerProcess(tmp_path / "data", *options, log=log) as server:
+        with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
+            news = session.create_topic("news")
+            with (
+                session.create_shared_durable_consumer(news, "reader"),
+                session.create_consumer(session.create_queue("empty")),
+            ):
+                session.create_producer(news).send(session.create_text_message("a"))
+        while log.read_text().count("deleted") < 2:
+            time.sleep(0.01)
+    assert "subscription 'reader' on 'news' was deleted, with 1 message: nobody has used it for" in log.read_text()
+    assert "queue 'empty' was deleted, with 0 messages: nobody has used it for" in log.read_text()
+
+
+@pytest.mark.parametrize("streams", ["stdout", "stdout and stderr"])
+def test_a_server_whose_output_nobody_reads_stops_cleanly(tmp_path: Path, streams: str) -> None:
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    errors = subprocess.PIPE if streams != "stdout" else None
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert "holdfast ready" in server.stdout.readline()
+        server.stdout.close()
+        if server.stderr is not None:
+            server.stderr.close()
+        server.terminate()
+        assert server.wait(WAIT) == 0
+
+
+def test_a_server_needs_no_standard_streams(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+    with subprocess.Popen(
+        ["sh", "-c", f'exec "$@" --listen 127.0.0.1:{port} 2>{log} <&- >&-', "sh", *command]
+    ) as process:
+        while holdfast("send", "q", "x", "--url", f"amqp://127.0.0.1:{port}").returncode:
+            assert process.poll() is None, log.read_text()
+        process.terminate()
+        assert process.wait(120) == 0
+    assert "Traceback" not in log.read_text()

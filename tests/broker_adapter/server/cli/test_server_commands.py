@@ -1,0 +1,134 @@
+"""The commands of ``holdfast`` for a running server."""
+
+from __future__ import annotations
+
+import json
+
+from sdk import ConnectionFactory
+from tests.broker_adapter.server.cli.running import NASTY, done, holdfast
+from tests.server_process import ServerProcess
+
+
+def test_a_topic_and_a_subscription_are_what_they_are(server: ServerProcess) -> None:
+    for arguments, reason in (
+        (("receive", "q", "--subscription", "s"), "cannot subscribe to the queue 'q'"),
+        (("purge", "news", "--topic", "--yes"), "a topic keeps no messages of its own"),
+        (("purge", "no-such-queue", "--yes"), "there is no queue 'no-such-queue'"),
+    ):
+        finished = holdfast(*arguments, "--url", server.url)
+        assert (finished.returncode, reason in finished.stderr) == (1, True), finished.stderr
+
+
+def test_a_purge_asks_first(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "asked", "x", *url)
+    refused = holdfast("purge", "asked", *url, text="n\n")
+    assert (refused.returncode, "nothing dropped" in refused.stdout) == (1, True)
+    assert "dropped 1 from asked" in done("purge", "asked", *url, text="y\n")
+
+
+def test_a_table_stays_in_line_whatever_the_names_are(server: ServerProcess) -> None:
+    for name in ("table", f"table{NASTY}"):
+        done("send", name, "x", "--url", server.url)
+    lines = [line for line in done("stat", "--url", server.url).splitlines() if line.startswith("table")]
+    assert len({line.index(" queue ") for line in lines}) == 1
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_dead_letters_are_put_back(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "DLQ", "x", "y", *url)
+    lost = holdfast("redrive", *url)
+    assert (lost.returncode, lost.stdout, "2 stay" in lost.stderr) == (1, "put back 0\n", True)
+    assert json.loads(done("redrive", "DLQ", *url, "--to", "again", "--count", "1", "--json")) == {
+        "moved": 1,
+        "left": 0,
+        "made": True,
+    }
+    again = holdfast("redrive", *url, "--to", "again")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "put back 1\n", ""), "it was made before"
+    assert done("browse", "again", *url) == "x\ny\n"
+
+
+def test_a_queue_that_a_redrive_makes_is_told(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "dead", "x", *url)
+    moved = holdfast("redrive", "dead", *url, "--to", "misspelt")
+    assert (moved.returncode, moved.stdout) == (0, "put back 1\n")
+    assert moved.stderr == "the queue 'misspelt' did not exist, and was made\n"
+    assert "it is made, and that is told" in " ".join(done("redrive", "--help").split())
+
+
+def test_what_a_redrive_leaves_is_told_by_where_it_was_to_go(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "leftover", "x", "y", *url)
+    for to in ("temporary-queue/x", "leftover"):
+        left = holdfast("redrive", "leftover", *url, "--to", to)
+        assert (left.returncode, left.stdout) == (1, "put back 0\n")
+        assert left.stderr.startswith(f"2 stay: the queue {to!r} is full, or cannot have them"), left.stderr
+        assert "unknown" not in left.stderr
+
+
+def test_subscriptions_of_one_name_are_told_apart_by_their_client_ids(server: ServerProcess) -> None:
+    for client_id in ("ann", "bob"):
+        factory = ConnectionFactory(server.url)
+        with factory.create_connection(client_id=client_id) as connection, connection.create_session() as session:
+            session.create_durable_consumer(session.create_topic("shares"), "reader")
+    url = ("--url", server.url)
+    done("send", "shares", "--topic", "x", "y", *url)
+    listed = done("stat", *url).splitlines()
+    assert any(line.endswith("client id") for line in listed)
+    assert sorted(line.split()[-1] for line in listed if line.startswith("shares:reader")) == ["ann", "bob"]
+
+    purge = ("purge", "shares", *url, "--yes")
+    assert "name a subscription" in holdfast(*purge, "--topic").stderr
+    assert "needs --topic" in holdfast(*purge, "--subscription", "reader").stderr
+    assert "needs --subscription" in holdfast(*purge, "--topic", "--client-id", "ann").stderr
+    assert "no subscription 'reader'" in holdfast(*purge, "--topic", "--subscription", "reader").stderr
+    named = ("--topic", "--subscription", "reader", "--client-id", "ann")
+    assert done(*purge, *named) == "dropped 2 from shares:reader\n"
+    left = {
+        each["client_id"]: each["messages"]
+        for each in json.loads(done("stat", *url, "--json"))["queues"]
+        if each["name"] == "shares:reader"
+    }
+    assert left == {"ann": 0, "bob": 2}
+
+
+def test_a_queue_and_a_subscription_are_deleted(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "doomed", "x", "y", *url)
+    refused = holdfast("delete", "doomed", *url, text="n\n")
+    assert (refused.returncode, "nothing deleted" in refused.stdout) == (1, True)
+    assert done("delete", "doomed", *url, "--yes") == "deleted doomed, which had 2 messages\n"
+    assert "there is no queue 'doomed'" in holdfast("delete", "doomed", *url, "--yes").stderr
+    assert done("browse", "doomed", *url) == ""
+    names = {each["name"] for each in json.loads(done("stat", *url, "--json"))["queues"]}
+    assert "doomed" not in names, "browsing makes no queue"
+    arguments = ("papers", "--topic", *url)
+    done("receive", *arguments, "--subscription", "reader", "--timeout", "0.1")
+    done("send", *arguments, "hello")
+    assert json.loads(done("delete", *arguments, "--subscription", "reader", "--json")) == {"messages": 1}
+    assert holdfast("delete", "q", *url, "--subscription", "s", "--yes").returncode == 1
+    assert "can be purged" in holdfast("delete", "DLQ", *url, "--yes").stderr
+
+
+def test_one_is_singular(server: ServerProcess) -> None:
+    url = ("--url", server.url)
+    done("send", "single", "x", *url)
+    assert holdfast("browse", "single", *url).stderr == "1 message\n"
+    assert done("delete", "single", *url, "--yes") == "deleted single, which had 1 message\n"
+    assert done("announce", "h:5672", *url) == "announced: 1 server\n"
+    assert done("announce", "", *url) == "announced: 0 servers\n"
+
+
+def test_a_topic_without_its_client_id_says_which_one_is_meant(server: ServerProcess) -> None:
+    with (
+        ConnectionFactory(server.url).create_connection(client_id="me") as connection,
+        connection.create_session() as session,
+    ):
+        session.create_durable_consumer(session.create_topic("tt"), "dur")
+    for command in ("purge", "delete"):
+        finished = holdfast(command, "tt", "--topic", "--subscription", "dur", "--yes", "--url", server.url)
+        assert finished.returncode == 1
+        assert "there is one of client id 'me' (--client-id)" in finished.stderr
