@@ -22,7 +22,8 @@ from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
 from broker_adapter.server.cli.tools import listed
-from broker_adapter.server.listener import Listener, check_address
+from broker_adapter.server.listener import Listener
+from broker_adapter.server.listening import check_address
 from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.users import UsersFile

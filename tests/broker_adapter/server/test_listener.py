@@ -29,7 +29,9 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.server import listener, open_files
-from broker_adapter.server.listener import ClientConnection, Listener, check_address
+from broker_adapter.server.client_connection import ClientConnection
+from broker_adapter.server.listener import Listener
+from broker_adapter.server.listening import check_address
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -680,10 +682,10 @@ def test_a_client_with_another_word_or_none_takes_nobodys_place(
     second, second_peer = opened(served, token)
     answer = heard(second, second_peer, RemoteOpen)
     assert answer.properties["amqp:connection-establishment-failed"] is True, "the client id is in use"
-    assert len(served.listener._named) <= 2
+    assert len(served.listener._tokens) <= 2
     for each in (first, second):
         each.close()
-    eventually(lambda: not served.listener._named)
+    eventually(lambda: len(served.listener._tokens) == 0)
 
 
 def test_what_the_old_connection_had_is_there_for_the_new_one(serve: Callable[..., Served]) -> None:
