@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.server.protocol_client import Client
 
 
 @pytest.fixture
@@ -16,3 +18,21 @@ def broker() -> Iterator[Broker]:
     broker = Broker(EngineSettings())
     yield broker
     broker.close()
+
+
+@pytest.fixture
+def make_broker() -> Iterator[Callable[..., Broker]]:
+    made: list[Broker] = []
+
+    def make(**settings: Any) -> Broker:
+        made.append(Broker(EngineSettings(**settings)))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.fixture
+def client(broker: Broker) -> Client:
+    return Client(broker).open()

@@ -16,8 +16,8 @@ from broker_adapter.server.listener import Listener
 from broker_adapter.settings import ServerSettings
 from tests.broker_adapter.amqp.frames import ATTACH, BEGIN, CLOSE, TRANSFER, attach, begin, disposition, flow
 from tests.broker_adapter.engine.driving import WAIT, connect, drained
+from tests.broker_adapter.server.protocol_client import decoded, encoded
 from tests.broker_adapter.server.raw_client import RawClient
-from tests.broker_adapter.server.test_protocol import decoded, encoded
 
 ACCEPTED, RELEASED = 0x24, 0x26
 

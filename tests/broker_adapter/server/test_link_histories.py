@@ -14,7 +14,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT
-from tests.broker_adapter.server.test_protocol import decoded, encoded, put
+from tests.broker_adapter.server.protocol_client import decoded, encoded, put
 from tests.broker_adapter.server.test_unfinished_messages import FOREIGN, OWN, Reader, in_hand, rest_of
 
 SEEDS = int(os.environ.get("LINK_HISTORIES", "8"))

@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.amqp.events import Terminus
 from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY
 from broker_adapter.engine.broker import Broker
-from tests.broker_adapter.server.test_protocol import Client, encoded, put
+from tests.broker_adapter.server.protocol_client import Client, encoded, put
 from tests.broker_adapter.server.test_unfinished_messages import FOREIGN, OWN
 
 

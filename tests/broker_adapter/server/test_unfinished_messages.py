@@ -11,7 +11,7 @@ from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from tests.broker_adapter.engine.driving import WAIT
-from tests.broker_adapter.server.test_protocol import Client, decoded, encoded, put
+from tests.broker_adapter.server.protocol_client import Client, decoded, encoded, put
 
 SIZE = 1_000_000
 COUNT = 5

@@ -1,0 +1,580 @@
+"""Links that the client of the protocol in memory receives on: credit, deliveries, their end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import (
+    ACCEPTED_STATE,
+    FAILED_STATE,
+    MODIFIED,
+    NO_STATE,
+    REJECTED,
+    RELEASED_STATE,
+    LinkRemoteClose,
+    SessionRemoteClose,
+    State,
+    Terminus,
+)
+from broker_adapter.amqp.payloads import decode_received, format_of, received
+from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.wire import (
+    DISCHARGE_CODE,
+)
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
+from broker_adapter.server.consumers import SLICE_MESSAGES
+from tests.broker_adapter.engine.driving import WAIT, depth
+from tests.broker_adapter.server.protocol_client import (
+    OWN_CLIENT,
+    Client,
+    decoded,
+    encoded,
+    in_transaction,
+    put,
+    waiting,
+)
+from tests.contracts.transports import engine, eventually
+
+
+def test_a_message_goes_through_unchanged(client: Client) -> None:
+    sent = encoded(
+        {"k": [1, 2.5, None, b"\x00", "é"]},
+        id=b"\x01\x02",
+        correlation_id="c",
+        subject="s",
+        priority=9,
+        durable=True,
+        reply_to="answers",
+        content_type="x/y",
+        properties={"n": 1, "s": "t", "b": True},
+        annotations={Symbol("x-opt-mine"): [1, 2]},
+        instructions={Symbol("x-opt-once"): 1},
+        user_id=b"me",
+        group_id="g",
+        group_sequence=3,
+    )
+    client.raw(client.sender("q"), sent)
+    link = client.receiver("q", 1, name="r")
+    (got,) = client.receive(link, 1)
+    assert got.payload == sent
+    client.settle(link, [got], FAILED_STATE)
+    client.peer.credit(link, 1)
+    again = client.receive(link, 2)[1]
+    message = decoded(again.payload)
+    assert (message.delivery_count, message.priority, message.durable) == (1, 9, True)
+    bare = sent.index(b"\x00\x53\x71")  # what follows the header and is nobody's to change
+    assert again.payload.endswith(sent[bare:])
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        b"\x00\x53\x75\xa0\x03abc" + b"\x00\x53\x75\xa0\x03def",
+        b"\x00\x53\x76\xc0\x05\x02\x54\x01\x54\x02",
+        b"\x00\x53\x77\x40",
+        b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x77\xa1\x01x",
+        b"\x00\x53\x77\xa1\x01x" + b"\x00\x53\x78\xc1\x07\x02\xa3\x01f\xa1\x01v",
+    ],
+    ids=["two data", "sequence", "null", "long descriptor", "footer"],
+)
+def test_bodies_of_every_kind_keep_their_bytes(client: Client, sections: bytes) -> None:
+    assert client.raw(client.sender("q"), sections) == ACCEPTED_STATE
+    assert client.receive(client.receiver("q", 1, name="r"), 1)[0].payload == sections
+
+
+def test_a_consumer_gets_exactly_its_credit(client: Client) -> None:
+    client.send(client.sender("q"), *range(10))
+    link = client.receiver("q", name="r")
+    client.rest()
+    assert client.messages(link) == []
+    client.peer.credit(link, 3)
+    client.rest()
+    assert client.bodies(link) == [0, 1, 2]
+    client.peer.credit(link, 1)
+    client.peer.credit(link, 4)
+    client.rest()
+    assert client.bodies(link) == list(range(8))
+
+
+def test_credit_beyond_a_slice_is_passed_on_in_slices(client: Client, broker: Broker) -> None:
+    count = 2 * SLICE_MESSAGES + 500
+    put(broker, "q", *[encoded(body) for body in range(count)])
+    link = client.receiver("q", count - 1, name="r")
+    client.receive(link, count - 1)
+    client.rest()
+    assert len(client.messages(link)) == count - 1
+
+
+def test_credit_that_is_taken_back_is_not_used(client: Client) -> None:
+    link = client.receiver("q", 10, name="r")
+    client.rest()
+    client.peer.credit(link, -7)
+    client.rest()
+    client.send(client.sender("q"), *range(10))
+    client.rest()
+    assert client.bodies(link) == [0, 1, 2]
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    assert client.bodies(other) == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_messages_on_their_way_for_credit_that_is_taken_back_go_to_others(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), *range(5))
+    link = client.receiver("q", name="r")
+    client.pump()
+    client.peer.credit(link, 5)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed out all five
+    client.peer.credit(link, -3)
+    client.to_server()
+    client.rest()
+    assert client.bodies(link) == [0, 1]
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    assert client.bodies(other) == [2, 3, 4]
+    client.peer.credit(link, 1)
+    client.send(client.sender("q", name="again"), "x")
+    client.receive(link, 3)
+
+
+def test_two_consumers_share_a_queue_and_each_keeps_to_its_credit(client: Client) -> None:
+    client.send(client.sender("q"), *range(10))
+    first = client.receiver("q", 3, name="first")
+    second = client.receiver("q", 4, name="second")
+    client.rest()
+    assert sorted(client.bodies(first) + client.bodies(second)) == list(range(7))
+    assert (len(client.messages(first)), len(client.messages(second))) == (3, 4)
+
+
+@pytest.mark.parametrize("credit", [10, SLICE_MESSAGES + 1, 10 * SLICE_MESSAGES, 2**31 - 1])
+@pytest.mark.parametrize("count", [0, 4])
+def test_a_drain_brings_what_there_is_and_ends_the_credit(client: Client, credit: int, count: int) -> None:
+    if count:
+        client.send(client.sender("q"), *range(count))
+    link = client.receiver("q", credit, name="r")
+    client.drained(link)
+    assert client.bodies(link) == list(range(count))
+
+
+def test_a_drain_of_more_than_a_slice_brings_all_of_it(client: Client, broker: Broker) -> None:
+    count = 2 * SLICE_MESSAGES + 7
+    put(broker, "q", *[encoded(body) for body in range(count)])
+    link = client.receiver("q", 10 * SLICE_MESSAGES, name="r")
+    client.drained(link)
+    assert len(client.messages(link)) == count
+
+
+def test_a_drain_that_the_messages_use_up_ends_as_well(client: Client) -> None:
+    client.send(client.sender("q"), *range(4))
+    link = client.receiver("q", 3, name="r")
+    client.drained(link)
+    assert client.bodies(link) == [0, 1, 2]
+    client.peer.credit(link, 1)
+    assert len(client.receive(link, 4)) == 4
+
+
+def test_a_drain_that_comes_with_the_attach_is_answered(client: Client) -> None:
+    client.send(client.sender("q"), "x")
+    link = client.peer.attach_receiver(client.session, "r", Terminus("q"), Terminus())
+    client.peer.credit(link, 5)
+    client.drained(link)
+    assert client.bodies(link) == ["x"]
+
+
+def test_a_consumer_goes_on_after_a_drain(client: Client) -> None:
+    link = client.receiver("q", 5, name="r")
+    producer = client.sender("q")
+    for body in range(3):
+        client.drained(link)
+        client.send(producer, body)
+        client.rest()
+        assert len(client.messages(link)) == body
+        client.peer.credit(link, 5)
+        client.receive(link, body + 1)
+    assert client.bodies(link) == [0, 1, 2]
+
+
+def test_a_client_that_takes_no_more_costs_a_bounded_amount(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker()
+    body = b"x" * 8192
+    put(broker, "q", *[encoded(body)] * 200)
+    client = Client(broker, max_output_bytes=65536).open()
+    link = client.receiver("q", name="r")
+    client.server.pause()
+    client.peer.credit(link, 200)
+    client.rest()
+    assert client.messages(link) == []
+    client.server.resume()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed out what it may
+    client.server.pause()
+    client.rest()
+    got = len(client.messages(link))
+    assert 0 < got <= 8  # 65,536 bytes
+    client.server.resume()
+    broker.call(c.Statistics(), WAIT)
+    client.server.pause()
+    client.rest()
+    assert 0 < len(client.messages(link)) - got <= 16  # what the engine had, and one slice more
+    got = len(client.messages(link))
+    client.peer.drain(link)
+    client.rest()
+    assert len(client.messages(link)) == got
+    client.server.resume()
+    client.until(lambda: client.peer.remaining_credit(link) == 0)
+    assert len(client.messages(link)) == 200
+
+
+@pytest.mark.parametrize("fields", [{}, {"copies": True}], ids=["consumer", "browser"])
+def test_large_messages_are_handed_out_few_at_a_time(make_broker: Callable[..., Broker], fields: Any) -> None:
+    broker = make_broker()
+    put(broker, "q", *[encoded(str(number) * 10_000) for number in range(100)])
+    client = Client(broker, max_output_bytes=65536).open()
+    link = client.receiver(Terminus("q", **fields), name="r")
+    client.peer.credit(link, 1000)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed out what it may
+    client.server.pause()
+    client.rest()
+    assert len(client.messages(link)) == 7
+    client.server.resume()
+    client.drained(link)
+    assert [body[:1] for body in client.bodies(link)] == [str(number)[0] for number in range(100)]
+
+
+def test_links_share_what_a_connection_may_have_on_its_way(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker()
+    client = Client(broker, max_output_bytes=1 << 20).open()
+    links = [client.receiver(f"q{number}", 1000, name=f"r{number}") for number in range(16)]
+    client.rest()
+    client.server.pause()
+    for number in range(16):
+        put(broker, f"q{number}", *[encoded("x" * 10_000)] * 100)
+    client.rest()
+    assert sum(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues) * 10_000 < 4 << 20
+    client.server.resume()
+    client.until(lambda: all(len(client.messages(link)) == 100 for link in links))
+
+
+def test_a_session_that_takes_no_more_costs_a_bounded_amount(make_broker: Callable[..., Broker]) -> None:
+    count = 200
+    broker = make_broker()
+    put(broker, "q", *[encoded(f"{number:010000}") for number in range(count)])
+    client = Client(broker, max_output_bytes=65536).open()
+    client.peer._sessions[client.session].endpoint.incoming_capacity = 2 << 20  # two frames
+    link = client.receiver("q", name="r", presettled=True)
+    client.peer.credit(link, count)
+    client.to_server()
+    for _ in range(20):
+        broker.call(c.Statistics(), WAIT)
+        client.peer.receive(client.server.pending_output())  # and takes nothing out of the session
+    assert count - depth(broker, "q") <= 20
+    client.until(lambda: len(client.messages(link)) == count)
+    assert [int(body[-9:]) for body in client.bodies(link)] == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("state", "count", "dead"),
+    [
+        (ACCEPTED_STATE, None, False),
+        (RELEASED_STATE, 0, False),
+        (FAILED_STATE, 1, False),
+        (State(MODIFIED), 0, False),
+        (State(REJECTED), None, True),
+        (State(REJECTED, error=AmqpError("my:reason", "because")), None, True),
+        (State(MODIFIED, failed=True, undeliverable=True), None, True),
+        (NO_STATE, 0, False),
+    ],
+    ids=["accepted", "released", "failed", "modified", "rejected", "with a reason", "undeliverable", "without a word"],
+)
+def test_a_delivery_ends_as_the_client_says(
+    client: Client, broker: Broker, state: State, count: int | None, dead: bool
+) -> None:
+    client.send(client.sender("q"), "x", "y")
+    link = client.receiver("q", 1, name="r")
+    client.settle(link, client.receive(link, 1)[:1], state)
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    found = {decoded(each.payload).body: decoded(each.payload).delivery_count for each in client.messages(other)}
+    assert found.get("x") == count
+    assert list(found) == (["y"] if count is None else ["x", "y"])
+    assert depth(broker, "DLQ") == int(dead)
+
+
+def test_a_presettled_consumer_has_nothing_to_give_back(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    link = client.receiver("q", 1, presettled=True, name="r")
+    assert client.opened(link).presettled
+    assert client.receive(link, 1)[0].number == 0
+    client.server.receive_end()
+    client.rest()
+    assert waiting(broker, "q") == ["b"]
+
+
+def test_a_browser_gets_copies_and_its_end_is_told(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), *range(5))
+    link = client.receiver(Terminus("q", copies=True), 3, name="b")
+    client.rest()
+    assert client.bodies(link) == [0, 1, 2]
+    client.peer.credit(link, 100)
+    client.drained(link)
+    assert client.bodies(link) == [0, 1, 2, 3, 4]
+    assert client.close_link(link).error is None
+    assert depth(broker, "q") == 5
+
+
+def test_an_expired_message_is_not_delivered(client: Client) -> None:
+    client.now_ms = time.time_ns() // 1_000_000
+    producer = client.sender("q")
+    client.send(producer, "short", ttl=0.001)
+    client.send(producer, "long", ttl=1000)
+    deadline = time.monotonic() + 0.01
+    while time.monotonic() < deadline:
+        client.rest()
+    link = client.receiver("q", 9, name="r")
+    client.drained(link)
+    assert client.bodies(link) == ["long"]
+
+
+def test_messages_of_our_own_format_are_plain_amqp_to_others(tmp_path: Path) -> None:
+    with engine("amqp in memory", tmp_path / "data") as found:
+        ours = found.open()
+        ours.send("q", "hello", priority=6)
+        client = Client(found.broker).open()
+        link = client.receiver("q", 1, name="r")
+        message = decoded(client.receive(link, 1)[0].payload)
+        assert (message.body, message.address, message.priority) == ("hello", "q", 6)
+        client.settle(link, client.messages(link))
+        client.send(client.sender("q"), "back", priority=7, correlation_id="c")
+        envelope = ours.receiver(queue("q"), 1).wait_for(1)[0].envelope
+        assert (envelope.body, envelope.priority, envelope.correlation_id) == ("back", 7, "c")
+
+
+def test_a_stored_message_that_cannot_be_read_is_a_dead_letter_and_uses_no_credit(
+    client: Client, broker: Broker
+) -> None:
+    put(broker, "q", b"nonsense", format=ENVELOPE_FORMAT)
+    put(broker, "q", encoded("good"))
+    link = client.receiver("q", 1, name="r")
+    client.receive(link, 1)
+    assert client.bodies(link) == ["good"]
+    client.rest()
+    assert depth(broker, "DLQ") == 1
+
+
+def test_our_own_client_is_told_the_place_of_a_message(broker: Broker) -> None:
+    client = Client(broker).open(capabilities=OWN_CLIENT)
+    client.send(client.sender("q"), "x")
+    payload = client.receive(client.receiver("q", 1, name="r"), 1)[0].payload
+    assert (received(payload).position, received(payload).delivery_count) == (1, 0)
+    assert decode_received(payload, queue("q")).body == "x"
+
+
+def test_a_client_of_an_older_version_gets_messages_in_its_form(broker: Broker) -> None:
+    envelope = Envelope(queue("q"), BodyKind.TEXT, "x", {"n": 1})
+    own, first = pack(envelope), pack(envelope, 1)
+    put(broker, "q", own[:-1] + b"\xff", format=ENVELOPE_FORMAT)  # no UTF-8
+    for payload in (own, first):
+        put(broker, "q", payload, format=format_of(payload))
+    put(broker, "q", encoded("standard"))
+    client = Client(broker).open(capabilities=("HOLDFAST-ENVELOPE",))
+    link = client.receiver("q", 3, name="r")
+    payloads = [each.payload for each in client.receive(link, 3)]
+    assert [each.endswith(first) for each in payloads] == [True, True, False]
+    assert [decode_received(each).body for each in payloads] == ["x", "x", "standard"]
+    client.rest()
+    assert depth(broker, "DLQ") == 1
+
+
+def test_a_dynamic_source_is_a_new_queue_of_this_connection(client: Client, broker: Broker) -> None:
+    link = client.receiver(Terminus(dynamic=True), 5, name="r")
+    source = client.opened(link).source
+    assert source is not None
+    assert source.dynamic
+    assert source.capabilities == ("temporary-queue",)
+    assert source.address is not None
+    other = Client(broker).open()
+    assert other.send(other.sender(source.address), "answer") == [ACCEPTED_STATE]
+    client.receive(link, 1)
+    assert client.bodies(link) == ["answer"]
+    mine = other.peer.attach_receiver(other.session, "r", Terminus(source.address), Terminus())
+    assert other.refusal(mine).condition == "amqp:not-found"
+    client.close_link(link)
+    client.rest()
+    gone = other.peer.attach_sender(other.session, "gone", Terminus(), Terminus(source.address))
+    assert other.refusal(gone).condition == "amqp:not-found"
+
+
+def test_a_temporary_destination_in_use_is_not_deleted(client: Client) -> None:
+    link = client.sender(Terminus(dynamic=True))
+    target = client.opened(link).target
+    assert target is not None
+    assert target.address is not None
+    consumer = client.receiver(target.address, 5, name="r")
+    error = client.close_link(link).error
+    assert error is not None
+    assert error.condition == "amqp:illegal-state"
+    assert client.send(client.sender(target.address, name="other"), "x") == [ACCEPTED_STATE]
+    client.receive(consumer, 1)
+
+
+@pytest.mark.parametrize("as_source", [False, True])
+def test_a_dynamic_terminus_whose_link_is_gone_already_leaves_nothing_behind(
+    client: Client, broker: Broker, as_source: bool
+) -> None:
+    before = len(broker.call(c.Statistics(), WAIT).queues)
+    for number in range(5):
+        if as_source:
+            terminus = Terminus(dynamic=True)
+            link = client.peer.attach_receiver(client.session, f"l{number}", terminus, Terminus())
+        else:
+            link = client.peer.attach_sender(client.session, f"l{number}", Terminus(), Terminus(dynamic=True))
+        client.peer.close_link(link)
+    client.until(lambda: len(client.of(LinkRemoteClose)) == 5)
+    client.rest()
+    eventually(lambda: len(broker.call(c.Statistics(), WAIT).queues) == before)
+
+
+def test_a_closed_link_of_our_own_client_may_still_settle_what_it_was_sent(broker: Broker) -> None:
+    client = Client(broker).open(properties={"product": "Holdfast"})
+    client.send(client.sender("q"), "a", "b")
+    link = client.receiver("q", 2, name="r")
+    first, second = client.receive(link, 2)
+    client.close_link(link)
+    assert waiting(broker, "q") == []
+    client.settle(link, [first])
+    client.settle(link, [second], RELEASED_STATE)
+    assert waiting(broker, "q") == ["b"]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_closed_link_of_another_client_gives_back_what_it_did_not_settle(
+    client: Client, broker: Broker, closed: bool
+) -> None:
+    client.send(client.sender("q"), "a", "b", "c")
+    link = client.receiver("q", 2, name="r")
+    first, second = client.receive(link, 2)
+    coordinator = client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.settle(link, [first], in_transaction(txn_id, ACCEPTED_STATE))
+    client.close_link(link, closed=closed)
+    other = client.receiver("q", 9, name="other")
+    client.drained(other)
+    assert client.bodies(other) == ["b", "c"]
+    assert [decoded(each.payload).delivery_count for each in client.messages(other)] == [0, 0]
+    client.settle(link, [second])  # too late
+    client.settle(other, client.messages(other), RELEASED_STATE)
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    assert waiting(broker, "q") == ["b", "c"]
+
+
+def test_links_that_are_closed_with_messages_do_not_count(broker: Broker) -> None:
+    client = Client(broker, max_links=4).open()
+    client.send(client.sender("q"), "x")
+    for number in range(10):
+        link = client.receiver("q", 1, name=f"r{number}")
+        client.receive(link, 1)
+        client.close_link(link)
+
+
+def test_messages_on_their_way_to_a_link_that_closes_go_back_as_they_were(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    link = client.receiver("q", name="r")
+    client.pump()
+    client.peer.credit(link, 2)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)  # the engine has handed them out; the server has not sent them
+    client.close_link(link)
+    client.rest()
+    assert client.messages(link) == []
+    other = client.receiver("q", 2, name="other")
+    assert [decoded(each.payload).delivery_count for each in client.receive(other, 2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("product", "failures"), [("Holdfast", 1), ("somebody else", 0)], ids=["our own client", "another client"]
+)
+def test_the_end_of_a_session_gives_back_what_it_held(broker: Broker, product: str, failures: int) -> None:
+    """Other clients say what has failed, and leave the rest, which the application has not seen, to the broker."""
+    client = Client(broker).open(properties={"product": product})
+    client.send(client.sender("q"), "a", "b")
+    session = client.peer.begin_session()
+    link = client.receiver("q", 2, session=session, name="r")
+    client.receive(link, 2)
+    client.peer.end_session(session)
+    client.until(lambda: client.of(SessionRemoteClose))
+    client.rest()
+    other = client.receiver("q", 2, name="other")
+    client.receive(other, 2)
+    assert client.bodies(other) == ["a", "b"]
+    assert [decoded(each.payload).delivery_count for each in client.messages(other)] == [failures] * 2
+
+
+@pytest.mark.parametrize(("closes", "failures"), [(True, 0), (False, 1)], ids=["with a close", "without a word"])
+def test_what_a_client_held_has_failed_where_it_left_without_a_word(
+    broker: Broker, closes: bool, failures: int
+) -> None:
+    client = Client(broker).open()
+    client.send(client.sender("q"), "a")
+    client.receive(client.receiver("q", 2, name="r"), 1)
+    if closes:
+        client.peer.close()
+        client.pump()
+    else:
+        client.server.receive_end()
+    other = Client(broker).open()
+    link = other.receiver("q", 2, name="r")
+    other.receive(link, 1)
+    assert [decoded(each.payload).delivery_count for each in other.messages(link)] == [failures]
+
+
+def test_messages_on_their_way_to_a_session_that_ends_come_again(client: Client, broker: Broker) -> None:
+    client.send(client.sender("q"), "a", "b")
+    session = client.peer.begin_session()
+    link = client.receiver("q", session=session, name="r")
+    client.pump()
+    client.peer.credit(link, 2)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)
+    client.peer.end_session(session)
+    client.rest()
+    assert client.messages(link) == []
+    other = client.receiver("q", 2, name="other")
+    client.receive(other, 2)
+    assert client.bodies(other) == ["a", "b"]
+
+
+def test_a_drain_of_a_session_that_ends_is_dropped(client: Client, broker: Broker) -> None:
+    session = client.peer.begin_session()
+    link = client.receiver("q", 5, session=session, name="r")
+    client.rest()
+    client.peer.drain(link)
+    client.to_server()
+    broker.call(c.Statistics(), WAIT)
+    client.peer.end_session(session)
+    client.rest()
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+def test_answers_for_a_session_that_has_ended_are_dropped(client: Client, broker: Broker) -> None:
+    session = client.peer.begin_session()
+    link = client.sender("q", session=session)
+    coordinator = client.sender(Terminus(coordinator=True), session=session, name="c")
+    txn_id = client.declare(coordinator)
+    client.peer.send(link, encoded("x"))
+    client.peer.send(coordinator, b"\x00\x53\x77" + encode(Described(ULong(DISCHARGE_CODE), [txn_id, False])))
+    client.peer.attach_sender(session, "late", Terminus(), Terminus("late"))
+    client.peer.attach_receiver(session, "later", Terminus("late"), Terminus())
+    client.peer.attach_receiver(session, "latest", None, Terminus())
+    client.peer.end_session(session)
+    client.rest()
+    assert waiting(broker, "q") == ["x"]
+    assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
