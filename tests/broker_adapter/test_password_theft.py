@@ -19,7 +19,7 @@ from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
 from broker_adapter.transport import Server
 from sdk import Connection, ConnectionFactory, ConnectionLostException, JMSSecurityException
-from tests.broker_adapter.server.test_listener import server_context
+from tests.broker_adapter.server.served import server_context
 from tests.contracts.transports import eventually
 
 WAIT = 120.0

@@ -21,7 +21,7 @@ from sdk import (
     StaleAcknowledgementException,
     TransactionRolledBackException,
 )
-from tests.broker_adapter.server.test_listener import server_context
+from tests.broker_adapter.server.served import server_context
 from tests.faults import faults
 from tests.faults.proxy import Proxy
 from tests.sdk.test_many_threads import WAIT, Threads

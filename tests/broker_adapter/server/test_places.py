@@ -26,7 +26,7 @@ from broker_adapter.server import listener, open_files
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
 from sdk import ConnectionFactory, ConnectionLostException
-from tests.broker_adapter.server.test_listener import server_context
+from tests.broker_adapter.server.served import server_context
 from tests.contracts.transports import eventually
 
 WAIT = 120.0

@@ -1,0 +1,235 @@
+"""One client's socket: faults, a client that takes nothing, what is left of a connection that has ended."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.events import ACCEPTED_STATE, Transfers
+from broker_adapter.amqp.payloads import decode_received
+from broker_adapter.amqp.peer import Peer, PeerLimits
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine import commands as c
+from broker_adapter.server.client_connection import ClientConnection
+from broker_adapter.server.listener import Listener
+from broker_adapter.server.protocol import ServerProtocol
+from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, flow
+from tests.broker_adapter.server.raw_client import RawClient, request
+from tests.broker_adapter.server.served import (
+    WAIT,
+    Served,
+    change,
+    in_hand,
+    read_all,
+    stalled,
+)
+from tests.contracts.transports import eventually
+
+pytestmark = pytest.mark.usefixtures("often")
+
+
+class FaultyProtocol(ServerProtocol):
+    """Has a fault that only the clients named "faulty" meet."""
+
+    fault = ""
+
+    def _meet(self, name: str) -> None:
+        if self.peer_name == "faulty" and name == self.fault:
+            raise RuntimeError(f"a fault in {name}")
+
+    def tick(self, now_ms: int) -> int | None:
+        self._meet("tick")
+        return super().tick(now_ms)
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        self._meet("receive")
+        super().receive(data, now_ms)
+
+    def pending_output(self, limit_bytes: int | None = None) -> bytes:
+        self._meet("pending_output")
+        return super().pending_output(limit_bytes)
+
+
+class FaultyListener(Listener):
+    def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
+        def wake() -> None:
+            self.wake(connection)
+
+        return FaultyProtocol(self._broker, self.settings, ServerLogin(None, plain=True), wake, self.request)
+
+
+@pytest.mark.parametrize("fault", ["tick", "receive", "pending_output"])
+def test_an_unexpected_fault_ends_one_connection_and_time_goes_on_for_the_others(
+    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    served = serve(FaultyListener, handshake_timeout_seconds=WAIT)
+    with served.socket() as half, served.socket() as sock:
+        monkeypatch.setattr(FaultyProtocol, "fault", fault)
+        peer = Peer(PeerLimits())
+        peer.open("faulty")
+        sock.sendall(peer.pending_output())
+        if fault == "receive":  # the first bytes are well, since they only tell who it is
+            peer.receive(sock.recv(65536))
+            peer.begin_session()
+            sock.sendall(peer.pending_output())
+        read_all(sock)
+        change(served, handshake_timeout_seconds=0.001)
+        read_all(half)  # the clock still runs, so who says nothing is dropped
+    assert f"a fault in {fault}" in caplog.text
+    change(served, handshake_timeout_seconds=WAIT)
+    assert served.works()
+
+
+def test_a_client_that_takes_nothing_costs_a_bounded_amount_and_then_gets_everything(
+    serve: Callable[..., Served],
+) -> None:
+    count = 400  # 36 MB, more than the buffers of the system's sockets
+    served = serve(max_output_bytes=65536)
+    sock, peer, link = stalled(served, count)
+    with sock:
+        held = in_hand(served)
+        assert held < count
+        assert served.works()
+        assert held <= in_hand(served) < count
+        bodies: list[str] = []
+        while len(bodies) < count:
+            peer.receive(sock.recv(1 << 20))
+            for event in peer.events():
+                if isinstance(event, Transfers):
+                    bodies += [str(decode_received(each.payload).body) for each in event.deliveries]
+                    peer.settle(link, [each.number for each in event.deliveries], ACCEPTED_STATE)
+            sock.sendall(peer.pending_output())
+        assert [int(body[-9:]) for body in bodies] == list(range(count))
+        eventually(lambda: in_hand(served) == 0)
+
+
+def test_a_client_that_takes_nothing_and_says_nothing_is_dropped(serve: Callable[..., Served]) -> None:
+    served = serve(max_output_bytes=65536)
+    sock, _, _ = stalled(served, 300, idle_timeout_seconds=2.0)
+    change(served, handshake_timeout_seconds=0.5)  # for its last words as well
+    with sock:
+        eventually(lambda: not served.listener.connections)
+    assert in_hand(served) == 0
+
+
+class Probe:
+    """Lives as long as the C object that knows it."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[weakref.ref[Any]]]:
+    """What connections are made of, by name, so that it can be seen to go."""
+    found: dict[str, list[weakref.ref[Any]]] = {}
+
+    def watch(cls: type[Any]) -> None:
+        make = cls.__init__
+
+        def made(self: Any, *arguments: Any, **fields: Any) -> None:
+            make(self, *arguments, **fields)
+            found.setdefault(cls.__name__, []).append(weakref.ref(self))
+            if cls is ServerProtocol:
+                probe = Probe()
+                self._peer._transport._attrs["probe"] = probe
+                found.setdefault("C transport", []).append(weakref.ref(probe))
+                found.setdefault("Peer", []).append(weakref.ref(self._peer))
+
+        monkeypatch.setattr(cls, "__init__", made)
+
+    watch(ClientConnection)
+    watch(ServerProtocol)
+    return found
+
+
+@pytest.mark.parametrize("end", ["dropped", "closed", "broken", "taken over", "refused"])
+def test_a_connection_that_has_ended_is_freed_without_the_garbage_collector(
+    serve: Callable[..., Served], ends: dict[str, list[weakref.ref[Any]]], end: str
+) -> None:
+    served = serve()
+    gc.collect()
+    gc.disable()
+    try:
+        with RawClient(served.port) as client:
+            client.send(begin(0), attach(0, 0, "s", "q"), attach(0, 1, "r", "q", receives=True), flow(0, 1, 5))
+            client.send(attach(0, 2, "c", coordinator=True), attach(0, 3, "ask", "$holdfast"))
+            client.send(attach(0, 4, "answers", "$holdfast", receives=True), flow(0, 4, 5))
+            client.until(lambda: client.count(ATTACH) == 5 and client.count(FLOW) >= 3)
+            client.send(*client.deliver(0, 3, request(1, "statistics", {})), *client.deliver(0, 0, b"\x00\x53\x77\x41"))
+            client.until(lambda: client.count(TRANSFER) == 2)
+            client.send(*client.deliver(0, 0, bytes(50_000), finished=False))
+            if end == "closed":
+                client.send(close())
+                client.until(lambda: client.count(CLOSE) == 1)
+            elif end == "broken":
+                client.send(begin(0))
+                client.until(lambda: client.count(CLOSE) == 1)
+            elif end == "taken over":
+                (old,) = served.listener.connections
+                thread = served.listener._thread
+                assert thread is not None
+                thread.loop.call_soon_threadsafe(old.end)
+                del old
+                client.until_closed()
+            elif end == "refused":
+                client.send(b"\xff" * 100)
+                client.until_closed()
+        eventually(lambda: not served.listener.connections)
+        eventually(lambda: served.broker.call(c.Statistics(), WAIT).clients == 0)
+        eventually(lambda: not [name for name, each in ends.items() if any(found() is not None for found in each)])
+    finally:
+        gc.enable()
+    assert ends.keys() == {"ClientConnection", "ServerProtocol", "Peer", "C transport"}
+
+
+def test_a_connection_whose_admission_comes_too_late_leaves_nothing_behind(
+    serve: Callable[..., Served], ends: dict[str, list[weakref.ref[Any]]]
+) -> None:
+    """The engine answers a client that is gone; nobody but its protocol is there to hear it."""
+    served = serve()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            with RawClient(served.port, reads=False):
+                pass
+        eventually(lambda: not served.listener.connections)
+        eventually(lambda: served.broker.call(c.Statistics(), WAIT).clients == 0)
+        eventually(lambda: not [name for name, each in ends.items() if any(found() is not None for found in each)])
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_read_above_the_budget_and_it_goes_on_below_it(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(max_connection_bytes=1 << 20)
+    may_answer = threading.Event()
+    answer = served.broker.request
+
+    def wait(*arguments: Any) -> Any:
+        assert may_answer.wait(WAIT)
+        return answer(*arguments)
+
+    monkeypatch.setattr(served.broker, "request", wait)
+    with RawClient(served.port) as client:
+        client.send(begin(0), attach(0, 0, "ask", "$holdfast"))
+        client.send(attach(0, 1, "answers", "$holdfast", receives=True), flow(0, 1, 100))
+        client.until(lambda: client.count(ATTACH) == 2 and client.count(FLOW) >= 1)
+        (connection,) = served.listener.connections
+        assert connection._reads
+        # It may be more than the buffers of the system take while the server does not read: sending waits then.
+        requests = [request(number, "statistics", {"x": bytes(90_000)}) for number in range(80)]
+        sending = threading.Thread(target=lambda: [client.send(*client.deliver(0, 0, each)) for each in requests])
+        sending.start()
+        eventually(lambda: not connection._reads)
+        kept = connection._protocol._budget.requests
+        assert 1 << 20 < kept < 2 << 20
+        assert connection._protocol._budget.requests == kept
+        may_answer.set()
+        sending.join(WAIT)
+        client.until(lambda: client.count(TRANSFER) == 80)
+        eventually(lambda: connection._reads)

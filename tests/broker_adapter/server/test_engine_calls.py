@@ -1,0 +1,78 @@
+"""Deferred commands and pending callbacks of one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import commands as c
+from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.settings import EngineSettings
+
+
+class Engine:
+    """Notes what it is given."""
+
+    settings = EngineSettings()
+    unique = "unique"
+    run = "run"
+
+    def __init__(self) -> None:
+        self.submitted: list[list[c.Command]] = []
+
+    def submit_all(self, commands: Iterable[c.Command]) -> None:
+        self.submitted.append(list(commands))
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def test_deferred_commands_are_submitted_together_and_in_order(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    calls.submit()
+    assert engine.submitted == []
+    first, second = c.Statistics(), c.Disconnect(1)
+    calls.defer(first)
+    calls.defer(second)
+    assert calls.deferred == [first, second]
+    calls.submit()
+    calls.submit()
+    assert engine.submitted == [[first, second]]
+    assert calls.deferred == []
+
+
+def test_the_connection_is_woken_once_until_it_has_run_the_callbacks(engine: Engine) -> None:
+    woken: list[int] = []
+    happened: list[Any] = []
+    calls = EngineCalls(engine, lambda: woken.append(1))
+    calls.add_callback(happened.append, "a")
+    calls.reply(happened.append)("b")
+    assert (happened, len(woken)) == ([], 1)
+    calls.run_callbacks()
+    assert happened == ["a", "b"]
+    calls.add_callback(happened.append, "c")
+    assert len(woken) == 2
+    assert "callbacks=1" in repr(calls)
+
+
+def test_what_callbacks_defer_is_submitted_when_they_have_run(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    calls.add_callback(calls.defer, c.Disconnect(1))
+    calls.add_callback(calls.defer, c.Disconnect(2))
+    calls.run_callbacks()
+    assert engine.submitted == [[c.Disconnect(1), c.Disconnect(2)]]
+
+
+def test_a_temporary_destination_ends_for_the_client_that_the_engine_has_admitted(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    calls.end_temporary(None)
+    calls.client = 7
+    destination = Destination("temp", DestinationKind.TEMPORARY_QUEUE)
+    calls.end_temporary(destination)
+    assert calls.deferred == [c.DeleteTemporary(7, destination)]
+    assert calls.known_client == 7
