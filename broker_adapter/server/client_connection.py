@@ -171,11 +171,11 @@ class ClientConnection(asyncio.Protocol):
         self.write()
 
     def write(self) -> None:
-        """Write what the protocol has to say."""
+        """Write the bytes that the protocol has to send."""
         transport = self._transport
         try:
             if transport is None:
-                self._protocol.pending_output(0)  # what the engine still has to say must not pile up
+                self._protocol.pending_output(0)  # callbacks of the engine must not pile up
                 return
             while not self._paused:
                 data = self._protocol.pending_output(_HIGH_WATER_BYTES)
@@ -213,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
             if self._protocol.has_ended:
                 self._closing_since = now
         elif now - self._closing_since > limits.handshake_timeout_seconds:
-            self.abort()  # it does not even take our last words
+            self.abort()  # it does not even take the close frame
             return
         now_ms = int(now * 1000)
         if now_ms >= self._next_tick_ms:
@@ -225,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
             self.write()
 
     def close(self, error: JMSException, *, stops: bool = False) -> None:
-        """Close with a word; ``stops``: because the server does."""
+        """Close with a reason; ``stops``: because the server does."""
         self._closing_since = time.monotonic()
         self._protocol.close(error, stops=stops)
         self.write()
@@ -247,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
         self.write()
 
     def end(self) -> None:
-        """Give back what the client had, at once, and drop the connection: nobody is at its other end."""
+        """Give back what the client had, at once, and drop the connection: its client has reconnected, or is gone."""
         self._protocol.receive_end()
         self._listener.gone(self)
         self.abort()

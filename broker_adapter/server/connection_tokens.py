@@ -22,7 +22,7 @@ class Replaceable(Protocol):
 
 
 class ConnectionTokens:
-    """Which connection has which token, for a client that comes again before its old connection ended."""
+    """Which connection has which token, for a client that reconnects before its old connection has ended."""
 
     def __init__(self) -> None:
         self._connections: dict[Token, Replaceable] = {}
@@ -35,7 +35,7 @@ class ConnectionTokens:
         return f"<ConnectionTokens {len(self)}>"
 
     def take_over(self, connection: Replaceable, token: Token) -> None:
-        """A client has come again, having lost the connection; the server may not have noticed yet."""
+        """A client has reconnected, having lost the connection; the server may not have noticed that yet."""
         old = self._connections.pop(token, None)
         if old is not None and old is not connection:
             _log.info("%s takes the place of %s", connection.name, old.name)

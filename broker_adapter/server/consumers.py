@@ -4,7 +4,7 @@ A consumer's credit is passed on to the engine in slices of so many messages and
 connection has more to send than it can or the client's session takes no more, so a slow client costs a bounded amount
 of memory.  Deliveries that arrive when too much waits for the client already go back to the engine.
 
-What the client has got stays in its hands until it settles it, or its session or connection ends (another client than
+What the client has got stays unsettled until it settles it, or its session or connection ends (another client than
 ours: its link).  What it has not got as a whole when its link ends goes back as it was: a failed delivery is counted
 only for what the client may have seen.
 """
@@ -62,11 +62,11 @@ class _Consumer:
     link: int
     session: int
     number: int  #: the engine's
-    presettled: bool  #: the engine forgets what it hands out
+    presettled: bool  #: the engine settles what it hands out
     slice_bytes: int  #: most bytes of messages on their way from the engine, but for a part of the last one
     max_message_bytes: int  #: of the largest message that the client takes
     settles: bool = False  #: what is sent is settled for the client, and accepted for the engine then
-    handed: int = 0  #: the engine's number of the last delivery that was looked at
+    handed: int = 0  #: the engine's number of the last delivery that the connection's thread has taken
     since_grant: int = 0  #: bytes of messages that came from the engine since it was last allowed a slice
     credit: int = 0  #: what the client allows beyond what was sent
     granted: int = 0  #: what of it the engine has, and has not used yet
@@ -161,8 +161,8 @@ class Consumers:
         """The client attached a link: to a queue, a browser's, a subscription's, or to a new temporary destination.
 
         The JMS mapping tells a subscription by the link's name (behind a ``|`` stands what makes several links of a
-        shared one differ) and the source's capabilities.  No source: the client looks for the subscription of the
-        link's name, to end it.
+        shared one differ) and the source's capabilities.  No source: the client wants to find the subscription of
+        the link's name, to end it.
 
         Args:
             event: the attach.
@@ -216,7 +216,7 @@ class Consumers:
         browse = browses(source, destination)
         link = event.link
         slice_bytes = max(self._most_output_bytes // len(self._links), _LEAST_SLICE_BYTES)
-        # A message that turns out to be larger than the client takes must not be forgotten by then.
+        # A message that turns out to be larger than the client takes must not be settled by then.
         settles = event.presettled and not browse and event.max_message_bytes is not None
         presettled = (event.presettled or browse) and not settles
         max_message_bytes = event.max_message_bytes or sys.maxsize
@@ -272,7 +272,7 @@ class Consumers:
         self._grant(consumer)
 
     def _on_unsubscribed(self, event: LinkRemoteOpen, result: JMSException | None) -> None:
-        """The subscription is gone already; the client closes the link that it looked for it with."""
+        """The subscription is gone already; the client closes the link that it wanted to find it with."""
         if not self._links.refused(event, result):
             self._peer.accept_link(event.link, Terminus(event.name.partition("|")[0]), event.target)
 

@@ -62,7 +62,7 @@ class Transaction:
     settlements: list[tuple[int, int, Outcome]] = attrs.field(factory=list)
     send_bytes: int = 0  #: of the messages alone
     refusal: JMSException | None = None
-    is_active: bool = False  #: whether something was put into it since the last look
+    is_active: bool = False  #: whether something was put into it since the last check
     idle_since_ms: int = 0
 
     @property
@@ -199,7 +199,7 @@ class Coordinator:
         transaction.settlements.clear()
 
     def end_idle(self, now_ms: int) -> bool:
-        """Undo what the client has left alone for too long; returns whether there is something to look at again."""
+        """Undo what the client has left alone for too long; returns whether there is something to check again."""
         limit = self._timeout_seconds
         open_ones = False
         for transaction in self._transactions.values():

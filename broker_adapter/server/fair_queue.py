@@ -108,7 +108,7 @@ class FairQueue(Generic[Owner, Job]):
         return jobs[-1] if jobs else None
 
     def remove(self, owner: Owner, job: Job) -> None:
-        """Take out one job that waits; the newest and the oldest ones at once, others by looking for them."""
+        """Take out one job that waits; the newest and the oldest ones at once, others by a search."""
         jobs = self._waiting[owner]
         if jobs[-1] == job:
             jobs.pop()
@@ -116,7 +116,7 @@ class FairQueue(Generic[Owner, Job]):
             jobs.remove(job)
         self._count -= 1
         if not jobs:
-            self._forget(owner)
+            self._remove_owner(owner)
 
     def drop(self, owner: Owner) -> list[Job]:
         """Take out all jobs of an owner that wait."""
@@ -124,10 +124,10 @@ class FairQueue(Generic[Owner, Job]):
         if jobs is None:
             return []
         self._count -= len(jobs)
-        self._forget(owner)
+        self._remove_owner(owner)
         return list(jobs)
 
-    def _forget(self, owner: Owner) -> None:
+    def _remove_owner(self, owner: Owner) -> None:
         """An owner has no more jobs that wait."""
         del self._waiting[owner]
         group = self._group_of(owner)

@@ -68,7 +68,7 @@ _BACKLOG = 1024
 _ACCEPTS_PER_TURN = 100
 #: Pause after an error of ``accept`` that the next connection would cause as well, in seconds.
 _ACCEPT_PAUSE_SECONDS = 1.0
-#: Time between two looks at the clock, in seconds: time-outs are that exact.
+#: Time between two ticks of the clock, in seconds: time-outs are that exact.
 TICK_SECONDS = 1.0
 
 
@@ -234,7 +234,7 @@ class Listener:
             connection.start(self._tls)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Close all connections with a word, and stop listening.  Legal twice.  Waits at most ``timeout`` seconds."""
+        """Close all connections with a reason, and stop listening.  Legal twice.  Waits at most ``timeout`` seconds."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -300,7 +300,7 @@ class Listener:
             if isinstance(each, ClientConnection):
                 each.write()
             else:
-                each.run_callbacks()  # what the engine still has to say must not pile up
+                each.run_callbacks()  # callbacks of the engine must not pile up
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -340,7 +340,7 @@ class Listener:
         """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread.
 
         Operations that have not begun when the connection ends are dropped; one under way ends after its current step.
-        Those that take effect once go on, for whoever asks for them again under their id.
+        Those that take effect once go on, for a client that asks for them again under their id.
         """
         if operation == ANNOUNCE:
             try:

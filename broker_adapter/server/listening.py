@@ -14,7 +14,7 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def check_address(host: str, port: int) -> None:
-    """Look whether an address can be listened on now.
+    """Check whether an address can be listened on now.
 
     Raises:
         ConnectionLostException: it cannot, because another process has it, say.

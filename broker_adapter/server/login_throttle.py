@@ -9,9 +9,9 @@ Theory of operation
 
     An origin that has failed for many user names is slowed down as a whole: its attempts are verified at intervals,
     except those of pairs that have succeeded before.  So one client with a wrong password never slows down others of
-    its origin, and what other origins do never slows down a user: nobody can be locked out from another address.
+    its origin, and what other origins do never slows down a user: no user can be locked out from another address.
 
-    The failures of a pair or an origin are forgotten when there was none for a while, and in any case where too many
+    The failures of a pair or an origin are removed when there was none for a while, and in any case where too many
     others are known.
 """
 
@@ -31,8 +31,8 @@ Attempt = TypeVar("Attempt")
 FREE_FAILURES: Final = 3
 #: User names for which an origin may fail before it is slowed down as a whole.
 FREE_NAMES: Final = 20
-#: Time without a failure after which those of a pair or an origin are forgotten, in seconds.
-FORGET_SECONDS: Final = 600.0
+#: Time without a failure after which those of a pair or an origin are removed, in seconds.
+REMOVE_SECONDS: Final = 600.0
 #: Longest interval between two attempts of an origin that is slowed down, in seconds.
 MAX_INTERVAL_SECONDS: Final = 1.0
 #: Most pairs, and most origins, of which something is known.
@@ -145,7 +145,7 @@ class LoginThrottle(Generic[Attempt]):
             return
         self._succeeded.pop(pair, None)
         known = self._pairs.get(pair)
-        if known is None or now - known.last > FORGET_SECONDS:
+        if known is None or now - known.last > REMOVE_SECONDS:
             self._note_name(pair.origin, now)
             known = _Failures(0, now)
         known.count += 1
@@ -155,7 +155,7 @@ class LoginThrottle(Generic[Attempt]):
     def _note_name(self, origin: str, now: float) -> None:
         """An origin has failed for another user name."""
         known = self._origins.get(origin)
-        if known is None or now - known.last > FORGET_SECONDS:
+        if known is None or now - known.last > REMOVE_SECONDS:
             known = _Failures(0, now)
         known.count += 1
         known.last = now
@@ -165,7 +165,7 @@ class LoginThrottle(Generic[Attempt]):
         """When an attempt of this pair may be verified."""
         allowed = now
         failed = self._pairs.get(pair)
-        if failed is not None and now - failed.last <= FORGET_SECONDS:
+        if failed is not None and now - failed.last <= REMOVE_SECONDS:
             allowed = max(allowed, failed.last + self._pause(failed.count - FREE_FAILURES, self._longest_pause))
         if self._interval(pair, now):
             allowed = max(allowed, self._origins[pair.origin].next)
@@ -180,7 +180,7 @@ class LoginThrottle(Generic[Attempt]):
     def _interval(self, pair: Pair, now: float) -> float:
         """Between two attempts of the pair's origin; 0 where it is not slowed down."""
         failed = self._origins.get(pair.origin)
-        if failed is None or pair in self._succeeded or now - failed.last > FORGET_SECONDS:
+        if failed is None or pair in self._succeeded or now - failed.last > REMOVE_SECONDS:
             return 0.0
         return self._pause(failed.count - FREE_NAMES, min(self._longest_pause, MAX_INTERVAL_SECONDS))
 
@@ -196,7 +196,7 @@ _Value = TypeVar("_Value")
 
 
 def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
-    """As the newest; with too many the oldest is forgotten."""
+    """As the newest; with too many the oldest is removed."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > most:

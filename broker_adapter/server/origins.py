@@ -6,7 +6,7 @@ import ipaddress
 from functools import lru_cache
 from typing import Final
 
-#: Bits of an IPv6 address that one customer of a network is usually given: whoever has one address has 2 ** 64.
+#: Bits of an IPv6 address that one customer of a network is usually given: a customer with one address has 2 ** 64.
 _IPV6_NETWORK: Final = 64
 
 

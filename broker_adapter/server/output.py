@@ -14,7 +14,7 @@ class Output:
     Attributes:
         is_paused: whether the client's socket takes no more.
         arrived_bytes: bytes of deliveries that came from the engine; counted in the engine's thread.
-        taken_bytes: bytes of those that the connection's thread has looked at; counted there.
+        taken_bytes: bytes of those that the connection's thread has taken; counted there.
     """
 
     def __init__(self, peer: Peer) -> None:

@@ -27,7 +27,7 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
     """Let a user do something; never blocks.
 
     Args:
-        user: who has logged in; None: anybody, on a server without users.
+        user: who has logged in; None: a client of a server without users.
         action: one of the constants of this module, or the operation that is requested.
         destination: what it is done with; of ``UNSUBSCRIBE`` a topic of the subscription's name; None: a request that
             names none.

@@ -64,9 +64,9 @@ from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 from broker_adapter.version import PRODUCT, own_version
 
-#: Time between two looks at transactions that are open, in milliseconds.
+#: Time between two checks of open transactions, in milliseconds.
 _TRANSACTION_TICK_MS: Final = 1000
-#: Longest word by which a client's connection takes the place of another, in characters.
+#: Longest token by which a connection takes the place of another one of its client, in characters.
 _MAX_TOKEN: Final = 100
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
@@ -89,7 +89,7 @@ class ServerProtocol:
         servers: Callable[[], Sequence[Server]] = lambda: (),
         authorize: Callable[[str, Destination | None], None] = lambda action, destination: None,
     ) -> None:
-        """A connection on which nothing has been said yet.
+        """A connection on which no bytes have come yet.
 
         Args:
             engine: the broker.
@@ -97,7 +97,7 @@ class ServerProtocol:
             login: the SASL exchange to go through first; None: none is accepted.
             wake: called from any thread when ``pending_output()`` is to be asked.
             run_request: carries out operations beyond messaging.
-            take_over: ends the connection of this token, whose client has come again on this one.
+            take_over: ends the connection of this token, whose client has reconnected on this one.
             admit: raises a JMSException where the connection may not be opened; asked after ``take_over``.
             servers: where else clients are told to connect.
             authorize: raises JMSSecurityException where the user may not do this with this destination; see
@@ -105,7 +105,7 @@ class ServerProtocol:
         """
         self._engine = engine
         self._login = login
-        self._last_words = b""  #: of the login, ahead of AMQP
+        self._login_output = b""  #: the end of the login, ahead of AMQP
         self._take_over = take_over
         self._admit = admit
         self._servers = servers
@@ -142,7 +142,7 @@ class ServerProtocol:
         self._waiting: list[Any] = []  #: events that came before the engine knew the client
         self._opening = False
         self._now_ms = 0
-        self.error: JMSException | None = None  #: why the connection ended, where it did badly
+        self.error: JMSException | None = None  #: why the connection ended, where it failed
         self.peer_name = ""  #: container id of the client
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class ServerProtocol:
             if not login.done:
                 return
             self._login = None
-            self._last_words = login.pending_output()
+            self._login_output = login.pending_output()
             data = login.leftover()
         if data:
             self._peer.receive(data)
@@ -183,7 +183,7 @@ class ServerProtocol:
     def wants_input(self) -> bool:
         """Whether bytes may be read from the client: neither above its budget, nor while the engine admits it."""
         if self._client.has_ended:
-            return True  # for its last words, and its end
+            return True  # for the end of the connection
         if self._opening and self.calls.client is None:
             return False
         output, budget = self._output, self._budget
@@ -197,14 +197,14 @@ class ServerProtocol:
         self._release()
 
     def pending_output(self, limit_bytes: int | None = None) -> bytes:
-        """The bytes to send now, after what the engine had to say."""
+        """The bytes to send now, after the callbacks that the engine has added."""
         login = self._login
         if login is not None:
             return login.pending_output()
         self._run_callbacks()
-        if self._last_words:
-            words, self._last_words = self._last_words, b""
-            return words
+        if self._login_output:
+            output, self._login_output = self._login_output, b""
+            return output
         data = self._peer_output(limit_bytes)
         if self._consumers.postponed:
             self._consumers.grant_postponed()
@@ -231,11 +231,11 @@ class ServerProtocol:
         return deadline
 
     def pause(self) -> None:
-        """The client takes no more: ask the engine for no more deliveries."""
+        """The socket takes no more bytes: ask the engine for no more deliveries."""
         self._output.is_paused = True
 
     def resume(self) -> None:
-        """The client takes again."""
+        """The socket takes bytes again."""
         self._output.is_paused = False
         self._requests.send_answers()
         self._consumers.grant_all()
@@ -335,7 +335,7 @@ class ServerProtocol:
         self._disconnect()
 
     def _disconnect(self, *, failed: bool = True, stops: bool = False) -> None:
-        """The connection is over; what the client held has failed, or was never looked at."""
+        """The connection is over; what the client held has failed, or was never delivered."""
         calls = self.calls
         if self._client.has_ended:
             return

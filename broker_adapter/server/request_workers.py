@@ -70,7 +70,7 @@ class RequestWorkers:
         """Carry out an operation in a worker thread.
 
         Operations that have not begun when the connection ends are dropped; one under way ends after its current step.
-        Those that take effect once go on, for whoever asks for them again under their id.
+        Those that take effect once go on, for a client that asks for them again under their id.
 
         Args:
             connection: whose client asks.

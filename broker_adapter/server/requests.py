@@ -48,7 +48,7 @@ class Requests:
         authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
 
     Attributes:
-        answers: the link that the question came on (None: nobody asked), and the answer.
+        answers: the link that the request came on (None: an announcement), and the answer.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Requests:
             self._budget.answers -= sum(map(len, dropped))
 
     def send_answers(self) -> None:
-        """Send what there is credit and room for; a client that takes no answers gets no credit for more questions."""
+        """Send what there is credit and room for; a client that takes no answers gets no credit for more requests."""
         if not self._answerers:
             return
         link, most, output = self._answerers[-1], self._most_output_bytes, self._output

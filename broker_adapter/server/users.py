@@ -5,7 +5,7 @@
     alice SCRAM-SHA-256$4096:c2FsdA==$c3RvcmVk:c2VydmVy
 
 The second word is the SCRAM verifier (iterations, salt, stored key, server key), in the form that PostgreSQL uses.
-A line that begins with ``#`` is a comment, until the file is written anew.
+A line that begins with ``#`` is a comment, until the file is written again.
 
 The file is always replaced as a whole, and a server that runs sees the change at the next login.  Two commands that
 change it at the same moment may lose the change of one.
@@ -80,7 +80,7 @@ class UsersFile:
 
     def _load(self) -> None:
         """Read the file; where that fails, the users stay as they were."""
-        # Looked at first: a change while it is read is then seen next time.
+        # Read first: a change while the file is read is then noticed next time.
         seen = _identity(self.path)
         self._use(_read(self.path))
         self._seen = seen
@@ -91,10 +91,10 @@ class UsersFile:
         shape = shapes.most_common(1)[0][0] if shapes else (32, ITERATIONS)
         keys = b"".join(users[name][1] for name in sorted(users))
         decoy_key = hashlib.sha256(keys).digest() if keys else secrets.token_bytes(32)
-        self._known = _Known(users, *shape, decoy_key)  # at once, for the threads that look at it
+        self._known = _Known(users, *shape, decoy_key)  # at once, for the threads that read it
 
     def _refresh(self) -> None:
-        """Look whether the file has changed.  A file that cannot be read or understood changes nothing."""
+        """Read the file if it has changed.  A file that cannot be read or understood changes nothing."""
         seen = _identity(self.path)
         if seen == self._seen:
             return
@@ -117,7 +117,7 @@ class UsersFile:
         return {name: iterations for name, (_, _, _, iterations) in sorted(self._known.users.items())}
 
     def verifier(self, username: str) -> Verifier:
-        """What proves this user's password; for an unknown one a decoy.  Looks whether the file has changed."""
+        """What proves this user's password; for an unknown one a decoy.  Reads the file if it has changed."""
         self._refresh()
         prepared = _prepared(username)
         known = self._known
@@ -127,7 +127,7 @@ class UsersFile:
         return decoy(username, known.decoy_key, salt_bytes=known.salt_bytes, iterations=known.iterations)
 
     def check(self, username: str, password: str) -> bool:
-        """Whether this is the password; takes as long for unknown users.  Looks whether the file has changed.
+        """Whether this is the password; takes as long for unknown users.  Reads the file if it has changed.
 
         It takes as long as its hash does, up to a second or more.  Any thread may call it.
         """
@@ -142,7 +142,7 @@ class UsersFile:
         return compare_digest(claimed, stored)
 
     def has(self, username: str) -> bool:
-        """Whether there is such a user.  Looks whether the file has changed."""
+        """Whether there is such a user.  Reads the file if it has changed."""
         self._refresh()
         prepared = _prepared(username)
         return (username if prepared is None else prepared) in self._known.users

@@ -88,7 +88,7 @@ class Workers:
                     self._jobs.done(owner)
 
     def drop(self, owner: Hashable) -> None:
-        """Forget the jobs of an owner that wait.  Those under way go on."""
+        """Remove the jobs of an owner that wait.  Those under way go on."""
         with self._lock:
             self._jobs.drop(owner)
 

@@ -135,7 +135,7 @@ class _Answers:
 
     @contextmanager
     def told_on_failure(self, seconds: float) -> Iterator[None]:
-        """Where sending fails, say which messages were confirmed, so that nobody sends these again."""
+        """Where sending fails, say which messages were confirmed, so that these are not sent again."""
         try:
             yield
         except BaseException as error:
@@ -160,7 +160,7 @@ class _Answers:
         return f"{told}; one that was not may have arrived all the same, unless it was refused"
 
 
-#: What came and was not looked at yet, or why nothing more comes.
+#: What came and was not printed yet, or why nothing more comes.
 _Waiting = queue.SimpleQueue[Delivery | JMSException]
 
 
@@ -215,7 +215,7 @@ def _received(transport: Transport, shown: _Shown, delivery: Delivery) -> Outcom
 
 @contextmanager
 def _rest_put_back(transport: Transport, link: int, waiting: _Waiting) -> Iterator[None]:
-    """What was asked for ahead and not looked at goes back as it was, whatever happens."""
+    """What was asked for ahead and not printed goes back as it was, whatever happens."""
     try:
         yield
     except JMSException:

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             drop_output()
         return 1
     except KeyboardInterrupt:
-        drop_output()  # whoever is to read it may be slow
+        drop_output()  # its reader may be slow
         return 130
     return status
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 #: Longest time that Python lets one thread run while another waits.  The default, 5 ms, makes the server's two threads
 #: wait for each other longer than a message takes.
 _SWITCH_SECONDS = 0.0005
-#: How often a server looks whether it was told to stop.
+#: How often a server checks whether it was told to stop.
 _LOOK_SECONDS = 1.0
 
 
@@ -91,14 +91,14 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _wait_for(stopped: queue.SimpleQueue[None]) -> None:
-    """Wait, and look now and then: a signal that comes just as Python begins to wait does not end the wait."""
+    """Wait, and check now and then: a signal that comes just as Python begins to wait does not end the wait."""
     while True:
         with contextlib.suppress(queue.Empty):
             return stopped.get(timeout=_LOOK_SECONDS)
 
 
 def _say(text: str) -> None:
-    """Print a line for whoever reads it, if anybody does: the server does not depend on that."""
+    """Print a line; the server does not depend on whether it is read."""
     try:
         print(text, flush=True)
     except OSError:

@@ -285,7 +285,7 @@ def _put_back(path: str, records: list[Quarantined], name: str | None) -> dict[s
 
 
 def _queue_of(record: Quarantined) -> str | None:
-    """The queue to which a message was sent that is as it was written; None: nobody knows."""
+    """The queue to which a message was sent that is as it was written; None: it is not known."""
     if not record.is_sound or record.payload is None:
         return None
     try:

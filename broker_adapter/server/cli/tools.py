@@ -122,7 +122,7 @@ def given_password() -> str | None:
 
 
 def asked_password(username: str, question: str | None = None) -> str:
-    """The password that somebody at the terminal gives; raises ValueError where there is none."""
+    """The password that is typed at the terminal; raises ValueError where there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", getpass.GetPassWarning)  # it would be shown as it is typed
         try:

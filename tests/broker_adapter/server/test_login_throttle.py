@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.server.login_throttle import (
-    FORGET_SECONDS,
     FREE_FAILURES,
     FREE_NAMES,
     MAX_INTERVAL_SECONDS,
+    REMOVE_SECONDS,
     LoginThrottle,
     Pair,
 )
@@ -114,7 +114,7 @@ def test_failures_are_forgotten_after_a_while() -> None:
     last = 0.0
     for _ in range(10):
         last = looked_at(throttle, ALICE, False, last)
-    much_later = last + FORGET_SECONDS + 1
+    much_later = last + REMOVE_SECONDS + 1
     for _ in range(FREE_FAILURES):
         assert looked_at(throttle, ALICE, False, much_later) == much_later
     assert looked_at(throttle, ALICE, False, much_later) == much_later + FIRST
