@@ -13,8 +13,7 @@ from broker_adapter.amqp.wire import (
     NO_LOCAL_CODE,
     SELECTOR_CODE,
 )
-from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.engine.broker_state import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX
+from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, InvalidSelectorException
 
 _KINDS: Final = {name: kind for kind, name in DESTINATION_CAPABILITIES.items()}
