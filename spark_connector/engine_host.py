@@ -31,7 +31,7 @@ from typing import Final, NamedTuple, TypeVar
 import attrs
 from scramp import ScramMechanism
 
-from broker_adapter.amqp.io_loop import LoopThread
+from broker_adapter.amqp.loop_thread import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Verifier
 from broker_adapter.in_process import EngineLease
 from broker_adapter.mechanisms import SCRAM_SHA_256

@@ -32,7 +32,7 @@ from typing import Any
 import attrs
 
 from broker_adapter.amqp.amqp_message import decode_ahead
-from broker_adapter.amqp.io_loop import LoopThread
+from broker_adapter.amqp.loop_thread import LoopThread
 from broker_adapter.amqp.sasl import ServerLogin, Work
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT

@@ -12,10 +12,10 @@ from typing import Any
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import decode_ahead
-from broker_adapter.amqp.io_loop import MemoryConnection
+from broker_adapter.amqp.client.io_loop import MemoryConnection
+from broker_adapter.amqp.client.transport import AmqpTransport, login_for
 from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope

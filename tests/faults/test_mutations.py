@@ -11,7 +11,7 @@ import pytest
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import decode_ahead
-from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Phase
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.engine import commands as c

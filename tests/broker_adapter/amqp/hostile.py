@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.values import Symbol, Symbols, UByte
 from broker_adapter.destination import queue

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scramp import ScramMechanism
 
+from broker_adapter.amqp.client.transport import login_for
 from broker_adapter.amqp.sasl import (
     AMQP_HEADER,
     ANONYMOUS,
@@ -28,7 +29,6 @@ from broker_adapter.amqp.sasl import (
     Work,
     decoy,
 )
-from broker_adapter.amqp.transport import login_for
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
 from broker_adapter.mechanisms import Trust

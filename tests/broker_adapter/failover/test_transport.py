@@ -12,10 +12,10 @@ import attrs
 import pytest
 
 from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkRemoteOpen, RemoteOpen, State
 from broker_adapter.amqp.payloads import decode_payload
-from broker_adapter.amqp.transport import AmqpTransport
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, Identity, unpack
 from broker_adapter.errors import (
@@ -46,8 +46,8 @@ from broker_adapter.transport import (
     TransportEvent,
 )
 from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
-from tests.broker_adapter.amqp.broker_server import BrokerServer
-from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+from tests.broker_adapter.amqp.client.broker_server import BrokerServer
+from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 from tests.faults.scenarios import wait_for
 from tests.threads import no_new_threads
 

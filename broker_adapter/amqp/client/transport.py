@@ -2,9 +2,9 @@
 
 Theory of operation
     Messages are packed in the thread that sends them and decoded in the thread that looks at them; in between, all
-    work is done by the loop's thread (:mod:`broker_adapter.amqp.io_loop`).  A call that waits blocks its own thread on
-    a lock of its own, for as long as its deadline allows.  What is answered after the deadline is undone: a link that
-    nobody waits for any more is detached.
+    work is done by the loop's thread (:mod:`broker_adapter.amqp.client.io_loop`).  A call that waits blocks its own
+    thread on a lock of its own, for as long as its deadline allows.  What is answered after the deadline is undone: a
+    link that nobody waits for any more is detached.
 
     The connection is not restored here, but by :mod:`broker_adapter.failover`: once it is lost, every waiting and every
     later call raises, the callbacks of the sends under way get the error, and the listener gets ``Failed``.
@@ -23,11 +23,11 @@ from uuid import uuid4
 
 from ack_modes import Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
-from broker_adapter.amqp.anonymous_relay import AnonymousRelay
-from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol, Done, Phase, servers_of
+from broker_adapter.amqp.client.anonymous_relay import AnonymousRelay
+from broker_adapter.amqp.client.io_loop import SocketConnection
+from broker_adapter.amqp.client.io_loop import Work as LoopWork
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Done, Phase, servers_of
 from broker_adapter.amqp.hashing import hash_elsewhere
-from broker_adapter.amqp.io_loop import SocketConnection
-from broker_adapter.amqp.io_loop import Work as LoopWork
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin, Login, Work
 from broker_adapter.amqp.tls_files import check_readable

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from broker_adapter.amqp.io_loop import LoopThread
-from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+from broker_adapter.amqp.loop_thread import LoopThread
+from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp
-from broker_adapter.amqp.client_protocol import MAX_SOURCES, Phase
-from broker_adapter.amqp.client_requests import MAX_REQUESTS
+from broker_adapter.amqp.client.protocol import MAX_SOURCES, Phase
+from broker_adapter.amqp.client.requests import MAX_REQUESTS
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
@@ -53,8 +53,8 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
 )
 from broker_adapter.transport import Delivery, Failed, LinkLost, ReceiverSpec, SenderSpec, Subscription
+from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
 from tests.broker_adapter.amqp.frames import transfer
-from tests.broker_adapter.amqp.scripted_broker import Result, ScriptedBroker, Wired
 
 QUEUE = queue("q")
 BODY = b"\xdcpayload"

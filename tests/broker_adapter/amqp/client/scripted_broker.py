@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
-from broker_adapter.amqp.client_protocol import ClientOptions, ClientProtocol
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,

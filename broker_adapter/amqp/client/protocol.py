@@ -11,7 +11,7 @@ Theory of operation
     Sends wait in their link's queue for credit.  Their answers may come in any order; they are passed on in the order
     of the sends.
 
-    Commits and requests have files of their own, :mod:`client_commits` and :mod:`client_requests`.
+    Commits and requests have files of their own, :mod:`commits` and :mod:`requests`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.client_commits import STATES, Commit, Coordinator, settle_runs
-from broker_adapter.amqp.client_requests import Requests
+from broker_adapter.amqp.client.commits import STATES, Commit, Coordinator, settle_runs
+from broker_adapter.amqp.client.requests import Requests
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,

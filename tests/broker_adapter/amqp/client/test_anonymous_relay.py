@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.amqp.anonymous_relay import MAX_RELAY_LINKS, AnonymousRelay
+from broker_adapter.amqp.client.anonymous_relay import MAX_RELAY_LINKS, AnonymousRelay
 from broker_adapter.destination import Destination, queue
 
 

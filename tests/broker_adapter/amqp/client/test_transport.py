@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.client.io_loop import MemoryConnection
+from broker_adapter.amqp.client.transport import AmqpTransport, login_for
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
-from broker_adapter.amqp.io_loop import MemoryConnection
 from broker_adapter.amqp.payloads import decode_payload, with_place
-from broker_adapter.amqp.transport import AmqpTransport, login_for
 from broker_adapter.destination import DestinationKind, queue
 from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
 from broker_adapter.errors import (
@@ -41,8 +41,8 @@ from broker_adapter.errors import (
 )
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, Transport
 from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
-from tests.broker_adapter.amqp.broker_server import BrokerServer
-from tests.broker_adapter.amqp.scripted_broker import ScriptedBroker
+from tests.broker_adapter.amqp.client.broker_server import BrokerServer
+from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 from tests.contracts.transports import eventually
 
 WAIT = 120.0  #: seconds; longer than anything takes, also where the machine is busy
@@ -602,7 +602,7 @@ def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer
     program = textwrap.dedent(
         """
         import os, sys
-        from broker_adapter.amqp.transport import AmqpTransport
+        from broker_adapter.amqp.client.transport import AmqpTransport
         from broker_adapter.destination import queue
         from broker_adapter.envelope import Envelope
         from broker_adapter.errors import IllegalStateException
