@@ -9,21 +9,18 @@ other brokers the discharge waits for the answers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import attrs
 
 from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.client.brokers import STATES
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
-    ACCEPTED_STATE,
     DECLARED,
-    FAILED_STATE,
-    REJECTED,
-    RELEASED_STATE,
     TRANSACTIONAL,
     State,
 )
@@ -38,19 +35,10 @@ from broker_adapter.errors import (
 )
 from broker_adapter.transport import OnSettled
 
-#: How a settlement's outcome is written.
-STATES: Final = {
-    Outcome.ACCEPTED: ACCEPTED_STATE,
-    Outcome.REJECTED: State(REJECTED),
-    Outcome.RELEASED: RELEASED_STATE,
-    Outcome.MODIFIED: FAILED_STATE,
-    Outcome.FAILED: FAILED_STATE,
-}
-
 _DECLARE: Final = b"\x00\x53\x77" + encode(Described(ULong(DECLARE_CODE), [None]))
 
 
-def settle_runs(peer: Peer, settlements: Iterable[Settlement], states: dict[Outcome, State]) -> None:
+def settle_runs(peer: Peer, settlements: Iterable[Settlement], states: Mapping[Outcome, State]) -> None:
     """Settle in order, neighbours of one link that end alike in one call."""
     link = -1
     outcome: Outcome | None = None

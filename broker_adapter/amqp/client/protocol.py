@@ -26,12 +26,12 @@ import attrs
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter.amqp.addresses import Addresses
-from broker_adapter.amqp.client.commits import STATES, Commit, Coordinator, settle_runs
+from broker_adapter.amqp.client.brokers import BrokerTraits, servers_of, traits_of
+from broker_adapter.amqp.client.commits import Commit, Coordinator, settle_runs
 from broker_adapter.amqp.client.requests import Requests
 from broker_adapter.amqp.conditions import AmqpError, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
-    FAILED_STATE,
     REJECTED,
     RELEASED_STATE,
     TRANSACTIONAL,
@@ -54,22 +54,16 @@ from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import Login
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.amqp.wire import (
-    BACK_OFF,
     CONNECTION_TOKEN,
     DELETE_ON_CLOSE_CODE,
     DESTINATION_CAPABILITIES,
     EXCLUSIVE_CAPABILITY,
     FORMER_NAME,
     MANAGEMENT_ADDRESS,
-    MAX_SERVERS,
     NO_LOCAL_CODE,
     OUTCOMES,
-    RUN,
     SELECTOR_CODE,
-    SERVER_LIST,
-    STORE,
     envelope_capabilities,
-    envelope_version,
 )
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope
@@ -90,24 +84,17 @@ from broker_adapter.transport import (
     OnSettled,
     ReceiverSpec,
     SenderSpec,
-    Server,
     ServersAnnounced,
     Sink,
     TransportEvent,
 )
-from broker_adapter.transport import Peer as PeerInfo
 from broker_adapter.version import PRODUCT
 
-#: What a broker calls itself in ``open`` where it is ours, or ActiveMQ Artemis.
-ARTEMIS: Final = "apache-activemq-artemis"
 #: Subscriptions of a connection whose sources are remembered, so that they can be deleted; the oldest is forgotten.
 MAX_SOURCES: Final = 1000
 
 Done = Callable[[Any, JMSException | None], bool]
 
-#: RabbitMQ 3 ends the session of who tells it that a delivery was modified.
-_STATES_OF_RABBITMQ_3: Final = {**STATES, Outcome.MODIFIED: RELEASED_STATE, Outcome.FAILED: RELEASED_STATE}
-_STATES_OF_HOLDFAST: Final = {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})}
 #: How long another broker may take to answer a drain before its link or session is ended all the same.
 _DRAIN_PATIENCE_MS: Final = 2000
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
@@ -218,7 +205,7 @@ class ClientProtocol:
         self._opened: Done | None = None
         self._closed: Done | None = None
         self._failure: JMSException | None = None
-        self._info: PeerInfo | None = None
+        self.traits = BrokerTraits()
         self._sessions: dict[int, int] = {}  # the port's number → the peer's; -1 is our own
         self._ended: dict[int, Done] = {}
         self._senders: dict[int, _Sender] = {}
@@ -253,27 +240,9 @@ class ClientProtocol:
         return self._phase
 
     @property
-    def is_holdfast(self) -> bool:
-        """Whether the broker is ours; meaningful once open."""
-        info = self._info
-        return info is not None and info.is_holdfast
-
-    @property
-    def is_artemis(self) -> bool:
-        """Whether the broker is ActiveMQ Artemis, which knows a message again by a property; meaningful once open."""
-        info = self._info
-        return info is not None and info.product == ARTEMIS
-
-    @property
     def envelope_version(self) -> int:
         """The version of our own format in which messages are sent; 0: standard AMQP; meaningful once open."""
-        return self._info.envelope_version if self._info is not None else 0
-
-    @property
-    def _is_rabbitmq_3(self) -> bool:
-        """Whether the broker is RabbitMQ with its AMQP 1.0 plug-in, which cannot be asked for some things at all."""
-        info = self._info
-        return info is not None and info.product == "RabbitMQ" and info.version.startswith("3.")
+        return self.traits.envelope_version
 
     # Bytes.
 
@@ -381,26 +350,14 @@ class ClientProtocol:
     def _on_open(self, event: RemoteOpen) -> None:
         if event.properties.get("amqp:connection-establishment-failed", False) is not False:
             return  # a close with the reason follows; Artemis says it with the text "true"
-        product = str(event.properties.get("product", "unknown"))
-        self._info = PeerInfo(
-            product=product,
-            version=str(event.properties.get("version", "unknown")),
-            client_id=self._options.container_id,
-            is_holdfast=product == PRODUCT,
-            capabilities=event.offered_capabilities,
-            rejects_duplicates=product in (PRODUCT, ARTEMIS),
-            store=_text(event.properties.get(STORE)) if product == PRODUCT else None,
-            run=_text(event.properties.get(RUN)) if product == PRODUCT else None,
-            servers=servers_of(event.properties.get(SERVER_LIST)),
-            envelope_version=envelope_version(event.offered_capabilities) if self._options.envelope else 0,
-        )
+        self.traits = traits = traits_of(event, envelope=self._options.envelope)
         self.addresses = Addresses(
-            _prefix(self._options.queue_prefix, event.properties.get("queue-prefix")),
-            _prefix(self._options.topic_prefix, event.properties.get("topic-prefix")),
+            _prefix(self._options.queue_prefix, traits.queue_prefix),
+            _prefix(self._options.topic_prefix, traits.topic_prefix),
         )
         self._phase = Phase.OPEN
         opened, self._opened = self._opened, None
-        if opened is not None and not opened(self._info, None):
+        if opened is not None and not opened(traits.peer(self._options.container_id), None):
             self.close(lambda _result, _error: True)
 
     def close(self, done: Done) -> None:
@@ -594,7 +551,7 @@ class ClientProtocol:
 
     def attach_receiver(self, spec: ReceiverSpec, sink: Sink, done: Done) -> None:
         """Attach a consumer's or browser's link; done with its number."""
-        refusal = _unusable(spec) or self._beyond_the_broker(spec)
+        refusal = _unusable(spec) or self.traits.refusal_of(spec)
         if refusal is not None:
             done(None, refusal)
             return
@@ -653,30 +610,6 @@ class ClientProtocol:
         self._sources[name] = source
         if len(self._sources) > MAX_SOURCES:
             del self._sources[next(iter(self._sources))]
-
-    def _beyond_the_broker(self, spec: ReceiverSpec) -> JMSException | None:
-        """Why the broker cannot have such a consumer, where it told so when it opened the connection."""
-        assert self._info is not None
-        product = self._info.product
-        subscription = spec.subscription
-        if self._is_rabbitmq_3:
-            # It confirms whatever it is asked for, and then sends everything, or takes what is only looked at.
-            if spec.selector is not None:
-                return InvalidSelectorException(f"RabbitMQ 3 applies no selectors, such as {spec.selector!r}")
-            if spec.no_local:
-                return JMSException("RabbitMQ 3 cannot leave out what a connection sends itself (no_local)")
-            if spec.browse:
-                return JMSException("RabbitMQ 3 cannot be browsed: it would hand the messages out for good")
-            if subscription is not None and subscription.durable:
-                return JMSException(
-                    f"RabbitMQ 3 does not keep the subscription {subscription.name!r} while nobody consumes it; consume"
-                    " from a queue that is bound to the exchange"
-                )
-        if spec.exclusive and not self._info.is_holdfast:
-            return JMSException(f"exclusive consumers need a Holdfast server; this broker is {product!r}")
-        if subscription is not None and subscription.shared and "SHARED-SUBS" not in self._info.capabilities:
-            return JMSException(f"this broker ({product!r}) does not offer shared subscriptions")
-        return None
 
     def _name(self, role: str, destination: Destination | None) -> str:
         number = self._next_name
@@ -757,9 +690,8 @@ class ClientProtocol:
             self._forget_sender(sender, IllegalStateException("the producer is closed"))
             self._close_link(link, done, heeds=sender.temporary is not None)
         elif receiver is not None:
-            assert self._info is not None
             closed = IllegalStateException("the consumer is closed")
-            if not self._info.is_holdfast and self._peer.unsettled(link):
+            if not self.traits.ends_links_at_once and self._peer.unsettled(link):
                 self._leave_later(receiver, closed)
                 done(None, None)
             elif link in self._draining:
@@ -779,7 +711,7 @@ class ClientProtocol:
         """
         self._forget_receiver(receiver, closed, keep_subscription=True)
         self._leaving[receiver.link] = receiver
-        if not self._is_rabbitmq_3:
+        if self.traits.answers_drains:
             self._ask_for_drain(receiver.link)  # what still comes is released
 
     def _leave(self) -> None:
@@ -893,7 +825,7 @@ class ClientProtocol:
         # The reference client says with the attach's desired capabilities that the subscription is a shared one of
         # no client.  Our engine of AMQP cannot; where the source is known it says the same.
         source = None
-        if not self._options.has_client_id and self._info is not None and not self._info.is_holdfast:
+        if not self._options.has_client_id and not self.traits.finds_subscriptions:
             source = self._sources.get(name)
         link = self._peer.attach_receiver(self._session(-1), link_name, source, Terminus())
         self._unsubscribing[link] = done
@@ -946,7 +878,7 @@ class ClientProtocol:
         receiver = self._receivers.get(link)
         if receiver is None:
             done(None, IllegalStateException(f"link {link} is closed"))
-        elif self._is_rabbitmq_3:
+        elif not self.traits.answers_drains:
             done(False, None)
         elif receiver.drains or self._ask_for_drain(link):
             receiver.drains.append(done)
@@ -956,7 +888,7 @@ class ClientProtocol:
     def _ask_for_drain(self, link: int) -> bool:
         """Drain; returns whether there is an answer to wait for."""
         asked = self._peer.drain(link)
-        if asked and not self.is_holdfast:
+        if asked and not self.traits.ends_links_at_once:
             self._draining.setdefault(link, self._now_ms)
         return asked
 
@@ -1054,13 +986,8 @@ class ClientProtocol:
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle deliveries, in order; those of another epoch are ignored."""
         epoch = self._options.epoch
-        states = STATES
-        if self.is_holdfast:
-            states = _STATES_OF_HOLDFAST
-        elif self._is_rabbitmq_3:
-            states = _STATES_OF_RABBITMQ_3
         ours = [each for each in settlements if each.tag.epoch == epoch]
-        settle_runs(self._peer, ours, states)
+        settle_runs(self._peer, ours, self.traits.states)
         if any(outcome is not Outcome.ACCEPTED for _, outcome in ours):
             self._peer.write_out()  # proton writes credit ahead of it, and what is later would come before it
         if self._leaving:
@@ -1185,7 +1112,7 @@ class ClientProtocol:
             self.commit_name(session),
             self._send_in_transaction,
             self._commit_refusal,
-            discharges_early=self._info is not None and self._info.is_holdfast,
+            discharges_early=self.traits.refuses_discharges,
         )
 
     def _send_in_transaction(
@@ -1218,10 +1145,9 @@ class ClientProtocol:
 
     def request(self, operation: str, arguments: dict[str, Any], done: Done) -> None:
         """Ask our own server something; done with its answer."""
-        info = self._info
-        if info is None or not info.is_holdfast:
-            product = "unknown" if info is None else info.product
-            done(None, JMSException(f"{operation!r} needs a Holdfast server; this broker is {product!r}"))
+        traits = self.traits
+        if not traits.answers_requests:
+            done(None, JMSException(f"{operation!r} needs a Holdfast server; this broker is {traits.product!r}"))
             return
         if self._requests is None:
             self._requests = self._attach_requests()
@@ -1283,28 +1209,9 @@ def _is_durable(receiver: _Receiver) -> bool:
     return subscription is not None and subscription.durable
 
 
-def servers_of(announced: Any) -> tuple[Server, ...]:
-    """The servers of a ``failover-server-list``, without what cannot be one."""
-    found = []
-    for each in (announced if isinstance(announced, list | tuple) else ())[:MAX_SERVERS]:
-        fields = {str(key): value for key, value in each.items()} if isinstance(each, dict) else {}
-        host, port = _text(fields.get("network-host")), fields.get("port")
-        if host and isinstance(port, int) and 0 < port < 65536:
-            scheme = _text(fields.get("scheme"))
-            tls = None if scheme is None else scheme in ("amqps", "ssl", "tls")
-            found.append(Server(host, int(port), tls, _text(fields.get("hostname"))))
-    return tuple(found)
-
-
-def _text(value: Any) -> str | None:
-    return str(value) if isinstance(value, str) else None
-
-
-def _prefix(wanted: str | None, offered: Any) -> str:
+def _prefix(wanted: str | None, offered: str | None) -> str:
     """A prefix of addresses: what the user wants, else what the broker asks for."""
-    if wanted is not None:
-        return wanted
-    return offered if isinstance(offered, str) else ""
+    return wanted if wanted is not None else offered or ""
 
 
 def _refusal(error: AmqpError | None, refused: bool) -> JMSException:

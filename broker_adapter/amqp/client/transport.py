@@ -24,9 +24,10 @@ from uuid import uuid4
 from ack_modes import Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
 from broker_adapter.amqp.client.anonymous_relay import AnonymousRelay
+from broker_adapter.amqp.client.brokers import servers_of
 from broker_adapter.amqp.client.io_loop import SocketConnection
 from broker_adapter.amqp.client.io_loop import Work as LoopWork
-from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Done, Phase, servers_of
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Done, Phase
 from broker_adapter.amqp.hashing import hash_elsewhere
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin, Login, Work
@@ -221,8 +222,8 @@ class AmqpTransport:
             self._give_up()
             raise
         self._encode = self._encoder(protocol)
-        self._may_delay = "DELAYED_DELIVERY" in peer.capabilities
-        if "ANONYMOUS-RELAY" not in peer.capabilities:
+        self._may_delay = protocol.traits.delays_deliveries
+        if not protocol.traits.relays_messages:
             self._relay = AnonymousRelay(self._attach_relayed, self._detach_relayed)
         self._error = None
         if protocol.phase is Phase.CLOSED:  # lost between its opening and this line
@@ -232,7 +233,7 @@ class AmqpTransport:
     @staticmethod
     def _encoder(protocol: ClientProtocol) -> Callable[[Envelope], bytes]:
         addresses = protocol.addresses
-        if protocol.is_artemis:
+        if protocol.traits.needs_duplicate_ids:
             return lambda envelope: encode_amqp(addresses.outward(with_duplicate_id(envelope)))
         if addresses:
             return lambda envelope: encode_amqp(addresses.outward(envelope))
@@ -422,7 +423,7 @@ class AmqpTransport:
         Raises:
             InvalidDestinationException: the name of one is taken.
         """
-        if not self._protocol_in_use().is_holdfast:
+        if not self._protocol_in_use().traits.answers_requests:
             return  # a consumer's link makes it again, where the broker allows that
 
         def begin(destination: Destination) -> _Wait:
@@ -436,7 +437,7 @@ class AmqpTransport:
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         """Where else the broker can be reached; changes come as ``ServersAnnounced``, where the broker is ours."""
-        if not self._protocol_in_use().is_holdfast:
+        if not self._protocol_in_use().traits.answers_requests:
             return ()
         return servers_of(self.request(WATCH, {}, timeout))
 
@@ -452,7 +453,7 @@ class AmqpTransport:
             timeout: longest wait in seconds; None: as long as requests may take.
         """
         protocol = self._protocol_in_use()
-        if not protocol.is_holdfast:
+        if not protocol.traits.answers_requests:
             return None
         arguments = {
             "session": protocol.commit_name(session),
@@ -479,7 +480,7 @@ class AmqpTransport:
 
     def confirm(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
-        if self._protocol_in_use().is_holdfast:
+        if self._protocol_in_use().traits.answers_requests:
             self.request("confirm", {}, timeout)
         else:
             self._ask("the acknowledgement", lambda protocol, done: protocol.go_round(done), timeout)

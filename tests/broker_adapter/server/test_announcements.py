@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.client.protocol import servers_of
+from broker_adapter.amqp.client.brokers import servers_of
 from broker_adapter.amqp.wire import MAX_SERVERS
 from broker_adapter.errors import MessageFormatException
 from broker_adapter.server.announcements import as_answer, as_property, server_of, servers_from

@@ -1,0 +1,164 @@
+"""What each broker's product does otherwise than another: a table, without connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.amqp.client.brokers import STATES, BrokerTraits, traits_of
+from broker_adapter.amqp.events import FAILED_STATE, RELEASED_STATE, RemoteOpen
+from broker_adapter.amqp.wire import BACK_OFF, envelope_capabilities
+from broker_adapter.destination import queue, topic
+from broker_adapter.envelope import ENVELOPE_VERSION
+from broker_adapter.errors import InvalidSelectorException, JMSException
+from broker_adapter.transport import Peer, ReceiverSpec, Server, Subscription
+
+ARTEMIS = ("apache-activemq-artemis", "2.44.0")
+HOLDFAST = ("Holdfast", "1")
+QPID = ("qpid-cpp", "1.39.0")
+RABBITMQ_3 = ("RabbitMQ", "3.13.7")
+RABBITMQ_4 = ("RabbitMQ", "4.1.0")
+
+
+def opened(product: tuple[str, str] | None, *offered: str, **properties: Any) -> RemoteOpen:
+    """What a broker says as it opens a connection."""
+    said = {} if product is None else {"product": product[0], "version": product[1]}
+    return RemoteOpen("broker", None, frozenset(offered), frozenset(), {**said, **properties})
+
+
+def traits(product: tuple[str, str] | None, *offered: str, **properties: Any) -> BrokerTraits:
+    """What is known of it."""
+    return traits_of(opened(product, *offered, **properties), envelope=True)
+
+
+@pytest.mark.parametrize(
+    ("product", "different"),
+    [
+        (
+            HOLDFAST,
+            {
+                "is_holdfast": True,
+                "answers_requests": True,
+                "rejects_duplicates": True,
+                "refuses_discharges": True,
+                "ends_links_at_once": True,
+                "finds_subscriptions": True,
+                "states": {**STATES, Outcome.FAILED: FAILED_STATE._replace(annotations={BACK_OFF: True})},
+            },
+        ),
+        (ARTEMIS, {"rejects_duplicates": True, "needs_duplicate_ids": True}),
+        (
+            RABBITMQ_3,
+            {
+                "answers_drains": False,
+                "honours_sources": False,
+                "states": {**STATES, Outcome.MODIFIED: RELEASED_STATE, Outcome.FAILED: RELEASED_STATE},
+                "title": "RabbitMQ 3",
+            },
+        ),
+        (RABBITMQ_4, {}),
+        (QPID, {}),
+    ],
+)
+def test_each_product_differs_from_an_unknown_one_in_this(product: tuple[str, str], different: dict[str, Any]) -> None:
+    name, version = product
+    assert traits(product) == BrokerTraits(product=name, version=version, **{"title": name, **different})
+
+
+def test_a_broker_that_says_nothing_is_unknown() -> None:
+    assert traits(None) == BrokerTraits()
+
+
+def test_only_our_own_server_is_asked_for_its_store() -> None:
+    said = {"holdfast-store": "s", "holdfast-run": "r"}
+    assert (traits(HOLDFAST, **said).store, traits(HOLDFAST, **said).run) == ("s", "r")
+    assert (traits(ARTEMIS, **said).store, traits(ARTEMIS, **said).run) == (None, None)
+    assert traits(HOLDFAST, **{"holdfast-store": 5}).store is None
+
+
+def test_prefixes_are_taken_where_they_are_texts() -> None:
+    found = traits(ARTEMIS, **{"queue-prefix": "queue://", "topic-prefix": 5})
+    assert (found.queue_prefix, found.topic_prefix) == ("queue://", None)
+
+
+def test_capabilities_tell_what_a_broker_offers() -> None:
+    none, some = traits(QPID), traits(QPID, "ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS")
+    assert (none.relays_messages, none.delays_deliveries, none.shares_subscriptions) == (False, False, False)
+    assert (some.relays_messages, some.delays_deliveries, some.shares_subscriptions) == (True, True, True)
+
+
+def test_our_own_format_is_spoken_where_both_ends_want_it() -> None:
+    said = opened(HOLDFAST, *envelope_capabilities(ENVELOPE_VERSION))
+    assert traits_of(said, envelope=True).envelope_version == ENVELOPE_VERSION
+    assert traits_of(said, envelope=False).envelope_version == 0
+
+
+def test_the_port_is_told_what_the_traits_say() -> None:
+    announced = [{"network-host": "h", "port": 1}]
+    found = traits(HOLDFAST, "SHARED-SUBS", **{"failover-server-list": announced, "holdfast-store": "s"})
+    assert found.peer("me") == Peer(
+        product="Holdfast",
+        version="1",
+        client_id="me",
+        is_holdfast=True,
+        capabilities=frozenset(("SHARED-SUBS",)),
+        rejects_duplicates=True,
+        store="s",
+        servers=(Server("h", 1),),
+    )
+
+
+SELECTIVE = ReceiverSpec(1, queue("q"), selector="a = 1")
+WITHOUT_OWN = ReceiverSpec(1, topic("t"), no_local=True)
+BROWSING = ReceiverSpec(1, queue("q"), browse=True)
+DURABLE = ReceiverSpec(1, topic("t"), subscription=Subscription("s", durable=True, shared=False))
+SHARED = ReceiverSpec(1, topic("t"), subscription=Subscription("s", durable=False, shared=True))
+EXCLUSIVE = ReceiverSpec(1, queue("q"), exclusive=True)
+PLAIN = ReceiverSpec(1, queue("q"))
+
+
+@pytest.mark.parametrize(
+    ("product", "refused"),
+    [
+        (HOLDFAST, [SHARED]),
+        (ARTEMIS, [SHARED, EXCLUSIVE]),
+        (QPID, [SHARED, EXCLUSIVE]),
+        (RABBITMQ_3, [SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE]),
+        (RABBITMQ_4, [SHARED, EXCLUSIVE]),
+    ],
+)
+def test_a_consumer_that_a_product_cannot_have_is_refused(
+    product: tuple[str, str], refused: list[ReceiverSpec]
+) -> None:
+    found = traits(product)
+    every = (SELECTIVE, WITHOUT_OWN, BROWSING, DURABLE, SHARED, EXCLUSIVE, PLAIN)
+    assert [spec for spec in every if found.refusal_of(spec) is not None] == refused
+    assert traits(product, "SHARED-SUBS").refusal_of(SHARED) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "cls", "reason"),
+    [
+        (SELECTIVE, InvalidSelectorException, "RabbitMQ 3 applies no selectors, such as 'a = 1'"),
+        (WITHOUT_OWN, JMSException, "RabbitMQ 3 cannot leave out what a connection sends itself (no_local)"),
+        (BROWSING, JMSException, "RabbitMQ 3 cannot be browsed: it would hand the messages out for good"),
+        (
+            DURABLE,
+            JMSException,
+            (
+                "RabbitMQ 3 does not keep the subscription 's' while nobody consumes it; consume from a queue that is"
+                " bound to the exchange"
+            ),
+        ),
+        (SHARED, JMSException, "this broker ('RabbitMQ') does not offer shared subscriptions"),
+        (EXCLUSIVE, JMSException, "exclusive consumers need a Holdfast server; this broker is 'RabbitMQ'"),
+    ],
+)
+def test_a_refusal_names_the_product_and_what_it_lacks(
+    spec: ReceiverSpec, cls: type[JMSException], reason: str
+) -> None:
+    refusal = traits(RABBITMQ_3).refusal_of(spec)
+    assert type(refusal) is cls
+    assert refusal.reason == reason
