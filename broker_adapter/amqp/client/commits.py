@@ -1,4 +1,4 @@
-"""The transactions of one session at the client: declare, transfers and settlements, discharge; no I/O.
+"""The transactions of a client's connection: declare, transfers and settlements, discharge; no I/O.
 
 A commit is declared, filled and discharged on the session's link to the broker's coordinator.  The declare for the
 next commit is written together with the discharge, so that a commit costs one round trip.  Our own server may be told
@@ -9,7 +9,7 @@ other brokers the discharge waits for the answers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,40 +17,33 @@ import attrs
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client.brokers import STATES
+from broker_adapter.amqp.client.callbacks import Done
+from broker_adapter.amqp.client.drains import Drains
+from broker_adapter.amqp.client.links import Link, LinkTable, refusal
+from broker_adapter.amqp.client.producers import Producers
+from broker_adapter.amqp.client.sessions import Sessions
+from broker_adapter.amqp.client.settlements import Settlements, settle_runs
 from broker_adapter.amqp.conditions import IN_DOUBT, exception_for
 from broker_adapter.amqp.events import (
     ACCEPTED,
     DECLARED,
     TRANSACTIONAL,
+    Dispositions,
+    LinkFlow,
+    LinkRemoteClose,
     State,
+    Terminus,
 )
-from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.values import Described, ULong, encode
-from broker_adapter.amqp.wire import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.wire import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE, OUTCOMES
 from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from broker_adapter.transport import OnSettled
 
 _DECLARE: Final = b"\x00\x53\x77" + encode(Described(ULong(DECLARE_CODE), [None]))
-
-
-def settle_runs(peer: Peer, settlements: Iterable[Settlement], states: Mapping[Outcome, State]) -> None:
-    """Settle in order, neighbours of one link that end alike in one call."""
-    link = -1
-    outcome: Outcome | None = None
-    numbers: list[int] = []
-    for tag, ending in settlements:
-        if tag.link != link or ending is not outcome:
-            if outcome is not None:
-                peer.settle(link, numbers, states[outcome])
-            link, outcome, numbers = tag.link, ending, []
-        numbers.append(tag.number)
-    if outcome is not None:
-        peer.settle(link, numbers, states[outcome])
 
 
 @attrs.define(eq=False)
@@ -62,7 +55,7 @@ class Commit:
         sends: (link, payload).
         settlements: of deliveries of this connection.
         done: called once, with the error where nothing was done.
-        is_in_doubt: whether nobody can tell what became of it: its discharge is to be written, or was, and is not
+        is_in_doubt: whether it cannot be told what became of it: its discharge is to be written, or was, and is not
             answered.  What was refused since need not have been a part of it.
     """
 
@@ -78,40 +71,145 @@ class Commit:
     is_in_doubt: bool = False
 
 
-#: Queues a message of a transaction: (link, payload, state, called when nothing that is sent then overtakes it,
-#: answered).  One that is not sent any more is only answered.
-SendInTransaction = Callable[[int, bytes, State, Callable[[], None], OnSettled], None]
+class Commits:
+    """The commits of a connection, each of which goes through the coordinator of its session.
+
+    Attributes:
+        discharges_early: whether the broker refuses a discharge by itself where it refused a message.
+    """
+
+    def __init__(
+        self,
+        table: LinkTable,
+        sessions: Sessions,
+        producers: Producers,
+        settlements: Settlements,
+        *,
+        drains: Drains,
+        prefix: str,
+        epoch: int,
+    ) -> None:
+        """No commits.
+
+        Args:
+            table: of all links.
+            sessions: of the connection.
+            producers: what the messages of a commit are sent on.
+            settlements: what the deliveries of a commit that was rolled back are given back by.
+            drains: tells links that wait for their last settlement.
+            prefix: unique for ever; with a session number it names the session in commit ids.
+            epoch: what the deliveries of this connection carry.
+        """
+        self.discharges_early = False
+        self._table = table
+        self._peer = table.peer
+        self._sessions = sessions
+        self._producers = producers
+        self._settlements = settlements
+        self._drains = drains
+        self._prefix = prefix
+        self._epoch = epoch
+        self._coordinators: dict[int, Coordinator] = {}  # by session of the port; the link may be gone meanwhile
+        self._committed: dict[int, int] = {}  # the last commit of each session of the port that was done
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, bytes]],
+        settlements: Sequence[Settlement],
+        done: Done,
+    ) -> None:
+        """Do all of it or nothing; ``sends`` are (link, payload)."""
+        if commit_number <= self._committed.get(session, -1):
+            done(None, None)  # repeated: it was done, so its deliveries are settled
+            return
+
+        def ended(result: Any, error: JMSException | None) -> bool:
+            if error is None:
+                self._committed[session] = commit_number
+                self._drains.leave()
+            elif isinstance(error, TransactionRolledBackException):
+                # Those that the broker has taken back already are not known any more, and are left alone.
+                self._settlements.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
+            return done(result, error)
+
+        commit = Commit(commit_number, sends, settlements, ended)
+        refused = self.refusal_of(commit)
+        if refused is not None:
+            ended(None, refused)
+            return
+        coordinator = self._coordinators.get(session)
+        if coordinator is None or coordinator.number not in self._table.by_number:
+            coordinator = self._coordinators[session] = self._attach(session)
+        coordinator.commit(commit)
+
+    def withdraw(self, session: int, commit_number: int, done: Done) -> None:
+        """No caller waits for a commit any more; done with whether it is done.
+
+        True: it is done.  False: it never will be.  None: it was sent, and has no answer.
+        """
+        coordinator = self._coordinators.get(session)
+        if self._committed.get(session, -1) >= commit_number:
+            done(True, None)
+        else:
+            done(False if coordinator is not None and coordinator.withdraw(commit_number) else None, None)
+
+    def refusal_of(self, commit: Commit) -> JMSException | None:
+        """Why nothing of a commit can be done, where that is clear before anything is sent."""
+        for link, _ in commit.sends:
+            if link not in self._producers.open:
+                return TransactionRolledBackException(f"nothing was committed: link {link} is closed")
+        for tag, _ in commit.settlements:
+            if tag.epoch != self._epoch or not self._peer.is_unsettled(tag.link, tag.number):
+                return TransactionRolledBackException(f"nothing was committed: delivery {tuple(tag)} is stale")
+        return None
+
+    def session_name(self, session: int) -> str:
+        """What our own server knows the commits of a session by."""
+        return f"{self._prefix}:{session}"
+
+    def session_ended(self, session: int) -> None:
+        """The application has ended a session; our own server remembers its commits."""
+        self._coordinators.pop(session, None)
+        self._committed.pop(session, None)
+
+    def _attach(self, session: int) -> Coordinator:
+        name = self._table.new_name("coordinator", None)
+        target = Terminus(capabilities=("amqp:local-transactions",), coordinator=True)
+        source = Terminus(name, outcomes=OUTCOMES)
+        link = self._peer.attach_sender(self._sessions.of(session), name, source, target)
+        return Coordinator(self._table, link, session, self, self._producers, self.session_name(session))
 
 
-class Coordinator:
+class Coordinator(Link):
     """A session's link to the broker's transaction coordinator, and the transaction that is open on it."""
 
     def __init__(
         self,
-        peer: Peer,
-        link: int,
+        table: LinkTable,
+        number: int,
+        session: int,
+        commits: Commits,
+        producers: Producers,
         session_name: str,
-        send: SendInTransaction,
-        refusal_of: Callable[[Commit], JMSException | None],
-        *,
-        discharges_early: bool,
     ) -> None:
         """A coordinator whose link was just attached; declares its first transaction.
 
         Args:
-            peer: the connection's.
-            link: the link to the coordinator.
+            table: of all links.
+            number: the peer's number of the link.
+            session: the number of its session, of the port.
+            commits: of the connection.
+            producers: what the messages of a transaction are sent on.
             session_name: names the session in commit ids, unique for ever.
-            send: queues a message of a transaction.
-            refusal_of: why nothing of a commit can be done, where that is clear before anything is sent.
-            discharges_early: whether the broker refuses a discharge by itself where it refused a message.
         """
-        self.link = link
-        self._peer = peer
+        super().__init__(table, number, session)
+        table.by_number[number] = self
         self._session_name = session_name
-        self._send = send
-        self._refusal_of = refusal_of
-        self._discharges_early = discharges_early
+        self._send = producers.send_in_transaction
+        self._refusal_of = commits.refusal_of
+        self._discharges_early = commits.discharges_early
         self._credit = 0
         self._txn_id: bytes | None = None
         self._commits: deque[Commit] = deque()
@@ -126,7 +224,7 @@ class Coordinator:
         self._start()
 
     def withdraw(self, number: int) -> bool:
-        """Nobody waits for a commit any more: returns whether nothing of it will be done."""
+        """No caller waits for a commit any more: returns whether nothing of it will be done."""
         commit = next((each for each in self._commits if each.number == number), None)
         if commit is None or commit.is_in_doubt:
             return False
@@ -136,27 +234,34 @@ class Coordinator:
             commit.refusal = OperationTimedOutException("it was not ready in time")  # its discharge says so
         return True
 
-    def on_credit(self, credit: int) -> None:
-        """The coordinator's credit changed."""
-        self._credit = credit
+    def on_flow(self, event: LinkFlow) -> None:
+        self._credit = event.credit
         self._flush()
 
-    def on_answers(self, numbers: Sequence[int], state: State) -> None:
-        """The coordinator answered."""
-        for number in numbers:
+    def on_dispositions(self, event: Dispositions) -> None:
+        state = event.state
+        for number in event.numbers:
             answered = self._waiting.pop(number, None)
             if answered is not None:
                 answered(state)
 
-    def refuse(self, error: JMSException) -> None:
+    def on_close(self, event: LinkRemoteClose) -> None:
+        self._peer.close_link(self.number, closed=event.closed)
+        self.session_ended(refusal(event.error, refused=False))
+
+    def session_ended(self, error: JMSException) -> None:
+        self._leave_table()
+        self._refuse(error)
+
+    def _refuse(self, error: JMSException) -> None:
         """The coordinator is gone, and its transactions with it: what waits was not done, if it can be told."""
         reason = f"the transaction coordinator went away: {error}"
         for commit in self._end():
             kind = TransactionInDoubtException if commit.is_in_doubt else TransactionRolledBackException
             commit.done(None, kind(reason, error_code=error.error_code))
 
-    def lose(self, error: JMSException) -> None:
-        """The connection is gone: nobody can tell what became of a commit whose discharge was written."""
+    def lost(self, error: JMSException) -> None:
+        # It cannot be told what became of a commit whose discharge was written.
         for commit in self._end():
             if commit.is_in_doubt:
                 reason = f"the connection was lost during the commit: {error}"
@@ -177,16 +282,16 @@ class Coordinator:
 
     def _flush(self) -> None:
         # Where the link is gone already, we are about to hear why.
-        while self._queue and self._credit > 0 and self._peer.has_link(self.link):
+        while self._queue and self._credit > 0 and self._peer.has_link(self.number):
             payload, answered = self._queue.popleft()
             self._credit -= 1
-            self._waiting[self._peer.send(self.link, payload)] = answered
+            self._waiting[self._peer.send(self.number, payload)] = answered
 
     def _on_declared(self, state: State) -> None:
         if state.code != DECLARED or state.txn_id is None:
             # A coordinator that declares nothing is of no use; its close is told like any other.
-            self._peer.close_link(self.link)
-            self.refuse(exception_for(state.error, "the broker refused to begin a transaction"))
+            self._peer.close_link(self.number)
+            self._refuse(exception_for(state.error, "the broker refused to begin a transaction"))
             return
         self._txn_id = state.txn_id
         self._start()

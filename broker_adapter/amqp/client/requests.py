@@ -6,32 +6,46 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker_adapter.amqp.events import ACCEPTED_STATE, Transfers
+from broker_adapter.amqp.client.brokers import servers_of
+from broker_adapter.amqp.client.callbacks import Done
+from broker_adapter.amqp.client.links import Link, LinkTable, refusal
+from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
+from broker_adapter.amqp.conditions import exception_for
+from broker_adapter.amqp.events import ACCEPTED_STATE, Dropped, LinkFlow, LinkRemoteClose, Terminus, Transfers
 from broker_adapter.amqp.management import Request, error_from_fields, pack_request, unpack_answer
-from broker_adapter.amqp.peer import Peer
-from broker_adapter.amqp.wire import NEWS
+from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS, NEWS
 from broker_adapter.errors import JMSException, MessageFormatException, ProtocolException, ResourceAllocationException
+from broker_adapter.transport import ServersAnnounced
 
 #: Most requests that may wait for their answer at once.
 MAX_REQUESTS: Final = 1000
 
 
 class Requests:
-    """The links to our server's request and answer nodes, and who waits for an answer."""
+    """The links to our server's request and answer nodes, and the requests that wait for an answer."""
 
-    def __init__(self, peer: Peer, sender: int, receiver: int, on_news: Callable[[Any], None]) -> None:
-        self._on_news = on_news
-        self.links = (sender, receiver)
-        self._peer = peer
-        self._sender = sender
+    def __init__(self, table: LinkTable, sessions: Sessions, on_broken: Callable[[JMSException], None]) -> None:
+        """No requests; the links are attached with the first one.
+
+        Args:
+            table: of all links.
+            sessions: of the connection.
+            on_broken: told where an answer cannot be decoded, which ends the connection.
+        """
+        self._table = table
+        self._peer = table.peer
+        self._sessions = sessions
+        self._on_broken = on_broken
+        self._links: tuple[RequestLink, AnswerLink] | None = None
         self._credit = 0
         self._queue: deque[bytes] = deque()
-        self._waiting: dict[int, Callable[[Any, JMSException | None], bool]] = {}
+        self._waiting: dict[int, Done] = {}
         self._next_number = 1
-        peer.credit(receiver, MAX_REQUESTS)
 
-    def ask(self, operation: str, arguments: dict[str, Any], done: Callable[[Any, JMSException | None], bool]) -> None:
+    def ask(self, operation: str, arguments: dict[str, Any], done: Done) -> None:
         """Ask something; done with the answer."""
+        if self._links is None:
+            self._links = self._attach()
         if len(self._waiting) >= MAX_REQUESTS:
             reason = f"{MAX_REQUESTS} requests wait for their answers; that is the limit"
             done(None, ResourceAllocationException(reason))
@@ -53,20 +67,19 @@ class Requests:
         self._flush()
 
     def on_answers(self, event: Transfers) -> None:
-        """Answers came in.
-
-        Raises:
-            ProtocolException: one of them cannot be decoded.
-        """
+        """Answers came in; one that cannot be decoded ends the connection."""
         self._peer.settle(event.link, [each.number for each in event.deliveries], ACCEPTED_STATE)
         self._peer.credit(event.link, len(event.deliveries))
         for each in event.deliveries:
             try:
                 answer = unpack_answer(each.payload)
             except MessageFormatException as error:
-                raise ProtocolException(f"the broker's answer cannot be decoded: {error}") from error
+                broken = ProtocolException(f"the broker's answer cannot be decoded: {error}")
+                broken.__cause__ = error
+                self._on_broken(broken)
+                return
             if answer.number == NEWS:
-                self._on_news(answer.result)
+                self._table.listener(ServersAnnounced(servers_of(answer.result)))
                 continue
             done = self._waiting.pop(answer.number, None)
             if done is None:
@@ -76,16 +89,78 @@ class Requests:
             else:
                 done(answer.result, None)
 
+    def drop(self, error: JMSException) -> None:
+        """Close the links: what waits gets ``error``, and the next request attaches others."""
+        for link in self._links or ():
+            self._table.by_number.pop(link.number, None)
+            self._peer.close_link(link.number)
+        self.fail(error)
+
     def fail(self, error: JMSException) -> None:
-        """The links or the connection are gone: everybody who waits gets ``error``."""
+        """The links or the connection are gone: what waits gets ``error``."""
         waiting, self._waiting = self._waiting, {}
         self._queue.clear()
+        self._links = None
+        self._credit = 0
+        self._next_number = 1
         for done in waiting.values():
             done(None, error)
+
+    def _attach(self) -> tuple[RequestLink, AnswerLink]:
+        table, peer, session = self._table, self._peer, self._sessions.of(OWN_SESSION)
+        name = table.new_name("management", None)
+        node = Terminus(MANAGEMENT_ADDRESS)
+        sender = peer.attach_sender(session, f"{name}:requests", Terminus(name), node)
+        receiver = peer.attach_receiver(session, f"{name}:answers", node, Terminus(name))
+        links = RequestLink(table, sender, self), AnswerLink(table, receiver, self)
+        peer.credit(receiver, MAX_REQUESTS)
+        return links
 
     def _flush(self) -> None:
         if self._queue:
             self._peer.write_out()  # the broker is to carry it out after what was settled before
-        while self._queue and self._credit > 0 and self._peer.has_link(self._sender):  # else we are about to hear of it
+        if self._links is None:
+            return
+        link = self._links[0].number
+        while self._queue and self._credit > 0 and self._peer.has_link(link):  # else we are about to hear of it
             self._credit -= 1
-            self._peer.send(self._sender, self._queue.popleft(), settled=True)
+            self._peer.send(link, self._queue.popleft(), settled=True)
+
+
+class RequestLink(Link):
+    """The link on which we send requests."""
+
+    def __init__(self, table: LinkTable, number: int, requests: Requests) -> None:
+        super().__init__(table, number, OWN_SESSION)
+        table.by_number[number] = self
+        self._requests = requests
+
+    def on_flow(self, event: LinkFlow) -> None:
+        self._requests.on_credit(event.credit)
+
+    def on_close(self, event: LinkRemoteClose) -> None:
+        self._peer.close_link(self.number, closed=event.closed)
+        self._requests.drop(refusal(event.error, refused=False))
+
+    def session_ended(self, error: JMSException) -> None:
+        if self.number in self._table.by_number:  # else the other link of the two has dropped both
+            self._requests.drop(error)
+
+    def lost(self, error: JMSException) -> None:
+        self._requests.fail(error)
+
+
+class AnswerLink(RequestLink):
+    """The link on which answers come in."""
+
+    def on_flow(self, event: LinkFlow) -> None:
+        """What the server may send is its own business."""
+
+    def on_transfers(self, event: Transfers) -> None:
+        self._requests.on_answers(event)
+
+    def on_dropped(self, event: Dropped) -> None:
+        if event.error is not None:
+            self._requests.drop(exception_for(event.error, "the link was closed"))
+        else:
+            self._peer.credit(self.number, event.messages)

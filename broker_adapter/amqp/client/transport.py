@@ -25,9 +25,10 @@ from ack_modes import Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp, with_duplicate_id
 from broker_adapter.amqp.client.anonymous_relay import AnonymousRelay
 from broker_adapter.amqp.client.brokers import servers_of
+from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.io_loop import SocketConnection
 from broker_adapter.amqp.client.io_loop import Work as LoopWork
-from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Done, Phase
+from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
 from broker_adapter.amqp.hashing import hash_elsewhere
 from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import ClientLogin, Login, Work

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import encode_amqp
-from broker_adapter.amqp.client.protocol import MAX_SOURCES, Phase
+from broker_adapter.amqp.client.protocol import Phase
 from broker_adapter.amqp.client.requests import MAX_REQUESTS
+from broker_adapter.amqp.client.subscriptions import MAX_SOURCES
 from broker_adapter.amqp.conditions import IN_DOUBT, AmqpError
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
