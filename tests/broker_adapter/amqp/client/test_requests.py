@@ -1,0 +1,117 @@
+"""A client's requests to our own server, against a scripted broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.amqp.client.requests import MAX_REQUESTS
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import (
+    Dispositions,
+    LinkRemoteOpen,
+    Terminus,
+    Transfers,
+)
+from broker_adapter.amqp.management import Answer, pack_answer, unpack_request
+from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    JMSException,
+    JMSSecurityException,
+    ResourceAllocationException,
+)
+from broker_adapter.transport import Delivery
+from tests.broker_adapter.amqp.client.conversations import (
+    MESSAGE,
+    receiver,
+)
+from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
+
+
+class Manager:
+    """Answers requests at the broker's management node."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    def requests(self) -> list[Any]:
+        """All requests so far."""
+        return [unpack_request(each.payload) for _, each in self._wired.broker.held]
+
+    def answer(self, answer: Answer) -> None:
+        """Send an answer."""
+        peer = self._wired.broker.peer
+        (link,) = [
+            event.link
+            for event in self._wired.broker.of(LinkRemoteOpen)
+            if event.is_sender and event.source == Terminus(MANAGEMENT_ADDRESS, expiry="session-end")
+        ]
+        peer.send(link, pack_answer(answer))
+        self._wired.pump()
+
+
+def test_requests_are_answered_by_number(wired: Wired) -> None:
+    wired.broker.accepts = False
+    manager = Manager(wired)
+    first, second = Result(), Result()
+    wired.client.request("one", {"a": 1}, first)
+    wired.client.request("two", {}, second)
+    wired.pump()
+
+    assert [(each.operation, each.arguments) for each in manager.requests()] == [("one", {"a": 1}), ("two", {})]
+    manager.answer(Answer(2, ("InvalidDestinationException", "no such queue", "amqp:not-found"), None))
+    manager.answer(Answer(1, None, {"depth": 3}))
+    manager.answer(Answer(77, None, None))
+    assert first.value == {"depth": 3}
+    with pytest.raises(InvalidDestinationException, match="no such queue"):
+        _ = second.value
+
+
+def test_a_request_comes_after_what_was_settled_before_it(wired: Wired) -> None:
+    """proton writes transfers ahead of dispositions where both are to be written."""
+    wired.broker.accepts = False
+    Manager(wired)
+    wired.client.request("first", {}, Result())  # attaches the links
+    got: list[Delivery] = []
+    link = receiver(wired, got.extend)
+    wired.client.credit(link, 3)
+    wired.pump()
+    far = wired.broker.by_address["q"]
+    for _ in range(3):
+        wired.broker.peer.send(far, MESSAGE)
+    wired.pump()
+    before = len(wired.broker.log)
+    for number, delivery in enumerate(got):
+        wired.client.settle([Settlement(delivery.tag, Outcome.ACCEPTED)])
+        wired.client.request(str(number), {}, Result())
+    wired.pump()
+
+    happened = [event for event in wired.broker.log[before:] if isinstance(event, Dispositions | Transfers)]
+    assert [type(event) for event in happened] == [Dispositions, Transfers] * 3
+
+
+def test_requests_need_our_own_server() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False)).opened()
+
+    with pytest.raises(JMSException, match="needs a Holdfast server; this broker is 'other'"):
+        wired.ask(wired.client.request, "one", {})
+
+
+def test_requests_that_wait_have_a_limit(wired: Wired) -> None:
+    wired.broker.accepts = False
+    waiting = [Result() for _ in range(MAX_REQUESTS)]
+    for each in waiting:
+        wired.client.request("x", {}, each)
+    with pytest.raises(ResourceAllocationException, match="that is the limit"):
+        wired.ask(wired.client.request, "x", {})
+    assert all(each.pending for each in waiting)
+
+
+def test_a_lost_management_link_fails_the_requests_that_wait(wired: Wired) -> None:
+    wired.broker.refusals[MANAGEMENT_ADDRESS] = AmqpError("amqp:unauthorized-access", "not for you")
+
+    with pytest.raises(JMSSecurityException, match="not for you"):
+        wired.ask(wired.client.request, "x", {})

@@ -1,0 +1,41 @@
+"""A client's sessions against a scripted broker."""
+
+from __future__ import annotations
+
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import (
+    SessionRemoteClose,
+)
+from broker_adapter.errors import (
+    ResourceAllocationException,
+)
+from broker_adapter.transport import LinkLost
+from tests.broker_adapter.amqp.client.conversations import (
+    attached,
+    sender,
+)
+from tests.broker_adapter.amqp.client.scripted_broker import Wired
+
+
+def test_a_session_ended_by_the_broker_loses_its_links_and_is_begun_anew(wired: Wired) -> None:
+    link = sender(wired)
+    wired.broker.peer.end_session(attached(wired).session, AmqpError("amqp:resource-limit-exceeded", "too much"))
+    wired.pump()
+
+    (lost,) = wired.events
+    assert isinstance(lost, LinkLost)
+    assert (lost.link, type(lost.error)) == (link, ResourceAllocationException)
+    assert sender(wired) != link
+
+
+def test_sessions_of_the_port_have_sessions_of_their_own(wired: Wired) -> None:
+    sender(wired, session=1)
+    first = attached(wired).session
+    sender(wired, session=2)
+    second = attached(wired).session
+    sender(wired, session=1)
+
+    assert attached(wired).session == first != second
+    wired.ask(wired.client.end_session, 1)
+    assert wired.broker.of(SessionRemoteClose)[-1].session == first
+    wired.ask(wired.client.end_session, 1)
