@@ -72,8 +72,12 @@ class PublicEngine:
     """The functions of the hot path, made of proton's public classes: slower, with nothing private but the handles."""
 
     def __init__(self, transport: proton.Transport, collector: proton.Collector) -> None:
-        self._transport = transport
-        self._collector = collector
+        self._transport: Any = transport
+        self._collector: Any = collector
+
+    def release(self) -> None:
+        """Let go of proton's objects, so that they are freed."""
+        self._transport = self._collector = None
 
     def pn_collector_peek(self, _collector: Any) -> Any:
         return self._collector.peek()
@@ -179,4 +183,4 @@ class PublicEngine:
         self._transport.pop(size)
 
     def pn_transport_tick(self, _transport: Any, now_ms: int) -> int:
-        return round(self._transport.tick(now_ms / 1000) * 1000)
+        return round(float(self._transport.tick(now_ms / 1000)) * 1000)

@@ -276,10 +276,10 @@ def test_a_message_that_is_settled_before_all_of_it_has_come_is_not_sent_on(pair
     (first, server_first), (second, server_second) = links_of_one_session(pair, 2)
     large = pair.server.send(server_first, b"l" * 1_000_000)
     behind = pair.server.send(server_first, b"behind")
-    while pair.client._links[first].unfinished is None:
+    while pair.client._endpoints.links[first].unfinished is None:
         pair.client.receive(pair.server.pending_output(1))
         pair.client_events += pair.client.events()
-    unfinished = pair.client._links[first].unfinished
+    unfinished = pair.client._endpoints.links[first].unfinished
     lib.pn_delivery_update(unfinished, lib.PN_RELEASED)
     lib.pn_delivery_settle(unfinished)
     pair.server.receive(pair.client.pending_output())
@@ -572,7 +572,7 @@ def test_parts_of_one_octet_cost_what_they_hold() -> None:
     hand.send(b"x")
     for _ in range(5_000):
         hand.send(b"x")
-    (link,) = pair.server._links.values()
+    (link,) = pair.server._endpoints.links.values()
     assert link.partial is not None
     assert len(link.partial) == 1
     hand.send(b"y", more=False)
@@ -583,7 +583,7 @@ class Unfinished:
     """A link of the pair whose message comes by hand, part by part."""
 
     def __init__(self, pair: Pair, handle: int) -> None:
-        session = next(iter(pair.client._sessions), None) or pair.client.begin_session()
+        session = next(iter(pair.client._endpoints.sessions), None) or pair.client.begin_session()
         pair.client.attach_sender(session, f"by hand {handle}", Terminus("s"), Terminus("q"))
         self.link = pair._answered(100)
         self._pair = pair
@@ -594,7 +594,7 @@ class Unfinished:
         number, tag = (None, None) if self._begun else (self._handle, b"t")
         self._begun = True
         self._pair.server.receive(transfer(0, self._handle, number, tag, part, more=more))
-        self._pair.server._take_events()
+        self._pair.server._events.take_events()
 
 
 def arrived_at(peer: Peer) -> list[bytes]:
@@ -884,7 +884,7 @@ def test_an_attach_that_does_not_fit_into_a_frame_is_not_sent(frame_bytes: int) 
 
 def test_what_an_answer_would_repeat_beyond_the_peers_frames_is_refused() -> None:
     pair = Pair(PeerLimits(max_frame_bytes=512), PeerLimits()).opened()
-    pair.client._limits = PeerLimits()  # it does not heed its own limit
+    pair.client._connection.limits = PeerLimits()  # it does not heed its own limit
     session = pair.client.begin_session()
     pair.client.attach_sender(session, "s", Terminus(), Terminus("q" * 600))
     pair.pump()
@@ -1199,7 +1199,7 @@ def test_a_session_that_came_ahead_of_our_open_is_answered_after_it() -> None:
     server.open("server")
     client.receive(server.pending_output())
     assert [type(event) for event in client.events()] == [RemoteOpen, SessionRemoteOpen]
-    assert session in client._sessions
+    assert session in client._endpoints.sessions
 
 
 def test_no_more_sessions_are_begun_than_the_peer_allows() -> None:
@@ -1237,7 +1237,7 @@ def test_a_peer_that_is_released_has_freed_what_proton_had_and_does_nothing_more
     Unfinished(pair, 1).send(b"part")
     number = arrived(pair)[0].number
     probes = []
-    for each in (pair.server._transport, pair.server._connection):
+    for each in (pair.server._connection.transport, pair.server._connection.connection):
         probe = Probe()
         each._attrs["probe"] = probe
         probes.append(weakref.ref(probe))

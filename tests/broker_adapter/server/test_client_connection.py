@@ -134,7 +134,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[weakref.ref[Any]]]:
             found.setdefault(cls.__name__, []).append(weakref.ref(self))
             if cls is ServerProtocol:
                 probe = Probe()
-                self._peer._transport._attrs["probe"] = probe
+                self._peer._connection.transport._attrs["probe"] = probe
                 found.setdefault("C transport", []).append(weakref.ref(probe))
                 found.setdefault("Peer", []).append(weakref.ref(self._peer))
 

@@ -269,7 +269,7 @@ def test_a_session_that_takes_no_more_costs_a_bounded_amount(make_broker: Callab
     broker = make_broker()
     put(broker, "q", *[encoded(f"{number:010000}") for number in range(count)])
     client = Client(broker, max_output_bytes=65536).open()
-    client.peer._sessions[client.session].endpoint.incoming_capacity = 2 << 20  # two frames
+    client.peer._endpoints.sessions[client.session].endpoint.incoming_capacity = 2 << 20  # two frames
     link = client.receiver("q", name="r", presettled=True)
     client.peer.credit(link, count)
     client.to_server()

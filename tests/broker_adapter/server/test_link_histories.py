@@ -80,9 +80,10 @@ class History:
     def hear_out(self, client: Connected) -> None:
         """Take what the server has written, and no more: when a client ends, that counts as seen."""
         peer = client.reader.server._peer
-        later, peer._with_later = peer._with_later, {}
+        outgoing = peer._outgoing
+        later, outgoing.with_later = outgoing.with_later, {}
         client.reader.peer.receive(peer.pending_output())
-        peer._with_later = later
+        outgoing.with_later = later
         client.reader.events += client.reader.peer.events()
         self.listen(client)
 

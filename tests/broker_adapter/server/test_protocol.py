@@ -465,7 +465,7 @@ def test_answers_that_nobody_takes_stop_the_requests_and_are_bounded(broker: Bro
     client = SlowClient(broker, max_connection_bytes=1 << 20, max_output_bytes=1 << 16).open()
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     session = client.peer.begin_session()
-    client.peer._sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
+    client.peer._endpoints.sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
     answers = client.receiver(MANAGEMENT_ADDRESS, 1_000_000, session=session, name="answers")
     carried_out = 0
     while client.peer.remaining_credit(asking):
@@ -512,7 +512,7 @@ def test_a_session_that_takes_nothing_does_not_stop_the_reading_and_a_socket_tha
     put(broker, "q", *[encoded(f"{number:090000}") for number in range(count)])
     client = Client(broker, max_connection_bytes=1 << 20).open()
     session = client.peer.begin_session()
-    client.peer._sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
+    client.peer._endpoints.sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
     link = client.receiver(Terminus("q"), session=session, name="r")
     client.peer.credit(link, count)
     client.to_server()
@@ -565,7 +565,7 @@ def test_large_messages_for_many_sessions_that_take_none_are_bounded(broker: Bro
     links = []
     for number in range(consumers):
         session = client.peer.begin_session()
-        client.peer._sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
+        client.peer._endpoints.sessions[session].endpoint.incoming_capacity = 1 << 20  # one frame
         links.append(client.receiver(Terminus("q", **fields), session=session, name=f"r{number}"))
     for link in links:
         client.peer.credit(link, 1)

@@ -260,7 +260,7 @@ def test_credit_that_comes_while_a_drain_waits_behind_a_large_message_is_used(
 def limited(client: Client, name: str, size: int, credit: int, **fields: Any) -> int:
     """A receiver's link with a limit for the size of messages."""
     link = client.peer.attach_receiver(client.session, name, Terminus("q"), Terminus("t"), **fields)
-    client.peer._links[link].endpoint.max_message_size = size
+    client.peer._endpoints.links[link].endpoint.max_message_size = size
     client.opened(link)
     client.peer.credit(link, credit)
     return link
@@ -351,7 +351,7 @@ def test_a_browser_that_takes_no_large_messages_is_closed_at_the_first(broker: B
     fill(broker, count=1)
     client = Reader(broker).opened_as(FOREIGN)
     link = client.peer.attach_receiver(client.session, "b", Terminus("q", copies=True), Terminus("t"), presettled=True)
-    client.peer._links[link].endpoint.max_message_size = 10_000
+    client.peer._endpoints.links[link].endpoint.max_message_size = 10_000
     client.opened(link)
     client.peer.credit(link, 9)
     assert refused(client, link)[0] == "amqp:link:message-size-exceeded"

@@ -125,7 +125,7 @@ def test_what_proton_had_is_freed_at_the_end_without_the_garbage_collector(serve
     protocol = opened.transport._protocol
     assert protocol is not None
     probe = Probe()
-    protocol._peer._transport._attrs["probe"] = probe
+    protocol._peer._connection.transport._attrs["probe"] = probe
     found = weakref.ref(probe)
     del probe
     gc.disable()

@@ -1,0 +1,231 @@
+"""The objects of proton for one connection, and what all parts of a peer need of them."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import proton
+from cproton_ffi import ffi, lib
+
+from broker_adapter.amqp import frames
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import RemoteOpen, State
+from broker_adapter.amqp.proton_memory import (
+    c_text,
+    read_condition,
+    read_disposition,
+    read_mapping,
+    read_names,
+    text_at,
+    write_condition,
+    write_mapping,
+    write_names,
+)
+from broker_adapter.amqp.public_engine import PublicEngine
+from broker_adapter.errors import MessageFormatException
+from broker_adapter.settings import GIB, KIB, MIB
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+
+@attrs.frozen(kw_only=True)
+class PeerLimits:
+    """What a peer accepts from the other side."""
+
+    max_frame_bytes: int = MIB
+    max_message_bytes: int = GIB
+    max_unfinished_bytes: int = GIB  #: of all messages together of which only a part has come
+    max_sessions: int = 256
+    max_links: int = 1024  #: of all sessions together
+    idle_timeout_ms: int = 60_000  #: 0: none
+
+
+class ProtonConnection:
+    """A connection, transport and collector of proton, and how they stand.
+
+    Attributes:
+        limits: what is accepted from the other side.
+        is_server: whether this end waits for the other's header.
+        connection: proton's.
+        transport: proton's.
+        engine: the functions that are called for each message.
+        c_transport: the C object below ``transport``.
+        c_collector: the C object of the collector.
+        scratch: memory that messages and output are copied through; :meth:`grow_scratch` makes it larger.
+        scratch_bytes: its size.
+        unwritten_bytes: what proton keeps, about, for the answers to messages that it has not written yet.
+        opened: whether our open was said.
+        tail_closed: whether no more input is taken.
+        output_closed: whether everything was sent that ever will be.
+        released: whether all memory was freed.
+        failure: what the peer did wrong, which ends the connection.
+        stuck: why proton writes nothing more, in its own words.
+    """
+
+    def __init__(self, limits: PeerLimits, *, server: bool, public_classes: bool) -> None:
+        """A connection that has neither sent nor received anything.
+
+        Args:
+            limits: what is accepted from the other side.
+            server: whether this end waits for the other's header.
+            public_classes: whether the functions that are called for each message use proton's public classes.
+        """
+        self.limits = limits
+        self.is_server = server
+        self.connection: Any = proton.Connection()
+        self.transport: Any = proton.Transport(proton.Transport.SERVER if server else proton.Transport.CLIENT)
+        self.transport.max_frame_size = limits.max_frame_bytes
+        self.transport.channel_max = limits.max_sessions - 1
+        self.transport.idle_timeout = limits.idle_timeout_ms / 1000
+        self.transport.tracer = _told_by_proton(weakref.ref(self))
+        self._collector: Any = proton.Collector()
+        self.connection.collect(self._collector)
+        self.transport.bind(self.connection)
+        self.engine: Any = PublicEngine(self.transport, self._collector) if public_classes else lib
+        self.c_transport = self.transport._impl
+        self.c_collector = self._collector._impl
+        self.scratch = ffi.new("char[]", 64 * KIB)
+        self.scratch_bytes = 64 * KIB
+        self.unwritten_bytes = 0
+        self.opened = False
+        self.tail_closed = False
+        self.output_closed = False
+        self.released = False
+        self.failure: AmqpError | None = None
+        self.stuck = ""
+
+    @property
+    def frame_bytes(self) -> int:
+        """The largest performative that can be sent, and repeated in an answer."""
+        frame = min(self.limits.max_frame_bytes, self.transport.remote_max_frame_size or GIB)
+        return min(frames.MAX_PERFORMATIVE_BYTES, frame)
+
+    def grow_scratch(self, size: int) -> None:
+        """Have room for so many bytes in ``scratch``."""
+        self.scratch_bytes = max(size, 2 * self.scratch_bytes)
+        self.scratch = ffi.new("char[]", self.scratch_bytes)
+
+    def push(self, data: bytes, start: int, end: int) -> None:
+        """Give proton a part of the input."""
+        push = self.engine.pn_transport_push
+        transport = self.c_transport
+        size = end - start
+        if size <= 0:
+            return
+        taken = push(transport, data, size) if start == 0 else 0
+        if 0 <= taken < size:
+            memory = ffi.from_buffer(data)
+            while 0 <= taken < size:
+                more = push(transport, memory + start + taken, size - taken)
+                if more <= 0:
+                    break
+                taken += more
+
+    def close_tail(self) -> None:
+        """Take no more input."""
+        self.tail_closed = True
+        try:
+            self.transport.close_tail()
+        except proton.ProtonException:
+            # The transport is closed already; its condition says why.
+            return
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection with an error because of what the peer did."""
+        if self.failure is not None or self.released:
+            return
+        self.failure = error
+        condition = lib.pn_transport_condition(self.transport._impl)
+        if not lib.pn_condition_is_set(condition):
+            write_condition(condition, error)
+        self.close_tail()
+
+    def note_failure(self) -> None:
+        """proton has failed the connection by itself."""
+        if self.failure is None:
+            condition = read_condition(lib.pn_transport_condition(self.transport._impl))
+            self.failure = condition or AmqpError("amqp:connection:framing-error", "the connection failed")
+
+    def read_state(self, delivery: Any, code: int) -> State:
+        """The state that the peer gave a delivery; one that cannot be decoded fails the connection."""
+        try:
+            return read_disposition(lib.pn_delivery_remote(delivery), code)
+        except ValueError as error:
+            self.fail(AmqpError("amqp:decode-error", str(error)))
+            return State(code)
+
+    def open(
+        self,
+        container_id: str,
+        hostname: str | None,
+        offered_capabilities: Iterable[str],
+        desired_capabilities: Iterable[str],
+        properties: dict[str, Any] | None,
+    ) -> None:
+        """Say our open."""
+        connection = self.connection._impl
+        try:
+            lib.pn_connection_set_container(connection, c_text(container_id))
+            if hostname is not None:
+                lib.pn_connection_set_hostname(connection, c_text(hostname))
+        except ValueError as error:
+            raise MessageFormatException(f"the connection cannot be opened: {error}") from error
+        self.connection.open()
+        write_names(lib.pn_connection_offered_capabilities(connection), offered_capabilities)
+        write_names(lib.pn_connection_desired_capabilities(connection), desired_capabilities)
+        write_mapping(lib.pn_connection_properties(connection), properties)
+        self.opened = True
+
+    def read_open(self) -> RemoteOpen:
+        """What the peer said as it opened the connection."""
+        connection = self.connection._impl
+        return RemoteOpen(
+            text_at(lib.pn_connection_remote_container(connection)) or "",
+            text_at(lib.pn_connection_remote_hostname(connection)),
+            frozenset(read_names(lib.pn_connection_remote_offered_capabilities(connection))),
+            frozenset(read_names(lib.pn_connection_remote_desired_capabilities(connection))),
+            read_mapping(lib.pn_connection_remote_properties(connection)),
+        )
+
+    def read_close(self) -> AmqpError | None:
+        """The error with which the peer closed the connection."""
+        return read_condition(lib.pn_connection_remote_condition(self.connection._impl))
+
+    def close(self, error: AmqpError | None = None) -> None:
+        """Close the connection, or answer the peer's close.  Legal twice."""
+        if self.released:
+            return
+        if error is not None:
+            write_condition(lib.pn_connection_condition(self.connection._impl), error)
+        lib.pn_connection_close(self.connection._impl)
+
+    def release(self) -> None:
+        """Free proton's objects.  What the parts of the peer know of them is removed before."""
+        self.scratch = b""
+        self.transport.unbind()
+        self._collector.release()
+        if isinstance(self.engine, PublicEngine):
+            self.engine.release()
+        # They free what they hold as they go.
+        self.transport = self.connection = self._collector = self.engine = None
+        self.c_transport = self.c_collector = None
+
+
+def _told_by_proton(found: weakref.ref[ProtonConnection]) -> Callable[[Any, str], None]:
+    """What proton is to call with what it would otherwise write to the standard error stream.
+
+    It has no reference to the connection: proton keeps it where the garbage collector does not see it.
+    """
+
+    def told(_transport: Any, message: str) -> None:
+        _log.debug("proton says: %s", message)
+        connection = found()
+        # It is in the middle of writing, so this is not the place to do more.
+        if connection is not None and ("unable to find" in message or "process error" in message):
+            connection.stuck = connection.stuck or message.partition(": ")[2] or message
+
+    return told

@@ -1,0 +1,151 @@
+"""The event pump of a peer: what proton has to tell, as the events of :mod:`broker_adapter.amqp.events`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from cproton_ffi import lib
+
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import Event, LinkRemoteClose, RemoteClose, SessionRemoteClose, TransportFailed
+from broker_adapter.amqp.proton_engine.connection import ProtonConnection
+from broker_adapter.amqp.proton_engine.credit import Credit
+from broker_adapter.amqp.proton_engine.endpoints import Endpoints
+from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
+from broker_adapter.amqp.proton_engine.outgoing import OutgoingTransfers
+from broker_adapter.amqp.proton_memory import read_condition
+
+_DELIVERY: Final = lib.PN_DELIVERY
+_TOLD: Final = frozenset(
+    (
+        lib.PN_LINK_FLOW,
+        lib.PN_LINK_REMOTE_OPEN,
+        lib.PN_LINK_REMOTE_CLOSE,
+        lib.PN_LINK_REMOTE_DETACH,
+        lib.PN_SESSION_REMOTE_OPEN,
+        lib.PN_SESSION_REMOTE_CLOSE,
+        lib.PN_CONNECTION_REMOTE_OPEN,
+        lib.PN_CONNECTION_REMOTE_CLOSE,
+        lib.PN_TRANSPORT_ERROR,
+    )
+)
+
+
+class EventReader:
+    """What happened and was not asked for yet.
+
+    Attributes:
+        early: the events.
+        disposed: (channel, role) → the last delivery of dispositions that proton has not told of.
+    """
+
+    def __init__(
+        self,
+        connection: ProtonConnection,
+        endpoints: Endpoints,
+        credit: Credit,
+        incoming: IncomingTransfers,
+        outgoing: OutgoingTransfers,
+    ) -> None:
+        """Nothing has happened.
+
+        Args:
+            connection: proton's objects.
+            endpoints: the sessions and links.
+            credit: of the links.
+            incoming: takes what comes in.
+            outgoing: takes what was answered.
+        """
+        self.early: list[Event] = []
+        self.disposed: dict[tuple[bytes, bool], int] = {}
+        self._connection = connection
+        self._engine = connection.engine
+        self._endpoints = endpoints
+        self._links_by_pointer = endpoints.links_by_pointer
+        self._credit = credit
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._failure_told = False
+
+    def events(self) -> list[Event]:
+        """What happened since the last call, in order; transfers or dispositions of one link in a row are one event."""
+        connection = self._connection
+        if connection.released:
+            return []
+        self.take_events()
+        happened, self.early = self.early, []
+        if connection.failure is not None and not self._failure_told:
+            self._failure_told = True
+            happened.append(TransportFailed(connection.failure))
+        return happened
+
+    def take_events(self) -> None:
+        """Take what proton has to tell."""
+        self.disposed.clear()
+        engine, collector = self._engine, self._connection.c_collector
+        peek, pop, type_of, delivery_of = (
+            engine.pn_collector_peek,
+            engine.pn_collector_pop,
+            engine.pn_event_type,
+            engine.pn_event_delivery,
+        )
+        link_of, readable = engine.pn_delivery_link, engine.pn_delivery_readable
+        on_disposition, on_transfer = self._outgoing.on_disposition, self._incoming.on_transfer
+        links = self._links_by_pointer
+        happened = self.early
+        while True:
+            event = peek(collector)
+            if not event:
+                break
+            kind = type_of(event)
+            if kind == _DELIVERY:
+                delivery = delivery_of(event)
+                link = links.get(link_of(delivery))
+                if link is None:
+                    pass  # freed meanwhile; its deliveries went with it
+                elif link.is_sender:
+                    on_disposition(link, delivery, happened)
+                elif readable(delivery):
+                    on_transfer(link, delivery, happened)
+            elif kind in _TOLD:
+                try:
+                    self._on_event(kind, event, happened)
+                except ValueError as error:
+                    self._connection.fail(AmqpError("amqp:decode-error", str(error)))
+            pop(collector)
+
+    def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:
+        engine, endpoints = self._engine, self._endpoints
+        if kind == lib.PN_LINK_FLOW:
+            link = self._links_by_pointer.get(engine.pn_event_link(event))
+            if link is not None:
+                self._credit.on_flow(link, happened)
+        elif kind == lib.PN_LINK_REMOTE_OPEN:
+            endpoints.on_link_remote_open(engine.pn_event_link(event), happened)
+        elif kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
+            link = self._links_by_pointer.get(engine.pn_event_link(event))
+            if link is not None and not link.remote_closed:
+                link.remote_closed = True
+                self._incoming.cut_short(link, happened)
+                error = read_condition(lib.pn_link_remote_condition(link.endpoint._impl))
+                happened.append(LinkRemoteClose(link.number, kind == lib.PN_LINK_REMOTE_CLOSE, error))
+                if link.closed:
+                    endpoints.free_link(link)
+        elif kind == lib.PN_SESSION_REMOTE_OPEN:
+            endpoints.on_session_remote_open(engine.pn_event_session(event), happened)
+        elif kind == lib.PN_SESSION_REMOTE_CLOSE:
+            session = endpoints.sessions_by_pointer.get(engine.pn_event_session(event))
+            if session is not None:
+                error = read_condition(lib.pn_session_remote_condition(session.endpoint._impl))
+                for link in session.links.values():
+                    self._incoming.cut_short(link, happened)
+                unsent = {number: self._outgoing.withdraw(number) for number in session.links}
+                happened.append(SessionRemoteClose(session.number, error, unsent))
+                self._outgoing.session_ended(session)
+                endpoints.free_session(session)
+        elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
+            happened.append(self._connection.read_open())
+        elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
+            happened.append(RemoteClose(self._connection.read_close()))
+        elif kind == lib.PN_TRANSPORT_ERROR:
+            self._connection.note_failure()

@@ -1,0 +1,249 @@
+"""The bytes that come in at a peer: each frame is looked at before it reaches proton.
+
+proton decodes with C recursion, and a stranger must not choose its depth: what a performative may hold is limited by
+:mod:`broker_adapter.amqp.values`.  And proton trusts its peer with channels and handles, and is left with memory freed
+twice where it should not: which frames may come is a matter of :mod:`broker_adapter.amqp.frames`.
+
+The payload of a large frame that comes in is kept here, and proton gets the frame without it, since proton never frees
+the buffer of a delivery as long as the connection lives.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker_adapter.amqp import frames
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.frames import disposed, has_no_array
+from broker_adapter.amqp.proton_engine.connection import ProtonConnection
+from broker_adapter.amqp.proton_engine.event_reader import EventReader
+from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
+from broker_adapter.settings import KIB
+
+#: A transfer of fewer bytes is read field by field.
+_LEAST_TRANSFER_BYTES: Final = 24
+#: A frame of more bytes goes to proton without its payload.
+_LARGE_FRAME_BYTES: Final = 32 * KIB
+#: Most bytes of frames that proton gets before its events are taken: what they bring stays in its buffers until then.
+_PUSHED_BYTES: Final = 64 * KIB
+
+
+class FrameInput:
+    """What came from the network and is not yet a whole frame."""
+
+    def __init__(
+        self,
+        connection: ProtonConnection,
+        rules: frames.FrameRules,
+        incoming: IncomingTransfers,
+        events: EventReader,
+    ) -> None:
+        """Nothing has come.
+
+        Args:
+            connection: proton's objects.
+            rules: which frames may come.
+            incoming: takes the payload of large frames.
+            events: takes what proton makes of the frames.
+        """
+        self._connection = connection
+        self._rules = rules
+        self._incoming = incoming
+        self._events = events
+        self._header_seen = False
+        self._held = bytearray()
+        self._wanted_bytes = 8
+        self._pushed = 0  # how much of the input under way proton has got
+        self._begun = False  # whether a begin came in that may not be answered yet
+        self._end_waits = False  # whether what is held starts with the end of such a session
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the network; ``events()`` tells what they meant.  Never raises for their content."""
+        connection = self._connection
+        if connection.failure is not None or connection.tail_closed:
+            return
+        if self._held:
+            if self._end_waits or len(self._held) + len(data) < self._wanted_bytes:
+                self._held += data
+                return
+            data = b"".join((self._held, data))
+            self._held.clear()
+        self._take(data)
+
+    def receive_end(self) -> None:
+        """The network will bring no more bytes."""
+        if not self._connection.tail_closed:
+            self._connection.close_tail()
+
+    def take_held(self) -> None:
+        """Our open was said: take what had to wait for it."""
+        if self._end_waits:
+            self._answer_begins()
+            data = bytes(self._held)
+            self._held.clear()
+            if self._connection.failure is None and not self._connection.tail_closed:
+                self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Take what came, which starts with a frame."""
+        connection = self._connection
+        while True:
+            self._pushed = 0
+            whole, objection = self._whole_frames(data)
+            connection.push(data, self._pushed, whole)
+            if objection is not None:
+                connection.fail(objection)
+                return
+            if connection.failure is not None or whole == len(data):
+                return
+            if not (self._end_waits and connection.opened):
+                self._held += data[whole:]
+                return
+            # Let proton write our begins; then the rest can be taken, which starts with the end of a session.
+            self._answer_begins()
+            data = data[whole:]
+
+    def _answer_begins(self) -> None:
+        """Let proton write our begins, so that the end of a session can be taken."""
+        self._events.take_events()
+        self._connection.engine.pn_transport_pending(self._connection.c_transport)
+        self._begun = self._end_waits = False
+
+    def _whole_frames(self, data: bytes) -> tuple[int, AmqpError | None]:
+        """How many of these bytes are whole frames fit for proton, and what is wrong with the next one, if anything.
+
+        Large frames, and what stands before them, are given to proton at once.
+        """
+        end = len(data)
+        position = 0
+        if not self._header_seen:
+            if not data.startswith(frames.AMQP_HEADER[:end]):
+                # proton, too, must see bytes that are no header, to answer them; not a SASL one, which it knows.
+                self._connection.push(bytes(8), 0, 8)
+                reason = f"expected the header of AMQP 1.0, got {data[:8]!r}"
+                return 0, AmqpError("amqp:connection:framing-error", reason)
+            if end < 8:
+                self._wanted_bytes = 8
+                return 0, None
+            self._header_seen = True
+            position = 8
+        limit = self._connection.limits.max_frame_bytes
+        sending, disposing = self._rules.sending, self._rules.disposing
+        most = self._pushed + _PUSHED_BYTES
+        while end - position >= 8:
+            size = int.from_bytes(data[position : position + 4])
+            if size > limit:
+                reason = f"frame of {size} bytes is larger than the limit of {limit} bytes"
+                return position, AmqpError("amqp:connection:framing-error", reason)
+            after = position + size
+            if after > end:
+                self._wanted_bytes = size
+                return position, None
+            head = data[position + 4 : position + 12]
+            handles = sending.get(head)
+            if handles is not None:
+                # A transfer in its short form.  Without a state (its eighth field) it has nothing that nests.
+                listed = data[position + 12] if size >= _LEAST_TRANSFER_BYTES else 0
+                if listed > 5 and position + 13 + listed <= after:
+                    kind = data[position + 14]
+                    if kind == 0x52:
+                        handle = data[position + 15]
+                    elif kind == 0x70:
+                        handle = int.from_bytes(data[position + 15 : position + 19])
+                    else:
+                        handle = 0 if kind == 0x43 else -1
+                    if handle in handles and (
+                        0 < data[position + 13] <= 7 or has_no_array(data, position + 14, position + 13 + listed)
+                    ):
+                        if after > most:
+                            self._push_apart(data, position, position + 13 + listed, after)
+                            most = after + _PUSHED_BYTES
+                        position = after
+                        continue
+            elif head in disposing and size > 14:
+                stop = position + 13 + data[position + 12]
+                which = disposed(data[position + 14 : stop]) if stop <= after else None
+                if which is not None:
+                    most = self._tell_earlier(data, position, most, *which)
+                    if self._connection.failure is not None:
+                        return position, None
+                    position = after
+                    continue
+            try:
+                read = self._rules.read(data, position, after)
+                if read is not None:
+                    code, channel, values, stop = read
+                    if code == frames.END and self._begun:
+                        # proton would answer a begin after its end as if the session was a new one of ours, and
+                        # never stop.
+                        self._end_waits = True
+                        return position, None
+                    self._rules.apply(code, channel, values, size)
+                    if code == frames.DISPOSITION:
+                        role, first, last = values[:3]
+                        most = self._tell_earlier(data, position, most, role, first, first if last is None else last)
+                        if self._connection.failure is not None:
+                            return position, None
+                    self._begun = self._begun or code == frames.BEGIN
+                    if code == frames.TRANSFER and after > most:
+                        self._push_apart(data, position, stop, after)
+                        most = after + _PUSHED_BYTES
+                        if self._connection.failure is not None:
+                            return after, None
+            except frames.FrameError as error:
+                return position, error.error
+            position = after
+        self._wanted_bytes = 8
+        return position, None
+
+    def _tell_earlier(self, data: bytes, position: int, most: int, role: bool, first: int, last: int) -> int:
+        """Let proton tell of earlier dispositions of this input, where one may be about deliveries of theirs, too.
+
+        proton keeps the last state of a delivery, also where an earlier one has settled it, and what comes after that
+        is not about it (AMQP 1.0 section 2.6.12).
+
+        Args:
+            data: the input.
+            position: where the frame of the disposition starts.
+            most: how far proton may get input at once.
+            role: of the disposition.
+            first: the first delivery that it is about.
+            last: the last one.
+
+        Returns:
+            how far proton may get input at once, from now on.
+        """
+        key = data[position + 6 : position + 8], role
+        through = self._events.disposed.get(key)
+        if through is not None and first <= through:
+            self._connection.push(data, self._pushed, position)
+            self._events.take_events()
+            self._pushed = position
+            most = position + _PUSHED_BYTES
+        self._events.disposed[key] = last
+        return most
+
+    def _push_apart(self, data: bytes, position: int, payload: int, end: int) -> None:
+        """Give proton what it has not got of this input, up to and with this transfer, and take what comes of it.
+
+        Args:
+            data: the input.
+            position: where the transfer starts.
+            payload: where its payload starts.
+            end: where it ends.
+        """
+        if end - position <= _LARGE_FRAME_BYTES:
+            self._connection.push(data, self._pushed, end)
+        else:
+            self._connection.push(data, self._pushed, position)
+            self._events.take_events()
+            bare = (payload - position).to_bytes(4) + data[position + 4 : payload]
+            self._connection.push(bare, 0, len(bare))
+            self._incoming.payload = data[payload:end]
+        self._events.take_events()
+        self._incoming.payload = b""
+        self._pushed = end
+
+    def release(self) -> None:
+        """Nothing is taken any more: the connection is released."""
+        self._held.clear()
