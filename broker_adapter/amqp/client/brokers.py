@@ -11,14 +11,7 @@ from typing import Any, Final
 import attrs
 
 from ack_modes import Outcome
-from broker_adapter.amqp.events import (
-    ACCEPTED_STATE,
-    FAILED_STATE,
-    REJECTED,
-    RELEASED_STATE,
-    RemoteOpen,
-    State,
-)
+from broker_adapter.amqp.events import ACCEPTED_STATE, FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
 from broker_adapter.amqp.wire import BACK_OFF, MAX_SERVERS, RUN, SERVER_LIST, STORE, envelope_version
 from broker_adapter.errors import InvalidSelectorException, JMSException
 from broker_adapter.transport import Peer, ReceiverSpec, Server

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from broker_adapter.amqp.events import Event, LinkRemoteOpen, Terminus
+from broker_adapter.amqp.events import Event, Incoming, LinkRemoteOpen, Terminus, Transfers
 from broker_adapter.amqp.peer import Peer, PeerLimits
+from tests.broker_adapter.amqp.frames import HEADER, attach, begin, open_frame, split, transfer
 
 E = TypeVar("E")
 
@@ -84,3 +85,64 @@ def last(events: list[Event], kind: type[E]) -> E:
 def every(events: list[Event], kind: type[E]) -> list[E]:
     """All events of this kind."""
     return [event for event in events if isinstance(event, kind)]
+
+
+def arrived(pair: Pair) -> list[Incoming]:
+    """All messages that the server has got."""
+    return [delivery for event in every(pair.server_events, Transfers) for delivery in event.deliveries]
+
+
+def links_of_one_session(pair: Pair, count: int) -> list[tuple[int, int]]:
+    """Links on which the server sends, with credit: their numbers at the client and at the server."""
+    session = pair.client.begin_session()
+    links = []
+    for number in range(count):
+        link = pair.client.attach_receiver(session, f"r{number}", Terminus("q"), Terminus())
+        links.append((link, pair._answered(0)))
+        pair.client.credit(link, 1000)
+    pair.pump()
+    return links
+
+
+def transfers_in(data: bytes) -> list[bytes]:
+    return [each for each in split(data) if each[8:11] == b"\x00\x53\x14"]
+
+
+def sending_peer(*frames: bytes, window: int = 100) -> tuple[Peer, list[LinkRemoteOpen]]:
+    """A server whose client receives on links 0 and 1 of a session, and what it has told of them."""
+    server = Peer(PeerLimits(), server=True)
+    server.open("server")
+    links = (attach(0, number, f"r{number}", receives=True) for number in range(2))
+    server.receive(HEADER + open_frame() + begin(0, window=window) + b"".join((*links, *frames)))
+    opened = every(server.events(), LinkRemoteOpen)
+    for each in opened:
+        server.accept_link(each.link, each.source, each.target)
+    server.pending_output()
+    return server, opened
+
+
+class Unfinished:
+    """A link of the pair whose message comes by hand, part by part."""
+
+    def __init__(self, pair: Pair, handle: int) -> None:
+        session = next(iter(pair.client._endpoints.sessions), None) or pair.client.begin_session()
+        pair.client.attach_sender(session, f"by hand {handle}", Terminus("s"), Terminus("q"))
+        self.link = pair._answered(100)
+        self._pair = pair
+        self._handle = handle
+        self._begun = False
+
+    def send(self, part: bytes, *, more: bool = True) -> None:
+        number, tag = (None, None) if self._begun else (self._handle, b"t")
+        self._begun = True
+        self._pair.server.receive(transfer(0, self._handle, number, tag, part, more=more))
+        self._pair.server._events.take_events()
+
+
+def arrived_at(peer: Peer) -> list[bytes]:
+    return [delivery.payload for event in every(peer.events(), Transfers) for delivery in event.deliveries]
+
+
+def session_of(pair: Pair, link: int) -> int:
+    """The client's number of a link's session."""
+    return next(event for event in every(pair.client_events, LinkRemoteOpen) if event.link == link).session

@@ -16,9 +16,7 @@ from broker_adapter.amqp.payloads import decode_payload, decode_received, format
 from broker_adapter.amqp.values import Symbol, encode
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity, pack, unpack
-from broker_adapter.errors import (
-    MessageFormatException,
-)
+from broker_adapter.errors import MessageFormatException
 
 NAMES = st.text(min_size=1, max_size=10)
 INSTANTS = st.integers(1, 2**41)

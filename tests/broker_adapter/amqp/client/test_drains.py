@@ -18,10 +18,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import Envelope
-from broker_adapter.errors import (
-    ConnectionLostException,
-    IllegalStateException,
-)
+from broker_adapter.errors import ConnectionLostException, IllegalStateException
 from broker_adapter.transport import Delivery, Subscription
 from tests.broker_adapter.amqp.client.conversations import (
     MESSAGE,

@@ -7,24 +7,11 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import (
-    LinkRemoteClose,
-    Terminus,
-)
+from broker_adapter.amqp.events import LinkRemoteClose, Terminus
 from broker_adapter.destination import DestinationKind
-from broker_adapter.errors import (
-    InvalidDestinationException,
-    JMSException,
-    JMSSecurityException,
-)
+from broker_adapter.errors import InvalidDestinationException, JMSException, JMSSecurityException
 from broker_adapter.transport import LinkLost, ReceiverSpec, SenderSpec
-from tests.broker_adapter.amqp.client.conversations import (
-    BODY,
-    QUEUE,
-    attached,
-    receiver,
-    sender,
-)
+from tests.broker_adapter.amqp.client.conversations import BODY, QUEUE, attached, receiver, sender
 from tests.broker_adapter.amqp.client.scripted_broker import Result, Wired
 
 

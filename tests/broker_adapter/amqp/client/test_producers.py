@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import (
-    REJECTED,
-    RELEASED_STATE,
-    State,
-)
+from broker_adapter.amqp.events import REJECTED, RELEASED_STATE, State
 from broker_adapter.amqp.values import Described, Symbol
 from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.errors import (
@@ -21,13 +17,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.transport import SenderSpec
-from tests.broker_adapter.amqp.client.conversations import (
-    BODY,
-    QUEUE,
-    attached,
-    receiver,
-    sender,
-)
+from tests.broker_adapter.amqp.client.conversations import BODY, QUEUE, attached, receiver, sender
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
 
 

@@ -32,14 +32,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.transport import Delivery, Failed, ReceiverSpec, SenderSpec
-from tests.broker_adapter.amqp.client.conversations import (
-    BODY,
-    QUEUE,
-    attached,
-    foreign,
-    receiver,
-    sender,
-)
+from tests.broker_adapter.amqp.client.conversations import BODY, QUEUE, attached, foreign, receiver, sender
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
 
 # The connection.

@@ -9,12 +9,7 @@ import pytest
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client.requests import MAX_REQUESTS
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import (
-    Dispositions,
-    LinkRemoteOpen,
-    Terminus,
-    Transfers,
-)
+from broker_adapter.amqp.events import Dispositions, LinkRemoteOpen, Terminus, Transfers
 from broker_adapter.amqp.management import Answer, pack_answer, unpack_request
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import (
@@ -24,10 +19,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.transport import Delivery
-from tests.broker_adapter.amqp.client.conversations import (
-    MESSAGE,
-    receiver,
-)
+from tests.broker_adapter.amqp.client.conversations import MESSAGE, receiver
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
 
 

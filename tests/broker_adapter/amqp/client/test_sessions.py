@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import (
-    SessionRemoteClose,
-)
-from broker_adapter.errors import (
-    ResourceAllocationException,
-)
+from broker_adapter.amqp.events import SessionRemoteClose
+from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.transport import LinkLost
-from tests.broker_adapter.amqp.client.conversations import (
-    attached,
-    sender,
-)
+from tests.broker_adapter.amqp.client.conversations import attached, sender
 from tests.broker_adapter.amqp.client.scripted_broker import Wired
 
 

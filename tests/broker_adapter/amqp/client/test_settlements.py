@@ -15,11 +15,7 @@ from broker_adapter.amqp.events import (
     State,
 )
 from broker_adapter.transport import Delivery
-from tests.broker_adapter.amqp.client.conversations import (
-    MESSAGE,
-    deliver,
-    receiver,
-)
+from tests.broker_adapter.amqp.client.conversations import MESSAGE, deliver, receiver
 from tests.broker_adapter.amqp.client.scripted_broker import Wired
 
 

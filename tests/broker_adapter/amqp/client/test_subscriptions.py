@@ -7,10 +7,7 @@ import pytest
 from broker_adapter.amqp.client.subscriptions import MAX_SOURCES
 from broker_adapter.destination import topic
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.amqp.client.conversations import (
-    attached,
-    receiver,
-)
+from tests.broker_adapter.amqp.client.conversations import attached, receiver
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker, Wired
 
 
