@@ -45,7 +45,8 @@ def transport_for(
 
 def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:
     try:
-        from broker_adapter.amqp.client.transport import AmqpTransport, login_for
+        from broker_adapter.amqp.client.login import login_for
+        from broker_adapter.amqp.client.transport import AmqpTransport
     except ImportError as error:
         raise JMSException(
             f"AMQP needs the package python-qpid-proton, which cannot be loaded here: {error}; install it:"

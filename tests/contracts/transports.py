@@ -13,7 +13,8 @@ from typing import Any
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.client.io_loop import MemoryConnection
-from broker_adapter.amqp.client.transport import AmqpTransport, login_for
+from broker_adapter.amqp.client.login import login_for
+from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import Destination, queue

@@ -28,20 +28,18 @@ from broker_adapter.amqp.client.brokers import servers_of
 from broker_adapter.amqp.client.callbacks import Done
 from broker_adapter.amqp.client.io_loop import SocketConnection
 from broker_adapter.amqp.client.io_loop import Work as LoopWork
+from broker_adapter.amqp.client.login import tls_context
 from broker_adapter.amqp.client.protocol import ClientOptions, ClientProtocol, Phase
-from broker_adapter.amqp.hashing import hash_elsewhere
 from broker_adapter.amqp.peer import PeerLimits
-from broker_adapter.amqp.sasl import ClientLogin, Login, Work
-from broker_adapter.amqp.tls_files import check_readable
+from broker_adapter.amqp.sasl import Login, Work
+from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.amqp.wire import WATCH
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
-    InvalidURLException,
     JMSException,
-    JMSSecurityException,
     MessageFormatException,
     OperationTimedOutException,
     ProtocolException,
@@ -49,7 +47,6 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
-from broker_adapter.mechanisms import Trust, usable_mechanisms
 from broker_adapter.send_window import SendWindow
 from broker_adapter.transport import (
     Credentials,
@@ -181,7 +178,7 @@ class AmqpTransport:
             raise IllegalStateException("the connection was opened before")
         url = self._url
         login = self._make_login(url, credentials)
-        context = _tls_context(url) if url.tls else None
+        context = tls_context(url) if url.tls else None
         options = ClientOptions(
             container_id=credentials.client_id or f"holdfast-{uuid4()}",
             hostname=url.amqp.vhost if url.amqp.vhost is not None else url.host,
@@ -606,62 +603,3 @@ def _hash_elsewhere(io: Io, protocol: ClientProtocol, work: Work) -> None:
 
 def _named(destination: Destination | None) -> str:
     return "no destination" if destination is None else repr(destination.name)
-
-
-def login_for(url: AmqpURL, credentials: Credentials, trust: Trust | None = None) -> Login:
-    """The login of a connection: with the given credentials, or else those of the URL.
-
-    Args:
-        url: the address.
-        credentials: of the application.
-        trust: what is known of brokers, noted down when the login succeeds; None: only the address.
-
-    Raises:
-        JMSSecurityException: the URL asks for mechanisms of which none can be used, or a user name has no password.
-        ConnectionLostException: the only mechanisms left are too weak for an address that may not be the broker's.
-    """
-    trust = trust or Trust((url,))
-    username, password = credentials.username, credentials.password
-    of_url = username is None and password is None
-    if of_url:
-        username, password = url.username, url.password
-    usable = usable_mechanisms(url, username, password, trust, of_url=of_url)
-    if (username is None) is not (password is None) and url.amqp.sasl_mechanisms is None:
-        have, lack = ("password", "user name") if username is None else (f"user name {username!r}", "password")
-        raise JMSSecurityException(f"there is a {have} without a {lack}; give both, or none to log in as ANONYMOUS")
-    return ClientLogin(
-        usable.mechanisms,
-        username,
-        password,
-        url.amqp.vhost if url.amqp.vhost is not None else url.host,
-        withheld=usable.withheld,
-        is_unverified=usable.is_unverified,
-        on_welcome=partial(trust.note, tls=url.tls),
-    )
-
-
-def _tls_context(url: AmqpURL) -> ssl.SSLContext:
-    settings = url.amqp
-    for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file"):
-        path = getattr(settings, name)
-        try:
-            check_readable(f"{name}={path!r}", path)
-        except ValueError as error:
-            raise InvalidURLException(f"the TLS files of the URL cannot be used: {error}") from error
-    try:
-        context = ssl.create_default_context(cafile=settings.tls_ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidURLException(
-            f"the TLS files of the URL cannot be used: tls_ca_file={settings.tls_ca_file!r} has no certificate: {error}"
-        ) from error
-    if settings.tls_certificate_file is not None:
-        try:
-            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
-        except (OSError, ssl.SSLError) as error:
-            key = "" if settings.tls_key_file is None else f" with tls_key_file={settings.tls_key_file!r}"
-            raise InvalidURLException(
-                f"the TLS files of the URL cannot be used: tls_certificate_file={settings.tls_certificate_file!r}{key}:"
-                f" {error}"
-            ) from error
-    context.check_hostname = settings.tls_verify_host
-    return context

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.tls_files import check_readable
+from broker_adapter.amqp.security.tls_files import check_readable
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.errors import StoreCorruptException

@@ -21,7 +21,8 @@ import pytest
 
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client.io_loop import MemoryConnection
-from broker_adapter.amqp.client.transport import AmqpTransport, login_for
+from broker_adapter.amqp.client.login import login_for
+from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
 from broker_adapter.amqp.payloads import decode_payload, with_place

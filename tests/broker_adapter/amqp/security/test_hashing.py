@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.amqp.client.transport import AmqpTransport
-from broker_adapter.amqp.hashing import hash_elsewhere
 from broker_adapter.amqp.sasl import SCRAM_SHA_256, ClientLogin, ServerLogin
+from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
 from broker_adapter.server.listener import Listener

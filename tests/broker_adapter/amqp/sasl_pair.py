@@ -1,0 +1,65 @@
+"""Two ends of a SASL login, and what they say to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scramp import ScramMechanism
+
+from broker_adapter.amqp.sasl import SASL_HEADER, SCRAM_SHA_256, ServerLogin, Verifier
+from broker_adapter.amqp.values import Described, Symbols, ULong, encode
+
+PASSWORD = "correct horse"
+
+
+class OneUser:
+    """Alice, who may log in."""
+
+    def __init__(self, password: str = PASSWORD) -> None:
+        self._password = password
+        self.alice: Verifier = ScramMechanism(SCRAM_SHA_256).make_auth_info(password, 4096)
+
+    def verifier(self, username: str) -> Verifier | None:
+        return self.alice if username == "alice" else None
+
+    def check(self, username: str, password: str) -> bool:
+        return (username, password) == ("alice", self._password)
+
+
+class AnyName(OneUser):
+    """Whoever knows the password."""
+
+    def verifier(self, username: str) -> Verifier | None:
+        return self.alice
+
+
+USERS = OneUser()
+
+
+def server(*, plain: bool = True, users: Any = USERS) -> ServerLogin:
+    return ServerLogin(users, plain=plain)
+
+
+def talk(first: Any, second: Any, *, chunk_bytes: int | None = None) -> None:
+    """Carry bytes both ways until nothing moves."""
+    moved = True
+    while moved:
+        moved = False
+        for sender, receiver in ((first, second), (second, first)):
+            data = sender.pending_output()
+            moved = moved or bool(data)
+            step = chunk_bytes or max(1, len(data))
+            for start in range(0, len(data), step):
+                receiver.receive(data[start : start + step])
+
+
+def raw_frame(body: bytes) -> bytes:
+    return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body
+
+
+def frame(code: int, *fields: Any) -> bytes:
+    return raw_frame(encode(Described(ULong(code), list(fields))))
+
+
+def offer(*mechanisms: str) -> bytes:
+    return SASL_HEADER + frame(0x40, Symbols(mechanisms))
