@@ -9,9 +9,9 @@ Theory of operation
     Python classes.  What happens per message (transfers, dispositions, the event pump) calls the C functions
     below them, which costs a tenth; ``PublicEngine`` offers the same functions on the public classes.
 
-    Sessions, links and deliveries have numbers that are never reused within a peer.  A delivery is named by its
-    link and number; the C object behind it is held in its link's tables from the moment it is known until it is
-    settled, and is never touched after that.
+    Sessions and links have numbers that are never reused within a peer, and so have the deliveries of each
+    direction.  A delivery is named by its link and number; the C object behind it is held in its link's tables from
+    the moment it is known until it is settled, and is never touched after that.
 
     The parts of a peer stand in :mod:`broker_adapter.amqp.proton_engine`: ``frame_input`` looks at each frame before
     proton gets it, ``event_reader`` is the event pump, ``endpoints`` has the sessions and links, ``credit``,

@@ -89,7 +89,7 @@ class AnonymousRelay:
             self._detach(link)
 
     def end_session(self, session: int) -> None:
-        """Forget the producers of a session, whose links end with it."""
+        """Remove the producers of a session, whose links end with it."""
         with self._lock:
             self._producers = {
                 number: producer for number, producer in self._producers.items() if producer.session != session

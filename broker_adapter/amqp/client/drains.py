@@ -120,7 +120,7 @@ class Drains:
 
 
 class LeavingLink(Link):
-    """A consumer's link that nobody uses any more, until it may be detached."""
+    """A consumer's link that the application has closed, until it may be detached."""
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ class Connection:
             self._signalled = self._signalling = True
             try:
                 self._loop.call_soon_threadsafe(self._take_work)
-            except BaseException:  # a handler of a signal raised here: nobody may be on the way
+            except BaseException:  # a handler of a signal raised here: perhaps no wake-up is under way
                 self._signalled = False
                 raise
             finally:

@@ -4,7 +4,7 @@ Theory of operation
     Messages are packed in the thread that sends them and decoded in the thread that looks at them; in between, all
     work is done by the loop's thread (:mod:`broker_adapter.amqp.client.io_loop`).  A call that waits blocks its own
     thread on a lock of its own, for as long as its deadline allows.  What is answered after the deadline is undone: a
-    link that nobody waits for any more is detached.
+    link that no caller waits for any more is detached.
 
     The connection is not restored here, but by :mod:`broker_adapter.failover`: once it is lost, every waiting and every
     later call raises, the callbacks of the sends under way get the error, and the listener gets ``Failed``.
@@ -100,7 +100,7 @@ class _Call:
         self._error: JMSException | None = None
 
     def __call__(self, result: Any, error: JMSException | None) -> bool:
-        """Complete; returns whether somebody waits."""
+        """Complete; returns whether the caller still waits."""
         with self._guard:
             if self._abandoned:
                 return False
@@ -289,7 +289,7 @@ class AmqpTransport:
                 if not io.in_loop_thread():
                     call.wait(own if timeout is None else min(own, timeout), "closing the connection")
         except JMSException:
-            pass  # a network that is away takes nothing from a close
+            pass  # a close succeeds also where the network is lost
         finally:
             io.abort()
 

@@ -224,7 +224,7 @@ class Endpoints:
             session = self._add_session(wrap_session(pointer))
             if self._connection.opened:
                 session.endpoint.open()
-            else:  # proton would forget to answer a session that came ahead of our own open
+            else:  # proton would not answer a session that came ahead of our own open
                 self._unanswered.append(session)
         session.remote_opened = True
         if session.closed:

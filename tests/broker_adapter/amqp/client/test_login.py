@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker_adapter.amqp.client.login import login_for
+from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.sasl import ANONYMOUS, PLAIN, SASL_HEADER
-from broker_adapter.errors import ConnectionLostException, JMSSecurityException
+from broker_adapter.errors import ConnectionLostException, InvalidURLException, JMSSecurityException
 from broker_adapter.mechanisms import Trust
 from broker_adapter.transport import Credentials
 from broker_adapter.urls.url import FailoverURL, parse_url
+from tests.broker_adapter.amqp.client.opened import WAIT, url_of
 from tests.broker_adapter.amqp.sasl_pair import AnyName, offer, server, talk
 
 
@@ -104,3 +108,23 @@ def test_a_login_that_has_failed_is_none_to_go_by() -> None:
     again = login_for(url.addresses[0], Credentials(), trust)
     again.receive(offer(PLAIN))
     assert b"wrong" in again.pending_output()
+
+
+def test_tls_files_that_cannot_be_read_are_told_before_anything_is_sent() -> None:
+    url = url_of(1, "?tls_ca_file=/no/such/file", "amqps")
+
+    with pytest.raises(
+        InvalidURLException, match=r"TLS files .* tls_ca_file='/no/such/file' cannot be read: No such file"
+    ):
+        AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
+
+
+def test_tls_files_that_hold_something_else_are_told_with_their_option(certificate: Path) -> None:
+    for options, reason in (
+        (f"tls_ca_file={__file__}", f"tls_ca_file='{__file__}' has no certificate"),
+        (f"tls_certificate_file={certificate}.crt", f"tls_certificate_file='{certificate}.crt': "),
+        (f"tls_certificate_file={certificate}&tls_key_file=nokey", "tls_key_file='nokey' cannot be read"),
+        (f"tls_certificate_file={certificate}&tls_key_file={__file__}", f"with tls_key_file='{__file__}': "),
+    ):
+        with pytest.raises(InvalidURLException, match=re.escape(reason)):
+            AmqpTransport(url_of(1, f"?{options}", "amqps")).open(Credentials(), lambda _event: None, WAIT)

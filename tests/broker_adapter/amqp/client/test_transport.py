@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
-import re
 import socket
 import ssl
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +21,12 @@ from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
 from broker_adapter.amqp.payloads import decode_payload, with_place
 from broker_adapter.destination import DestinationKind, queue
-from broker_adapter.envelope import BodyKind, Envelope, pack, unpack
+from broker_adapter.envelope import Envelope, pack, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
     InvalidClientIDException,
     InvalidDestinationException,
-    InvalidURLException,
     JMSException,
     MessageFormatException,
     OperationTimedOutException,
@@ -41,71 +34,10 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
 )
 from broker_adapter.transport import Credentials, Delivery, Failed, ReceiverSpec, SenderSpec, Transport
-from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
+from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened, Pipe, in_thread, url_of
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 from tests.contracts.transports import eventually
-
-WAIT = 120.0  #: seconds; longer than anything takes, also where the machine is busy
-QUEUE = queue("q")
-MESSAGE = Envelope(QUEUE, BodyKind.TEXT, "hello")
-
-
-def url_of(port: int, options: str = "", scheme: str = "amqp") -> AmqpURL:
-    """A URL of this machine."""
-    return address_of(f"{scheme}://127.0.0.1:{port}{options}")
-
-
-def address_of(text: str) -> AmqpURL:
-    url = parse_url(text)
-    assert isinstance(url, FailoverURL)
-    return url.addresses[0]
-
-
-@pytest.fixture
-def server() -> Iterator[BrokerServer]:
-    """A scripted broker that listens."""
-    listening = BrokerServer()
-    yield listening
-    listening.close()
-
-
-class Opened:
-    """An open transport and what its listener heard."""
-
-    def __init__(self, port: int, options: str = "", **arguments: Any) -> None:
-        self.events: list[Any] = []
-        self.failed = threading.Event()
-        self.transport = AmqpTransport(url_of(port, options), **arguments)
-        self.peer = self.transport.open(Credentials(client_id="me"), self._heard, WAIT)
-
-    def _heard(self, event: Any) -> None:
-        self.events.append(event)
-        if isinstance(event, Failed):
-            self.failed.set()
-
-
-@pytest.fixture
-def opened(server: BrokerServer) -> Iterator[Opened]:
-    """A transport that is open to the scripted broker."""
-    transport = Opened(server.port)
-    yield transport
-    transport.transport.close(WAIT)
-
-
-def in_thread(call: Any) -> tuple[threading.Thread, list[Any]]:
-    """Run a call in a thread of its own; its result or its error arrives in the list."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except JMSException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, outcome
 
 
 def test_it_implements_the_port(opened: Opened) -> None:
@@ -434,19 +366,6 @@ def test_closing_what_was_never_opened_is_legal() -> None:
 # Connections that do not come about.
 
 
-def refused_port() -> int:
-    """A port where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
-    with pytest.raises(ConnectionLostException, match=r"no connection to 127\.0\.0\.1"):
-        Opened(refused_port())
-
-
 def test_a_port_that_speaks_no_amqp_is_a_lost_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread, outcome = in_thread(lambda: Opened(listening.getsockname()[1]))
@@ -480,65 +399,6 @@ def test_a_client_id_in_use_is_told_by_its_own_exception() -> None:
     server.close()
 
 
-def test_tls_files_that_cannot_be_read_are_told_before_anything_is_sent() -> None:
-    url = url_of(1, "?tls_ca_file=/no/such/file", "amqps")
-
-    with pytest.raises(
-        InvalidURLException, match=r"TLS files .* tls_ca_file='/no/such/file' cannot be read: No such file"
-    ):
-        AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
-
-
-def test_tls_files_that_hold_something_else_are_told_with_their_option(certificate: Path) -> None:
-    for options, reason in (
-        (f"tls_ca_file={__file__}", f"tls_ca_file='{__file__}' has no certificate"),
-        (f"tls_certificate_file={certificate}.crt", f"tls_certificate_file='{certificate}.crt': "),
-        (f"tls_certificate_file={certificate}&tls_key_file=nokey", "tls_key_file='nokey' cannot be read"),
-        (f"tls_certificate_file={certificate}&tls_key_file={__file__}", f"with tls_key_file='{__file__}': "),
-    ):
-        with pytest.raises(InvalidURLException, match=re.escape(reason)):
-            AmqpTransport(url_of(1, f"?{options}", "amqps")).open(Credentials(), lambda _event: None, WAIT)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 with its key, in one PEM file."""
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(path), "-out", f"{path}.crt"],
-        check=True,
-        capture_output=True,
-    )
-    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
-    return path
-
-
-def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) -> None:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    server = BrokerServer(context=context)
-    transport = AmqpTransport(url_of(server.port, f"?tls_ca_file={certificate}.crt", "amqps"))
-    transport.open(Credentials(), lambda _event: None, WAIT)
-    link = transport.attach(SenderSpec(1, QUEUE), None, WAIT)
-    transport.send(link, MESSAGE, None, WAIT)
-    transport.close(WAIT)
-
-    with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed.*; name a PEM .* tls_ca_file"):
-        AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
-    server.close()
-
-
-def test_tls_with_a_certificate_for_other_names_says_so(certificate: Path) -> None:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    server = BrokerServer(context=context)
-    url = address_of(f"amqps://localhost:{server.port}?tls_ca_file={certificate}.crt")
-    with pytest.raises(ConnectionLostException, match=r"is for other names: connect by one of those$"):
-        AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
-    server.close()
-
-
 def test_a_login_over_tls_that_is_turned_away_is_not_told_to_use_tls(certificate: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
@@ -556,12 +416,7 @@ def test_a_login_over_tls_that_is_turned_away_is_not_told_to_use_tls(certificate
         thread.join(WAIT)
 
 
-def test_tls_with_a_broker_that_speaks_none_says_so(server: BrokerServer) -> None:
-    with pytest.raises(ConnectionLostException, match=r"the broker speaks no TLS on this port, .* amqp://"):
-        AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
-
-
-# Threads, processes, pipes.
+# Threads, and what a broker does not offer.
 
 
 def test_many_threads_share_one_connection(opened: Opened) -> None:
@@ -579,122 +434,8 @@ def test_many_threads_share_one_connection(opened: Opened) -> None:
     assert [outcome for _, outcome in threads] == [["sent"]] * 4
 
 
-def test_a_fault_in_a_sink_ends_the_connection_and_not_the_loop(
-    server: BrokerServer, opened: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(_deliveries: Any) -> None:
-        raise RuntimeError("a bug in the application")
-
-    other = Opened(server.port)
-    link = opened.transport.attach(ReceiverSpec(1, QUEUE), broken, WAIT)
-    opened.transport.credit(link, 1)
-    opened.transport.attach(SenderSpec(1, queue("other")), None, WAIT)  # the credit is there when this is answered
-    broker = server.brokers[0]
-    server.run(lambda: broker.peer.send(broker.by_address["q"], pack(MESSAGE)))
-    assert opened.failed.wait(WAIT)
-
-    assert "a bug in the application" in str(opened.events[0].error)
-    assert "unexpected error" in caplog.text
-    assert other.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
-    other.transport.close(WAIT)
-
-
-def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer) -> None:
-    program = textwrap.dedent(
-        """
-        import os, sys
-        from broker_adapter.amqp.client.transport import AmqpTransport
-        from broker_adapter.destination import queue
-        from broker_adapter.envelope import Envelope
-        from broker_adapter.errors import IllegalStateException
-        from broker_adapter.transport import Credentials, SenderSpec
-        from broker_adapter.urls.url import parse_url
-
-        def connect():
-            transport = AmqpTransport(parse_url(sys.argv[1]).addresses[0])
-            transport.open(Credentials(), print, 120)
-            return transport, transport.attach(SenderSpec(1, queue("q")), None, 120)
-
-        transport, link = connect()
-        child = os.fork()
-        if child == 0:
-            try:
-                transport.send(link, Envelope(queue("q")), None, 120)
-            except IllegalStateException as error:
-                assert "forked" in str(error), error
-                own, own_link = connect()
-                own.send(own_link, Envelope(queue("q")), None, 120)
-                own.close(120)
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        transport.send(link, Envelope(queue("q")), None, 120)
-        transport.close(120)
-        """
-    )
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, f"amqp://127.0.0.1:{server.port}"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-
-    assert finished.returncode == 0, finished.stderr
-
-
-class _Pipe:
-    """A scripted broker as the far end of a connection in memory."""
-
-    def __init__(self, broker: ScriptedBroker | None = None) -> None:
-        self.broker = broker or ScriptedBroker()
-        self.ended = threading.Event()
-
-    def receive(self, data: bytes) -> None:
-        self.broker.peer.receive(data)
-        self.broker.handle()
-
-    def receive_end(self) -> None:
-        self.ended.set()
-
-    def pending_output(self) -> bytes:
-        return self.broker.peer.pending_output()
-
-
-def test_the_transport_runs_over_a_pipe_in_memory() -> None:
-    pipe = _Pipe()
-    connections: list[MemoryConnection] = []
-
-    def make_io(protocol: Any) -> MemoryConnection:
-        connections.append(MemoryConnection(protocol, pipe))
-        return connections[0]
-
-    got: list[Delivery] = []
-    arrived = threading.Event()
-
-    def sink(deliveries: Any) -> None:
-        got.extend(deliveries)
-        arrived.set()
-
-    opened = Opened(1, make_io=make_io)
-    link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
-    opened.transport.send(link, MESSAGE, None, WAIT)
-    consumer = opened.transport.attach(ReceiverSpec(1, QUEUE), sink, WAIT)
-    opened.transport.credit(consumer, 1)
-    opened.transport.send(link, MESSAGE, None, WAIT)  # the credit is there when this is answered
-    pipe.broker.peer.send(pipe.broker.by_address["q"], pack(MESSAGE))
-    connections[0].wake()
-    assert arrived.wait(WAIT)
-    opened.transport.close(WAIT)
-
-    assert got[0].envelope == MESSAGE
-    assert pipe.ended.wait(WAIT)
-    assert opened.events == []
-
-
 def test_an_anonymous_producer_has_a_link_for_each_destination_where_there_is_no_relay() -> None:
-    pipe = _Pipe(ScriptedBroker(holdfast=False, offered=()))
+    pipe = Pipe(ScriptedBroker(holdfast=False, offered=()))
     opened = Opened(1, make_io=lambda protocol: MemoryConnection(protocol, pipe))
     transport = opened.transport
     link = transport.attach(SenderSpec(1, None), None, WAIT)
@@ -716,30 +457,10 @@ def test_an_anonymous_producer_has_a_link_for_each_destination_where_there_is_no
 
 
 def test_a_delay_that_the_broker_does_not_offer_is_refused() -> None:
-    pipe = _Pipe(ScriptedBroker(holdfast=False, offered=()))
+    pipe = Pipe(ScriptedBroker(holdfast=False, offered=()))
     opened = Opened(1, make_io=lambda protocol: MemoryConnection(protocol, pipe))
     link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
     with pytest.raises(JMSException, match="does not offer delivery delay"):
         opened.transport.send(link, Envelope(QUEUE, deliver_at_ms=1), None, WAIT)
     opened.transport.send(link, Envelope(QUEUE), None, WAIT)
     opened.transport.close(WAIT)
-
-
-def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    io = opened.transport._io
-    assert io is not None
-    done: list[int] = []
-    came = threading.Event()
-
-    def interrupted(_call: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(io._loop, "call_soon_threadsafe", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            io.submit(lambda: done.append(1))
-    io.submit(came.set)
-    assert came.wait(WAIT)
-    assert done == [1]

@@ -1,0 +1,174 @@
+"""The loop of all connections: sockets, TLS, pipes in memory, forks and signals."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.client.io_loop import MemoryConnection
+from broker_adapter.amqp.client.transport import AmqpTransport
+from broker_adapter.destination import queue
+from broker_adapter.envelope import pack
+from broker_adapter.errors import ConnectionLostException
+from broker_adapter.transport import Credentials, Delivery, ReceiverSpec, SenderSpec
+from tests.broker_adapter.amqp.client.broker_server import BrokerServer
+from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened, Pipe, address_of, refused_port, url_of
+
+
+def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLostException, match=r"no connection to 127\.0\.0\.1"):
+        Opened(refused_port())
+
+
+def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    server = BrokerServer(context=context)
+    transport = AmqpTransport(url_of(server.port, f"?tls_ca_file={certificate}.crt", "amqps"))
+    transport.open(Credentials(), lambda _event: None, WAIT)
+    link = transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    transport.send(link, MESSAGE, None, WAIT)
+    transport.close(WAIT)
+
+    with pytest.raises(ConnectionLostException, match=r"TLS with 127\.0\.0\.1:\d+ failed.*; name a PEM .* tls_ca_file"):
+        AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
+    server.close()
+
+
+def test_tls_with_a_certificate_for_other_names_says_so(certificate: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    server = BrokerServer(context=context)
+    url = address_of(f"amqps://localhost:{server.port}?tls_ca_file={certificate}.crt")
+    with pytest.raises(ConnectionLostException, match=r"is for other names: connect by one of those$"):
+        AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
+    server.close()
+
+
+def test_tls_with_a_broker_that_speaks_none_says_so(server: BrokerServer) -> None:
+    with pytest.raises(ConnectionLostException, match=r"the broker speaks no TLS on this port, .* amqp://"):
+        AmqpTransport(url_of(server.port, "", "amqps")).open(Credentials(), lambda _event: None, WAIT)
+
+
+def test_a_fault_in_a_sink_ends_the_connection_and_not_the_loop(
+    server: BrokerServer, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_deliveries: Any) -> None:
+        raise RuntimeError("a bug in the application")
+
+    other = Opened(server.port)
+    link = opened.transport.attach(ReceiverSpec(1, QUEUE), broken, WAIT)
+    opened.transport.credit(link, 1)
+    opened.transport.attach(SenderSpec(1, queue("other")), None, WAIT)  # the credit is there when this is answered
+    broker = server.brokers[0]
+    server.run(lambda: broker.peer.send(broker.by_address["q"], pack(MESSAGE)))
+    assert opened.failed.wait(WAIT)
+
+    assert "a bug in the application" in str(opened.events[0].error)
+    assert "unexpected error" in caplog.text
+    assert other.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    other.transport.close(WAIT)
+
+
+def test_a_forked_process_is_told_and_can_connect_by_itself(server: BrokerServer) -> None:
+    program = textwrap.dedent(
+        """
+        import os, sys
+        from broker_adapter.amqp.client.transport import AmqpTransport
+        from broker_adapter.destination import queue
+        from broker_adapter.envelope import Envelope
+        from broker_adapter.errors import IllegalStateException
+        from broker_adapter.transport import Credentials, SenderSpec
+        from broker_adapter.urls.url import parse_url
+
+        def connect():
+            transport = AmqpTransport(parse_url(sys.argv[1]).addresses[0])
+            transport.open(Credentials(), print, 120)
+            return transport, transport.attach(SenderSpec(1, queue("q")), None, 120)
+
+        transport, link = connect()
+        child = os.fork()
+        if child == 0:
+            try:
+                transport.send(link, Envelope(queue("q")), None, 120)
+            except IllegalStateException as error:
+                assert "forked" in str(error), error
+                own, own_link = connect()
+                own.send(own_link, Envelope(queue("q")), None, 120)
+                own.close(120)
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        transport.send(link, Envelope(queue("q")), None, 120)
+        transport.close(120)
+        """
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, f"amqp://127.0.0.1:{server.port}"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_transport_runs_over_a_pipe_in_memory() -> None:
+    pipe = Pipe()
+    connections: list[MemoryConnection] = []
+
+    def make_io(protocol: Any) -> MemoryConnection:
+        connections.append(MemoryConnection(protocol, pipe))
+        return connections[0]
+
+    got: list[Delivery] = []
+    arrived = threading.Event()
+
+    def sink(deliveries: Any) -> None:
+        got.extend(deliveries)
+        arrived.set()
+
+    opened = Opened(1, make_io=make_io)
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    opened.transport.send(link, MESSAGE, None, WAIT)
+    consumer = opened.transport.attach(ReceiverSpec(1, QUEUE), sink, WAIT)
+    opened.transport.credit(consumer, 1)
+    opened.transport.send(link, MESSAGE, None, WAIT)  # the credit is there when this is answered
+    pipe.broker.peer.send(pipe.broker.by_address["q"], pack(MESSAGE))
+    connections[0].wake()
+    assert arrived.wait(WAIT)
+    opened.transport.close(WAIT)
+
+    assert got[0].envelope == MESSAGE
+    assert pipe.ended.wait(WAIT)
+    assert opened.events == []
+
+
+def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io = opened.transport._io
+    assert io is not None
+    done: list[int] = []
+    came = threading.Event()
+
+    def interrupted(_call: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            io.submit(lambda: done.append(1))
+    io.submit(came.set)
+    assert came.wait(WAIT)
+    assert done == [1]
