@@ -52,8 +52,8 @@ _HEARTBEAT: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 class Peer:
     """One end of an AMQP connection.  See the module's theory of operation.
 
-    What only one part does is a function of that part, bound here once, so that it costs no call in between; each is
-    described where it stands.
+    What only one part does is a method of that part, bound here once, so that it costs no call in between; each is
+    described where it stands.  No part refers to the peer, so that it is freed without the garbage collector.
     """
 
     def __init__(self, limits: PeerLimits, *, server: bool = False, public_classes: bool = False) -> None:

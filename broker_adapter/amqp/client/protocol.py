@@ -15,13 +15,12 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
 import attrs
 
-from ack_modes import Settlement
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client.brokers import BrokerTraits, traits_of
 from broker_adapter.amqp.client.callbacks import Done, ignore
@@ -129,15 +128,19 @@ class ClientProtocol:
         self._producers = producers = Producers(links, sessions, on_sends_done)
         self._consumers = Consumers(links, sessions, drains, epoch=epoch, has_client_id=has_client_id)
         self._settlements = settlements = Settlements(peer, drains, epoch)
-        self._commits = Commits(
+        self._commits = commits = Commits(
             links, sessions, producers, settlements, drains=drains, prefix=options.commit_prefix, epoch=epoch
         )
         self._requests = Requests(links, sessions, self.fail)
         self.traits = BrokerTraits()
         self.addresses = Addresses(options.queue_prefix or "", options.topic_prefix or "")
-        # Without a call in between: they run for each message.
+        # What only one part does is a method of that part, without a call in between.
         self.send = producers.send
         self.settle = settlements.settle
+        self.commit = commits.commit
+        self.withdraw = commits.withdraw
+        self.commit_name = commits.session_name
+        self.go_round = sessions.go_round
 
     def __repr__(self) -> str:
         return (
@@ -369,10 +372,6 @@ class ClientProtocol:
         self._commits.session_ended(number)
         self._drains.end_session(session, drains, done)
 
-    def go_round(self, done: Done) -> None:
-        """Done when the broker has read all that was sent before."""
-        self._sessions.go_round(done)
-
     def _links_of_session(self, number: int) -> list[ProducerLink | ConsumerLink | LeavingLink | Coordinator]:
         """The links that the application uses in a session, in the order in which they are ended."""
         of_session = self._links.of_session
@@ -475,27 +474,6 @@ class ClientProtocol:
             consumer.drain(done)
         else:
             done(None, IllegalStateException(f"link {link} is closed"))
-
-    # Transactions.
-
-    def commit(
-        self,
-        session: int,
-        commit_number: int,
-        sends: Sequence[tuple[int, bytes]],
-        settlements: Sequence[Settlement],
-        done: Done,
-    ) -> None:
-        """Do all of it or nothing; ``sends`` are (link, payload)."""
-        self._commits.commit(session, commit_number, sends, settlements, done)
-
-    def withdraw(self, session: int, commit_number: int, done: Done) -> None:
-        """No caller waits for a commit any more; done with whether it is done, or None where that cannot be told."""
-        self._commits.withdraw(session, commit_number, done)
-
-    def commit_name(self, session: int) -> str:
-        """What our own server knows the commits of a session by."""
-        return self._commits.session_name(session)
 
     # Requests to our own server.
 

@@ -49,7 +49,9 @@ class FrameInput:
         self._connection = connection
         self._rules = rules
         self._incoming = incoming
-        self._events = events
+        self._push = connection.push
+        self._take_events = events.take_events
+        self._disposed = events.disposed
         self._header_seen = False
         self._held = bytearray()
         self._wanted_bytes = 8
@@ -90,7 +92,7 @@ class FrameInput:
         while True:
             self._pushed = 0
             whole, objection = self._whole_frames(data)
-            connection.push(data, self._pushed, whole)
+            self._push(data, self._pushed, whole)
             if objection is not None:
                 connection.fail(objection)
                 return
@@ -105,7 +107,7 @@ class FrameInput:
 
     def _answer_begins(self) -> None:
         """Let proton write our begins, so that the end of a session can be taken."""
-        self._events.take_events()
+        self._take_events()
         self._connection.engine.pn_transport_pending(self._connection.c_transport)
         self._begun = self._end_waits = False
 
@@ -119,7 +121,7 @@ class FrameInput:
         if not self._header_seen:
             if not data.startswith(frames.AMQP_HEADER[:end]):
                 # proton, too, must see bytes that are no header, to answer them; not a SASL one, which it knows.
-                self._connection.push(bytes(8), 0, 8)
+                self._push(bytes(8), 0, 8)
                 reason = f"expected the header of AMQP 1.0, got {data[:8]!r}"
                 return 0, AmqpError("amqp:connection:framing-error", reason)
             if end < 8:
@@ -214,13 +216,13 @@ class FrameInput:
             how far proton may get input at once, from now on.
         """
         key = data[position + 6 : position + 8], role
-        through = self._events.disposed.get(key)
+        through = self._disposed.get(key)
         if through is not None and first <= through:
-            self._connection.push(data, self._pushed, position)
-            self._events.take_events()
+            self._push(data, self._pushed, position)
+            self._take_events()
             self._pushed = position
             most = position + _PUSHED_BYTES
-        self._events.disposed[key] = last
+        self._disposed[key] = last
         return most
 
     def _push_apart(self, data: bytes, position: int, payload: int, end: int) -> None:
@@ -233,14 +235,14 @@ class FrameInput:
             end: where it ends.
         """
         if end - position <= _LARGE_FRAME_BYTES:
-            self._connection.push(data, self._pushed, end)
+            self._push(data, self._pushed, end)
         else:
-            self._connection.push(data, self._pushed, position)
-            self._events.take_events()
+            self._push(data, self._pushed, position)
+            self._take_events()
             bare = (payload - position).to_bytes(4) + data[position + 4 : payload]
-            self._connection.push(bare, 0, len(bare))
+            self._push(bare, 0, len(bare))
             self._incoming.payload = data[payload:end]
-        self._events.take_events()
+        self._take_events()
         self._incoming.payload = b""
         self._pushed = end
 
