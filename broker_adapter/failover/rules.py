@@ -8,18 +8,18 @@ Theory of operation
     next address is tried at once; between rounds there is a pause that grows.  After a loss the address that was lost
     comes first: a server that is still there knows what it had from us.
 
-    ===========  ===========  ============  =============  ============  =======
-    state        connected    failed        lost           announced     close
-    ===========  ===========  ============  =============  ============  =======
-    CONNECTING   CONNECTED    next, or give  -             -             CLOSED
-                              up: FAILED
-    CONNECTED    -            -             RECONNECTING:  new list      CLOSED
+    ============  =========  =============  =============  =========  =========  ======
+    state         connected  failed         lost           announced  abandoned  close
+    ============  =========  =============  =============  =========  =========  ======
+    CONNECTING    CONNECTED  next, or give  -              -          FAILED     CLOSED
+                             up: FAILED
+    CONNECTED     -          -              RECONNECTING:  new list   -          CLOSED
                                             first attempt
-    RECONNECTING CONNECTED    next, or give  -             -             CLOSED
-                              up: FAILED
-    FAILED       -            -             -              -             -
-    CLOSED       -            -             -              -             -
-    ===========  ===========  ============  =============  ============  =======
+    RECONNECTING  CONNECTED  next, or give  -              -          FAILED     CLOSED
+                             up: FAILED
+    FAILED        -          -              -              -          -          -
+    CLOSED        -          -              -              -          -          -
+    ============  =========  =============  =============  =========  =========  ======
 
     A refused login asks for fresh credentials once, and ends everything the second time.  A connection that is lost
     again within ``stable_seconds`` counts as a failed attempt: rounds and pauses go on from where they were.
@@ -91,11 +91,16 @@ class Announced:
 
 
 @attrs.frozen
+class Abandoned:
+    """No further attempt can be made: the time for it is over, or the process has no thread for it."""
+
+
+@attrs.frozen
 class Close:
     """The application closes the connection."""
 
 
-Event = Connected | AttemptFailed | Lost | Announced | Close
+Event = Connected | AttemptFailed | Lost | Announced | Abandoned | Close
 
 
 @attrs.frozen
@@ -241,6 +246,10 @@ class Reconnect:
         self._index = 0
         self._redirected = None
         self._is_tried = True
+        return None
+
+    def _abandoned(self, event: Abandoned, now: float) -> Action:
+        self.state = State.FAILED
         return None
 
     def _close(self, event: Close, now: float) -> Action:
@@ -389,12 +398,14 @@ class Reconnect:
     _TABLE: Final[dict[tuple[State, type], Callable[..., Action]]] = {
         (State.CONNECTING, Connected): _connected,
         (State.CONNECTING, AttemptFailed): _failed,
+        (State.CONNECTING, Abandoned): _abandoned,
         (State.CONNECTING, Close): _close,
         (State.CONNECTED, Lost): _lost,
         (State.CONNECTED, Announced): _announced,
         (State.CONNECTED, Close): _close,
         (State.RECONNECTING, Connected): _connected,
         (State.RECONNECTING, AttemptFailed): _failed,
+        (State.RECONNECTING, Abandoned): _abandoned,
         (State.RECONNECTING, Close): _close,
     }
 

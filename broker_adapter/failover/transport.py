@@ -22,7 +22,7 @@ Theory of operation
     A link that the broker closes while the connection lives is attached again by a thread of its own, with the pauses
     of reconnecting.
 
-    Locks: ``_lock`` guards the phase, the tables and what is unsent, and is never held while anything waits.
+    Locks: ``_lock`` guards the rules, the tables and what is unsent, and is never held while anything waits.
     ``_telling`` is held while the listener hears an event, so that it hears them in the order in which they happened;
     it comes before ``_lock``.
 """
@@ -38,7 +38,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 from uuid import uuid4
@@ -63,6 +62,7 @@ from broker_adapter.errors import (
     copied,
 )
 from broker_adapter.failover.rules import (
+    Abandoned,
     Action,
     Announced,
     AttemptFailed,
@@ -153,19 +153,6 @@ class Identification:
 Make = Callable[[AmqpURL, int, Identification], Inner]
 
 
-class Phase(Enum):
-    """Where the connection stands."""
-
-    NEW = "new"
-    SERVING = "serving"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-_SERVING: Final = Phase.SERVING
-
-
 @attrs.define(eq=False)
 class _Link:
     """A producer's or consumer's link."""
@@ -234,11 +221,11 @@ class FailoverTransport:
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._telling = threading.RLock()
-        self._phase = Phase.NEW
         self._error: JMSException | None = None
         self._credentials = Credentials()
         self._listener: Callable[[TransportEvent], None] = lambda _event: None
-        self._inner: Inner | None = None
+        self._inner: Inner | None = None  #: the last one that was made
+        self._connected: Inner | None = None  #: the same while the connection is there, else None
         self._broken: JMSException | None = None  #: why the inner transport was lost while things were restored
         self._peer: Peer | None = None
         self._epoch = 0
@@ -254,12 +241,12 @@ class FailoverTransport:
         self._unsent: list[_Send] = []
 
     def __repr__(self) -> str:
-        return f"<FailoverTransport {self._phase.name} at {self._rules.address}, {len(self._links)} links>"
+        return f"<FailoverTransport {self._rules.state.name} at {self._rules.address}, {len(self._links)} links>"
 
     @property
-    def phase(self) -> Phase:
+    def state(self) -> State:
         """Where the connection stands."""
-        return self._phase
+        return self._rules.state
 
     # Opening and closing.
 
@@ -270,7 +257,7 @@ class FailoverTransport:
         ``connect_timeout_seconds``.
         """
         with self._lock:
-            if self._phase is not Phase.NEW or self._inner is not None:
+            if self._rules.state is not State.CONNECTING or self._inner is not None:
                 raise IllegalStateException("the connection was opened before")
         self._credentials = credentials
         self._listener = listener
@@ -285,29 +272,34 @@ class FailoverTransport:
             except JMSException as error:
                 if self._is_closed() or (deadline is not None and time.monotonic() >= deadline):
                     raise
-                following = self._rules.process(AttemptFailed(error), time.monotonic())
-                if isinstance(following, Try) and (deadline is None or following.at < deadline):
+                with self._lock:
+                    if self._is_closed():
+                        raise
+                    following = self._rules.process(AttemptFailed(error), time.monotonic())
+                    goes_on = isinstance(following, Try) and (deadline is None or following.at < deadline)
+                    if not goes_on:
+                        self._rules.process(Abandoned(), time.monotonic())
+                        self._error = following.error if isinstance(following, GiveUp) else _told(following, error)
+                if isinstance(following, Try) and goes_on:
                     self._tell_redirect()
                     action = following
                     continue
-                with self._lock:
-                    self._phase = Phase.FAILED
-                    self._error = following.error if isinstance(following, GiveUp) else _told(following, error)
+                assert self._error is not None
                 raise copied(self._error) from self._error.__cause__
 
     def _is_closed(self) -> bool:
-        return self._phase is Phase.CLOSED
+        return self._rules.state is State.CLOSED
 
     def _attempt(self, action: Try, deadline: float | None) -> tuple[Inner, Peer]:
         """Open a new inner transport when it is time to; raises where that does not work, or somebody closes."""
         with self._lock:
-            while self._phase is not Phase.CLOSED and (wait := action.at - time.monotonic()) > 0:
+            while self._rules.state is not State.CLOSED and (wait := action.at - time.monotonic()) > 0:
                 self._changed.wait(min(wait, threading.TIMEOUT_MAX))
         if action.fresh_credentials and self._refresh is not None:
             username, password = self._refreshed(self._refresh)
             self._credentials = attrs.evolve(self._credentials, username=username, password=password)
         with self._lock:
-            if self._phase is Phase.CLOSED:
+            if self._rules.state is State.CLOSED:
                 raise IllegalStateException("the connection is closed")
             inner = self._make(action.address, self._epoch, self._identification)
             self._inner, self._broken = inner, None
@@ -335,11 +327,11 @@ class FailoverTransport:
         """Let the world go on with this inner transport; returns False where it was lost again already."""
         with self._telling:
             with self._lock:
-                if self._broken is not None or inner.is_lost or self._phase in (Phase.CLOSED, Phase.FAILED):
+                if self._broken is not None or inner.is_lost or self._rules.state in (State.CLOSED, State.FAILED):
                     return False
-                self._rules.process(Connected(), time.monotonic())
                 self._peer = peer
-                self._phase = Phase.SERVING
+                self._rules.process(Connected(), time.monotonic())
+                self._connected = inner
                 self._last_error = None
                 interrupted = [(link, link.interrupted) for link in self._links.values() if link.interrupted]
                 self._announced(peer.servers)
@@ -354,22 +346,22 @@ class FailoverTransport:
     def close(self, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.close`.  Never waits for a network that is away."""
         with self._lock:
-            if self._phase is Phase.CLOSED:
+            if self._rules.state is State.CLOSED:
                 inner = self._inner
                 if inner is not None:  # the handler of a signal may have raised before this was done
                     inner.close(0)
                 return
-            was_serving = self._phase is Phase.SERVING
-            self._phase = Phase.CLOSED
-            self._error = IllegalStateException("the connection is closed")
+            was_connected = self._rules.state is State.CONNECTED
             self._rules.process(Close(), time.monotonic())
+            self._connected = None
+            self._error = IllegalStateException("the connection is closed")
             inner = self._inner
             unsent, self._unsent = self._unsent, []
             self._changed.notify_all()
         for send in unsent:
             send.on_settled(self._error)
         if inner is not None:
-            inner.close(timeout if was_serving else 0)
+            inner.close(timeout if was_connected else 0)
 
     # News of the inner transport, in its thread.
 
@@ -388,20 +380,20 @@ class FailoverTransport:
             with self._lock:
                 if inner is not self._inner:
                     return
-                if self._phase is not Phase.SERVING:
+                if self._rules.state is not State.CONNECTED:
                     self._broken = error
                     self._changed.notify_all()
                     return
                 self._lost_at = time.monotonic()
                 address = self._rules.address
                 action = self._rules.process(Lost(error), self._lost_at)
+                self._connected = None
                 self._last_error = error = _told(action, error)
                 self._changed.notify_all()
                 unsent: list[_Send] = []
                 if isinstance(action, GiveUp):
                     unsent = self._fail(action.error)
                 else:
-                    self._phase = Phase.INTERRUPTED
                     self._epoch += 1
             if isinstance(action, GiveUp):
                 self._tell_failed(action.error, unsent)
@@ -416,14 +408,14 @@ class FailoverTransport:
             error = _without_thread("the connection is lost, and cannot be restored", failure)
             with self._telling:
                 with self._lock:
-                    if self._phase is Phase.CLOSED:
+                    if self._is_closed():
                         return
+                    self._rules.process(Abandoned(), time.monotonic())
                     unsent = self._fail(error)
                 self._tell_failed(error, unsent)
 
     def _fail(self, error: JMSException) -> list[_Send]:
         """Under the lock: the connection is gone for good; returns the sends that have to be told."""
-        self._phase = Phase.FAILED
         self._error = error
         self._changed.notify_all()
         unsent, self._unsent = self._unsent, []
@@ -479,7 +471,7 @@ class FailoverTransport:
                 inner.close(0)
             with self._telling:
                 with self._lock:
-                    if self._phase is Phase.CLOSED:
+                    if self._rules.state is State.CLOSED:
                         return
                     following = self._rules.process(AttemptFailed(error), time.monotonic())
                     self._last_error = error = _told(following, error)
@@ -599,7 +591,7 @@ class FailoverTransport:
                     if len(self._closed_early) < _MAX_CLOSED_EARLY:
                         self._closed_early[event.link] = event.error
                     return
-                if self._phase is not Phase.SERVING:
+                if self._rules.state is not State.CONNECTED:
                     link.interrupted = event.error
                     return
             self._mend(inner, link, event.error)
@@ -659,12 +651,7 @@ class FailoverTransport:
         self._lose(link, action.error)
 
     def _is_interrupted(self, inner: Inner, link: _Link) -> bool:
-        return (
-            self._phase is Phase.SERVING
-            and inner is self._inner
-            and link.interrupted is not None
-            and self._links.get(link.number) is link
-        )
+        return inner is self._connected and link.interrupted is not None and self._links.get(link.number) is link
 
     def _link_restored(self, inner: Inner, link: _Link) -> None:
         # What is sent meanwhile waits: the link counts as interrupted until everything older has gone.
@@ -675,7 +662,7 @@ class FailoverTransport:
                 return  # it is restored together with the connection, or was closed again
         with self._telling:
             with self._lock:
-                if inner is not self._inner or self._phase is not Phase.SERVING or link.inner == _NO_LINK:
+                if inner is not self._connected or link.inner == _NO_LINK:
                     return
                 closed_again = self._closed_early.pop(link.inner, None)
                 if closed_again is None:
@@ -708,18 +695,17 @@ class FailoverTransport:
             OperationTimedOutException: the connection was not restored in time.
             JMSException: the connection is closed, or gone for good.
         """
-        if self._phase is Phase.SERVING:
-            inner = self._inner
-            assert inner is not None
+        inner = self._connected
+        if inner is not None:
             return inner
-        return self._wait_for(lambda: self._phase is Phase.SERVING, deadline, what)
+        return self._wait_for(lambda: self._rules.state is State.CONNECTED, deadline, what)
 
     def _wait_for(
         self, condition: Callable[[], bool], deadline: float | None, what: str, link: _Link | None = None
     ) -> Inner:
         with self._lock:
             while True:
-                if self._phase in (Phase.CLOSED, Phase.FAILED, Phase.NEW):
+                if self._rules.state in (State.CLOSED, State.FAILED, State.CONNECTING):
                     raise copied(self._error or IllegalStateException("the connection is not open yet"))
                 if condition():
                     assert self._inner is not None
@@ -728,14 +714,14 @@ class FailoverTransport:
                     raise IllegalStateException(f"{what} cannot wait in a callback of the transport")
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    if link is not None and self._phase is Phase.SERVING:
+                    if link is not None and self._rules.state is State.CONNECTED:
                         raise _out_of_time(f"{what}: its link was not attached again in time", link.interrupted)
                     raise _out_of_time(f"{what}: the connection was not restored in time", self._last_error)
                 self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def _past(self, inner: Inner, deadline: float | None, what: str) -> None:
         """Wait until it is known here that an inner transport was lost."""
-        self._wait_for(lambda: self._phase is not Phase.SERVING or self._inner is not inner, deadline, what)
+        self._wait_for(lambda: self._connected is not inner, deadline, what)
 
     def _wait_until_told(self, inner: Inner, deadline: float) -> None:
         """Wait until the listener has heard of the loss of an inner transport, so that what comes next is after it."""
@@ -766,16 +752,16 @@ class FailoverTransport:
 
     def _usable(self) -> Inner:
         """The inner transport; raises ConnectionLostException where the network is away."""
-        inner = self._inner
-        if self._phase is _SERVING and inner is not None:
+        inner = self._connected
+        if inner is not None:
             return inner
-        if self._phase is Phase.INTERRUPTED:
+        if self._rules.state is State.RECONNECTING:
             raise ConnectionLostException("the connection is lost, and is being restored")
         raise copied(self._error or IllegalStateException("the connection is not open yet"))
 
     def _require_usable(self) -> None:
         """Raises where the connection is closed, or gone for good, or a callback asks for what may wait."""
-        if self._phase not in (Phase.SERVING, Phase.INTERRUPTED):
+        if self._rules.state not in (State.CONNECTED, State.RECONNECTING):
             raise copied(self._error or IllegalStateException("the connection is not open yet"))
         if self._inner is not None and self._inner.in_callback():
             raise IllegalStateException("a callback of the transport cannot call what waits")
@@ -788,7 +774,7 @@ class FailoverTransport:
         with self._lock:
             links = [each for each in self._links.values() if each.spec.session == session]
             unsent = [send for link in links for send in self._forget(link)]
-            inner = self._inner if self._phase is Phase.SERVING else None
+            inner = self._connected
         _tell_closed(unsent)
         self._leave(inner, lambda there: there.end_session(session, timeout))
 
@@ -799,7 +785,7 @@ class FailoverTransport:
         def attach(inner: Inner, left: float | None) -> int:
             link = _Link(number, spec, sink, inner.attach(spec, sink, left))
             with self._lock:
-                if inner is not self._inner or self._phase is not Phase.SERVING:
+                if inner is not self._connected:
                     raise ConnectionLostException("the connection was lost meanwhile")
                 self._links[number] = link
                 self._by_inner[link.inner] = link
@@ -819,7 +805,7 @@ class FailoverTransport:
                 return
             number = record.inner
             unsent = self._forget(record)
-            inner = self._inner if self._phase is Phase.SERVING and number != _NO_LINK else None
+            inner = self._connected if number != _NO_LINK else None
         _tell_closed(unsent)
         try:
             self._leave(inner, lambda there: there.detach(number, timeout))
@@ -827,7 +813,7 @@ class FailoverTransport:
             raise
         except BaseException:  # the handler of a signal: the next call detaches it
             with self._lock:
-                if inner is self._inner and self._phase is Phase.SERVING:
+                if inner is not None and inner is self._connected:
                     self._links[link] = self._by_inner[number] = record
             raise
 
@@ -873,7 +859,7 @@ class FailoverTransport:
         def declare(inner: Inner, left: float | None) -> Destination:
             destination = inner.declare_temporary(kind, left)
             with self._lock:
-                if inner is not self._inner or self._phase is not Phase.SERVING:
+                if inner is not self._connected:
                     raise ConnectionLostException("the connection was lost meanwhile")
                 self._temporaries[destination] = None
             return destination
@@ -893,7 +879,7 @@ class FailoverTransport:
                 for each in self._links.values()
             ):
                 raise IllegalStateException(f"temporary destination {destination.name!r} has a consumer")
-            inner = self._inner if self._phase is Phase.SERVING else None
+            inner = self._connected
         with suppress(InvalidDestinationException):  # it was ours, and the broker did not make it again after a loss
             self._leave(inner, lambda there: there.delete_temporary(destination, timeout))
         with self._lock:
@@ -903,9 +889,11 @@ class FailoverTransport:
 
     def credit(self, link: int, messages: int) -> None:
         """See :meth:`broker_adapter.transport.Transport.credit`.  While the network is away there is nothing to let."""
-        if self._phase is Phase.INTERRUPTED:
+        inner = self._connected
+        if inner is None:
+            if self._rules.state is not State.RECONNECTING:
+                self._usable()  # raises
             return
-        inner = self._usable()
         record = self._links.get(link)
         if record is None:
             return
@@ -948,8 +936,8 @@ class FailoverTransport:
         limit = self._url.client.send_timeout_seconds if timeout is None else timeout
         if on_settled is not None:
             # The way of nearly every message, without what is only needed in an outage.
-            record, inner = self._links.get(link), self._inner
-            if self._phase is _SERVING and record is not None and record.interrupted is None and inner is not None:
+            record, inner = self._links.get(link), self._connected
+            if inner is not None and record is not None and record.interrupted is None:
                 send = _Send(self, record, envelope, on_settled, next(self._serials), inner)
                 try:
                     inner.send(send.sent_on, envelope, send, timeout)
@@ -1001,12 +989,12 @@ class FailoverTransport:
         with self._lock:
             link = send.link
             lost = send.inner.is_lost or link.inner != send.sent_on
-            if not lost or send.abandoned or self._phase in (Phase.CLOSED, Phase.FAILED):
+            if not lost or send.abandoned or self._rules.state in (State.CLOSED, State.FAILED):
                 return False
             if self._rules.method == "nofailover" or self._links.get(link.number) is not link:
                 return False
-            inner = self._inner
-            if self._phase is not Phase.SERVING or inner is None or inner.is_lost or link.interrupted is not None:
+            inner = self._connected
+            if inner is None or inner.is_lost or link.interrupted is not None:
                 self._unsent.append(send)
                 return True
         # It came to what was lost after something new had taken its place.  What its producer sent since may be ahead

@@ -18,6 +18,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover.rules import (
     MAX_REDIRECTS,
+    Abandoned,
     Announced,
     AttemptFailed,
     Close,
@@ -90,14 +91,16 @@ def in_state(state: State) -> Reconnect:
 TABLE: dict[tuple[State, type], tuple[State, type | None]] = {
     (State.CONNECTING, Connected): (State.CONNECTED, None),
     (State.CONNECTING, AttemptFailed): (State.CONNECTING, Try),
+    (State.CONNECTING, Abandoned): (State.FAILED, None),
     (State.CONNECTING, Close): (State.CLOSED, None),
     (State.CONNECTED, Lost): (State.RECONNECTING, Try),
     (State.CONNECTED, Close): (State.CLOSED, None),
     (State.RECONNECTING, Connected): (State.CONNECTED, None),
     (State.RECONNECTING, AttemptFailed): (State.FAILED, GiveUp),
+    (State.RECONNECTING, Abandoned): (State.FAILED, None),
     (State.RECONNECTING, Close): (State.CLOSED, None),
 }
-EVENTS: list[Event] = [Connected(), AttemptFailed(LOST), Lost(LOST), Announced(()), Close()]
+EVENTS: list[Event] = [Connected(), AttemptFailed(LOST), Lost(LOST), Announced(()), Abandoned(), Close()]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)

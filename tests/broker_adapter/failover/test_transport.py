@@ -30,7 +30,8 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from broker_adapter.failover.transport import RESENT_PROPERTY, FailoverTransport, Identification, Phase
+from broker_adapter.failover import rules
+from broker_adapter.failover.transport import RESENT_PROPERTY, FailoverTransport, Identification
 from broker_adapter.transport import (
     Credentials,
     Delivery,
@@ -168,7 +169,7 @@ def test_a_new_connection_takes_the_first_address_that_answers(
     gone.close()
     made = client(url_of(gone, there))
     assert made.open().product == "Holdfast"
-    assert made.transport.phase is Phase.SERVING
+    assert made.transport.state is rules.State.CONNECTED
     assert len(made.credentials) == 2
     assert made.events == []
 
@@ -952,7 +953,7 @@ def test_a_connection_that_is_lost_while_no_thread_can_restore_it_fails_and_says
     with no_new_threads():
         server.drop_connections()
         made.wait_for(Interrupted, Failed)
-    assert made.transport.phase is Phase.FAILED
+    assert made.transport.state is rules.State.FAILED
     assert isinstance(told[0], ResourceAllocationException)
     with pytest.raises(ResourceAllocationException, match=r"cannot be restored.*can't start new thread"):
         made.transport.send(sender, message(2), None, WAIT)
