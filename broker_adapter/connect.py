@@ -52,7 +52,8 @@ def _over_amqp(url: FailoverURL, refresh: Refresh | None) -> Transport:
             f"AMQP needs the package python-qpid-proton, which cannot be loaded here: {error}; install it:"
             " pip install python-qpid-proton (embedded: URLs work without it)"
         ) from error
-    from broker_adapter.failover.transport import FailoverTransport, Identification, Inner
+    from broker_adapter.failover.inner import Identification, Inner
+    from broker_adapter.failover.transport import FailoverTransport
 
     def connected(address: AmqpURL, epoch: int, identification: Identification) -> Inner:
         return AmqpTransport(

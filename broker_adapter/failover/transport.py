@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import attrs
@@ -61,6 +61,8 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
+from broker_adapter.failover.inner import Identification, Inner, Make
+from broker_adapter.failover.links import NO_LINK, Attachment, Link, LinkState, LinkTable
 from broker_adapter.failover.rules import (
     Abandoned,
     Action,
@@ -93,10 +95,9 @@ from broker_adapter.transport import (
     Server,
     ServersAnnounced,
     Sink,
-    Transport,
     TransportEvent,
 )
-from broker_adapter.urls.url import AmqpURL, FailoverURL
+from broker_adapter.urls.url import FailoverURL
 
 _log = logging.getLogger(f"holdfast.{__package__}")
 _T = TypeVar("_T")
@@ -109,83 +110,31 @@ _WARN_EACH: Final = 10
 _AT_ONCE: Final = 100
 #: Arguments by which a repeated request is known again.
 _REPETITION: Final = ("request_id", "request_run")
-#: Most links that are remembered as closed by the broker before they were known here.
-_MAX_CLOSED_EARLY: Final = 1000
 
 
-class Inner(Transport, Protocol):
-    """What restoring needs of a transport beyond the port."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection was open, and is so no more."""
-
-    def in_callback(self) -> bool:
-        """Whether the caller is a callback of the transport, which must not wait."""
-
-    def attach_all(
-        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
-    ) -> list[int | JMSException]:
-        """Attach links in this order, all in one round trip; the number of each, or why there is none."""
-
-    def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:
-        """Make temporary destinations again that a lost connection had, all in one round trip."""
-
-    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
-        """Where else the broker can be reached; changes come as ``ServersAnnounced``."""
-
-    def resolve_commit(
-        self, session: int, commit_number: int, age_seconds: float, timeout: float | None
-    ) -> bool | None:
-        """Whether a commit of an earlier connection was done; None where the broker cannot tell."""
-
-
-@attrs.frozen
-class Identification:
-    """What all connections that take one another's place have in common."""
-
-    commit_prefix: str = attrs.field(factory=lambda: str(uuid4()))  #: names the client in commit ids
-    token: str = attrs.field(factory=lambda: str(uuid4()), repr=False)  #: secret
-    trust: Trust = attrs.field(factory=lambda: Trust(()))  #: what is known of brokers
-
-
-#: Makes an inner transport: to this address, with this epoch.
-Make = Callable[[AmqpURL, int, Identification], Inner]
-
-
-@attrs.define(eq=False)
-class _Link:
-    """A producer's or consumer's link."""
-
-    number: int
-    spec: SenderSpec | ReceiverSpec
-    sink: Sink | None
-    inner: int
-    interrupted: JMSException | None = None  #: the broker closed it, and it is being attached again
-    rules: Reconnect | None = None  #: of attaching it again on this connection, once the broker has closed it
+_ATTACHED: Final = LinkState.ATTACHED
 
 
 class _Send:
     """A message on its way, until its answer is there."""
 
-    __slots__ = ("abandoned", "envelope", "inner", "link", "on_settled", "owner", "sent_on", "serial")
+    __slots__ = ("abandoned", "attachment", "envelope", "link", "on_settled", "owner", "serial")
 
     def __init__(
         self,
         owner: FailoverTransport,
-        link: _Link,
+        link: Link,
+        attachment: Attachment,
         envelope: Envelope,
         on_settled: OnSettled,
         serial: int,
-        inner: Inner,
     ) -> None:
         self.owner = owner
         self.link = link
+        self.attachment = attachment  #: of the link, by which it was last sent
         self.envelope = envelope
         self.on_settled = on_settled
         self.serial = serial
-        self.inner = inner  #: what it was last sent by, and on which link of that
-        self.sent_on = link.inner
         self.abandoned = False  #: nobody waits for it any more
 
     def __call__(self, error: JMSException | None) -> None:
@@ -232,11 +181,9 @@ class FailoverTransport:
         self._lost_at = 0.0
         self._last_error: JMSException | None = None  #: while it is away: why it was lost, or not restored lately
         self._told_redirect: str | None = None  #: what the log says of the last redirect that came to nothing
-        self._numbers = itertools.count(1)
-        self._serials = itertools.count(1)
-        self._links: dict[int, _Link] = {}
-        self._by_inner: dict[int, _Link] = {}
-        self._closed_early: dict[int, JMSException] = {}  #: links that the broker closed before they were known here
+        self._next_serial = itertools.count(1).__next__
+        self._links = LinkTable()
+        self._link = self._links.get
         self._temporaries: dict[Destination, None] = {}
         self._unsent: list[_Send] = []
 
@@ -303,7 +250,7 @@ class FailoverTransport:
                 raise IllegalStateException("the connection is closed")
             inner = self._make(action.address, self._epoch, self._identification)
             self._inner, self._broken = inner, None
-            self._closed_early.clear()
+            self._links.clear_closed_early()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         peer = inner.open(self._credentials, partial(self._on_event, inner), left)
         if self._rules.method == "failover_exchange":
@@ -333,13 +280,13 @@ class FailoverTransport:
                 self._rules.process(Connected(), time.monotonic())
                 self._connected = inner
                 self._last_error = None
-                interrupted = [(link, link.interrupted) for link in self._links.values() if link.interrupted]
+                interrupted = self._links.attach_restored()
                 self._announced(peer.servers)
                 self._changed.notify_all()
             if news is not None:
                 self._listener(news)
             for link, closed in interrupted:
-                if link.interrupted is closed:  # else the broker closed it again, which has it mended
+                if link.error is closed:  # else the broker closed it again, which has it mended
                     self._mend(inner, link, closed)
         return True
 
@@ -354,6 +301,7 @@ class FailoverTransport:
             was_connected = self._rules.state is State.CONNECTED
             self._rules.process(Close(), time.monotonic())
             self._connected = None
+            self._links.detach_all()
             self._error = IllegalStateException("the connection is closed")
             inner = self._inner
             unsent, self._unsent = self._unsent, []
@@ -388,6 +336,7 @@ class FailoverTransport:
                 address = self._rules.address
                 action = self._rules.process(Lost(error), self._lost_at)
                 self._connected = None
+                self._links.detach_all()
                 self._last_error = error = _told(action, error)
                 self._changed.notify_all()
                 unsent: list[_Send] = []
@@ -494,18 +443,16 @@ class FailoverTransport:
             JMSException: the connection was lost again.
         """
         with self._lock:
-            temporaries, links = list(self._temporaries), list(self._links.values())
-            self._by_inner.clear()
+            temporaries = list(self._temporaries)
+            self._links.detach_all()
+            links = self._links.detached()
         for destinations in _batches(temporaries):
             inner.restore_temporaries(destinations, None)
-        for link in links:
-            link.interrupted = link.rules = None
-            link.inner = _NO_LINK
-        for batch in _batches([each for each in links if not _browses(each)]):
+        for batch in _batches(links):
             self._attach_all_again(inner, batch)
         self._send_again(inner)
 
-    def _attach_all_again(self, inner: Inner, links: Sequence[_Link]) -> None:
+    def _attach_all_again(self, inner: Inner, links: Sequence[Link]) -> None:
         """Attach these; those that the broker refuses are left interrupted.
 
         Raises:
@@ -516,28 +463,24 @@ class FailoverTransport:
             if isinstance(outcome, JMSException):
                 if inner.is_lost or isinstance(outcome, OperationTimedOutException):
                     raise outcome
-                link.interrupted = outcome
+                with self._lock:
+                    self._links.interrupt(link, outcome)
                 continue
             with self._lock:
-                known = self._know_again(link, outcome)
-                link.interrupted = self._closed_early.pop(outcome, None)
-            if not known:
+                registered = self._links.register(link, (inner, outcome))
+                closed = self._links.take_closed_early(outcome)
+                if registered and closed is not None:
+                    self._links.interrupt(link, closed)
+            if not registered:
                 inner.detach(outcome, None)  # closed meanwhile
 
-    def _attach_again(self, inner: Inner, link: _Link) -> None:
-        number = inner.attach(link.spec, link.sink, None)
+    def _attach_again(self, inner: Inner, link: Link) -> Attachment:
+        attachment = inner, inner.attach(link.spec, link.sink, None)
         with self._lock:
-            known = self._know_again(link, number)
-        if not known:
-            inner.detach(number, None)  # closed meanwhile
-
-    def _know_again(self, link: _Link, number: int) -> bool:
-        """Under the lock: a link is attached again; returns False where it was closed meanwhile."""
-        if self._links.get(link.number) is not link:
-            return False
-        link.inner = number
-        self._by_inner[number] = link
-        return True
+            registered = self._links.register(link, attachment)
+        if not registered:
+            inner.detach(attachment[1], None)  # closed meanwhile
+        return attachment
 
     def _send_again(self, inner: Inner) -> None:
         """Send what had no answer, in the order in which it was sent at first.
@@ -545,9 +488,9 @@ class FailoverTransport:
         Raises:
             ConnectionLostException: the connection was lost again.
         """
-        while sends := self._taken(lambda send: send.link.interrupted is None and send.link.inner != _NO_LINK):
+        while sends := self._taken(lambda send: send.link.state is LinkState.REATTACHED):
             for send in sends:
-                self._resend(inner, send)
+                self._resend(send)
             if inner.is_lost:
                 raise ConnectionLostException("the connection was lost again")
 
@@ -558,24 +501,27 @@ class FailoverTransport:
             self._unsent = [send for send in self._unsent if not wanted(send)]
         return sorted(taken, key=lambda send: send.serial)
 
-    def _resend(self, inner: Inner, send: _Send) -> None:
+    def _resend(self, send: _Send) -> None:
         link = send.link
         if send.abandoned:
             return
-        if link.inner == _NO_LINK and self._links.get(link.number) is link:
-            with self._lock:
+        with self._lock:
+            registered, attachment = self._links.is_registered(link), link.attachment
+            if registered and attachment is None:
                 self._unsent.append(send)  # lost again meanwhile
+                return
+        if not registered or attachment is None:
+            send.on_settled(IllegalStateException(f"link {link.number} is closed"))
             return
-        send.inner, send.sent_on = inner, link.inner
+        send.attachment = attachment
         envelope = send.envelope
         peer = self._peer
         if peer is None or not peer.rejects_duplicates:
             properties = {**(envelope.properties or {}), RESENT_PROPERTY: True}
             envelope = envelope._replace(properties=properties)
+        inner, number = attachment
         try:
-            if self._links.get(link.number) is not link:
-                raise IllegalStateException(f"link {link.number} is closed")
-            inner.send(send.sent_on, envelope, send, None)
+            inner.send(number, envelope, send, None)
         except JMSException as error:
             send(error)
 
@@ -586,26 +532,23 @@ class FailoverTransport:
             with self._lock:
                 if inner is not self._inner:
                     return
-                link = self._by_inner.get(event.link)
+                link = self._links.closed_by_broker(event.link, event.error)
                 if link is None:
-                    if len(self._closed_early) < _MAX_CLOSED_EARLY:
-                        self._closed_early[event.link] = event.error
                     return
                 if self._rules.state is not State.CONNECTED:
-                    link.interrupted = event.error
+                    self._links.interrupt(link, event.error)
                     return
             self._mend(inner, link, event.error)
 
-    def _mend(self, inner: Inner, link: _Link, error: JMSException) -> None:
+    def _mend(self, inner: Inner, link: Link, error: JMSException) -> None:
         """Attach a link again that the broker closed or refused, or tell that it is gone."""
         with self._telling:
             with self._lock:
-                if self._links.get(link.number) is not link or inner is not self._inner:
+                if not self._links.is_registered(link) or inner is not self._inner:
                     return
-                tag_link, link.inner = link.inner, _NO_LINK
-                self._by_inner.pop(tag_link, None)
-                link.interrupted = error
-            if _browses(link) or self._rules.method == "nofailover" or isinstance(error, _LASTING):
+                tag_link = self._links.detach(link)
+                self._links.interrupt(link, error)
+            if link.browses or self._rules.method == "nofailover" or isinstance(error, _LASTING):
                 self._lose(link, error)
                 return
             self._listener(LinkInterrupted(link.number, error, tag_link))
@@ -615,15 +558,15 @@ class FailoverTransport:
         except RuntimeError as failure:  # the process has as many threads as it may
             self._lose(link, _without_thread("the link is lost, and cannot be attached again", failure))
 
-    def _attach_patiently(self, inner: Inner, link: _Link) -> None:
+    def _attach_patiently(self, inner: Inner, link: Link) -> None:
         with self._lock:
-            if not self._is_interrupted(inner, link) or link.interrupted is None:
+            if not self._is_interrupted(inner, link) or link.error is None:
                 return
             if link.rules is None:
                 link.rules = Reconnect(self._url.addresses[:1], self._url.failover, chance.random)
                 link.rules.start(0.0)
                 link.rules.process(Connected(), -math.inf)  # until now it held
-            rules, closed, now = link.rules, link.interrupted, time.monotonic()
+            rules, closed, now = link.rules, link.error, time.monotonic()
         # Where it was closed as soon as it was attached, it does not count as attached.
         action = rules.process(Lost(closed) if rules.state is State.CONNECTED else AttemptFailed(closed), now)
         while isinstance(action, Try):
@@ -633,7 +576,7 @@ class FailoverTransport:
                 if not self._is_interrupted(inner, link):
                     return  # closed, or restored together with the connection
             try:
-                self._attach_again(inner, link)
+                attachment = self._attach_again(inner, link)
             except JMSException as error:
                 if inner.is_lost:
                     return
@@ -642,31 +585,36 @@ class FailoverTransport:
                     return
                 with self._lock:
                     if self._is_interrupted(inner, link):
-                        link.interrupted = error
+                        link.error = error
                 action = rules.process(AttemptFailed(error), time.monotonic())
                 continue
-            self._link_restored(inner, link)
+            self._link_restored(link, attachment)
             return
         assert isinstance(action, GiveUp)
         self._lose(link, action.error)
 
-    def _is_interrupted(self, inner: Inner, link: _Link) -> bool:
-        return inner is self._connected and link.interrupted is not None and self._links.get(link.number) is link
+    def _is_interrupted(self, inner: Inner, link: Link) -> bool:
+        return (
+            inner is self._connected
+            and link.state in (LinkState.INTERRUPTED, LinkState.REATTACHED)
+            and self._links.is_registered(link)
+        )
 
-    def _link_restored(self, inner: Inner, link: _Link) -> None:
+    def _link_restored(self, link: Link, attachment: Attachment) -> None:
         # What is sent meanwhile waits: the link counts as interrupted until everything older has gone.
+        inner, number = attachment
         while sends := self._taken(lambda send: send.link is link):
             for send in sends:
-                self._resend(inner, send)
-            if inner.is_lost or link.inner == _NO_LINK:
+                self._resend(send)
+            if inner.is_lost or link.attachment is not attachment:
                 return  # it is restored together with the connection, or was closed again
         with self._telling:
             with self._lock:
-                if inner is not self._connected or link.inner == _NO_LINK:
+                if inner is not self._connected or link.attachment is not attachment:
                     return
-                closed_again = self._closed_early.pop(link.inner, None)
+                closed_again = self._links.take_closed_early(number)
                 if closed_again is None:
-                    link.interrupted = None
+                    self._links.attach(link)
                     if link.rules is not None:
                         link.rules.process(Connected(), time.monotonic())
                 self._changed.notify_all()
@@ -675,13 +623,13 @@ class FailoverTransport:
                 return
         self._mend(inner, link, closed_again)
 
-    def _lose(self, link: _Link, error: JMSException) -> None:
+    def _lose(self, link: Link, error: JMSException) -> None:
         """A link is gone for good."""
         with self._telling:
             with self._lock:
-                if self._links.get(link.number) is not link:
+                if not self._links.is_registered(link):
                     return
-                unsent = self._forget(link)
+                unsent = self._forget([link])
             for send in unsent:
                 send.on_settled(error)
             self._listener(LinkLost(link.number, error))
@@ -701,7 +649,7 @@ class FailoverTransport:
         return self._wait_for(lambda: self._rules.state is State.CONNECTED, deadline, what)
 
     def _wait_for(
-        self, condition: Callable[[], bool], deadline: float | None, what: str, link: _Link | None = None
+        self, condition: Callable[[], bool], deadline: float | None, what: str, link: Link | None = None
     ) -> Inner:
         with self._lock:
             while True:
@@ -715,7 +663,7 @@ class FailoverTransport:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     if link is not None and self._rules.state is State.CONNECTED:
-                        raise _out_of_time(f"{what}: its link was not attached again in time", link.interrupted)
+                        raise _out_of_time(f"{what}: its link was not attached again in time", link.error)
                     raise _out_of_time(f"{what}: the connection was not restored in time", self._last_error)
                 self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
@@ -772,24 +720,23 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.end_session`.  Returns at once while the network is away."""
         self._require_usable()
         with self._lock:
-            links = [each for each in self._links.values() if each.spec.session == session]
-            unsent = [send for link in links for send in self._forget(link)]
+            unsent = self._forget(self._links.of_session(session))
             inner = self._connected
         _tell_closed(unsent)
         self._leave(inner, lambda there: there.end_session(session, timeout))
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
-        number = next(self._numbers)
+        number = self._links.new_number()
 
         def attach(inner: Inner, left: float | None) -> int:
-            link = _Link(number, spec, sink, inner.attach(spec, sink, left))
+            attachment = inner, inner.attach(spec, sink, left)
+            link = Link(number, spec, sink, LinkState.ATTACHED, attachment)
             with self._lock:
                 if inner is not self._connected:
                     raise ConnectionLostException("the connection was lost meanwhile")
-                self._links[number] = link
-                self._by_inner[link.inner] = link
-                closed = self._closed_early.pop(link.inner, None)
+                self._links.add(link)
+                closed = self._links.take_closed_early(attachment[1])
             if closed is not None:
                 self._mend(inner, link, closed)
             return number
@@ -803,10 +750,13 @@ class FailoverTransport:
             record = self._links.get(link)
             if record is None:
                 return
-            number = record.inner
-            unsent = self._forget(record)
-            inner = self._connected if number != _NO_LINK else None
+            attachment = record.attachment
+            unsent = self._forget([record])
+            inner = self._connected
         _tell_closed(unsent)
+        if attachment is None:
+            return
+        number = attachment[1]
         try:
             self._leave(inner, lambda there: there.detach(number, timeout))
         except JMSException:
@@ -814,16 +764,15 @@ class FailoverTransport:
         except BaseException:  # the handler of a signal: the next call detaches it
             with self._lock:
                 if inner is not None and inner is self._connected:
-                    self._links[link] = self._by_inner[number] = record
+                    self._links.add(record)
             raise
 
-    def _forget(self, link: _Link) -> list[_Send]:
-        """Under the lock: a link ends; returns its sends that are not sent again any more."""
-        del self._links[link.number]
-        self._by_inner.pop(link.inner, None)
+    def _forget(self, links: Sequence[Link]) -> list[_Send]:
+        """Under the lock: links end; returns their sends that are not sent again any more."""
+        self._links.remove(links)
         self._changed.notify_all()
-        unsent = [each for each in self._unsent if each.link is link]
-        self._unsent = [each for each in self._unsent if each.link is not link]
+        unsent = [send for link in links for send in self._unsent if send.link is link]
+        self._unsent = [send for send in self._unsent if send.link not in links]
         return unsent
 
     @staticmethod
@@ -874,10 +823,7 @@ class FailoverTransport:
                 raise InvalidDestinationException(
                     f"{destination.name!r} is no temporary destination of this connection"
                 )
-            if any(
-                isinstance(each.spec, ReceiverSpec) and each.spec.destination == destination
-                for each in self._links.values()
-            ):
+            if self._links.has_consumer(destination):
                 raise IllegalStateException(f"temporary destination {destination.name!r} has a consumer")
             inner = self._connected
         with suppress(InvalidDestinationException):  # it was ours, and the broker did not make it again after a loss
@@ -894,11 +840,14 @@ class FailoverTransport:
             if self._rules.state is not State.RECONNECTING:
                 self._usable()  # raises
             return
-        record = self._links.get(link)
+        record = self._link(link)
         if record is None:
             return
+        attachment = record.attachment
+        if attachment is None:
+            return
         try:
-            inner.credit(record.inner, messages)
+            inner.credit(attachment[1], messages)
         except JMSException:
             if not inner.is_lost:
                 raise
@@ -909,15 +858,15 @@ class FailoverTransport:
         record = self._links.get(link)
         if record is None:
             raise IllegalStateException(f"link {link} is closed")
-        number = record.inner
-        if number == _NO_LINK:
+        attachment = record.attachment
+        if attachment is None:
             raise ConnectionLostException("the link is lost, and is being attached again")
         try:
-            return inner.drain(number, timeout)
+            return inner.drain(attachment[1], timeout)
         except OperationTimedOutException:
             raise
         except JMSException as error:
-            if inner.is_lost or record.interrupted is not None:
+            if inner.is_lost or record.error is not None:
                 raise _as_lost(error) from error
             raise
 
@@ -936,15 +885,18 @@ class FailoverTransport:
         limit = self._url.client.send_timeout_seconds if timeout is None else timeout
         if on_settled is not None:
             # The way of nearly every message, without what is only needed in an outage.
-            record, inner = self._links.get(link), self._connected
-            if inner is not None and record is not None and record.interrupted is None:
-                send = _Send(self, record, envelope, on_settled, next(self._serials), inner)
-                try:
-                    inner.send(send.sent_on, envelope, send, timeout)
-                    return
-                except JMSException:
-                    if not inner.is_lost and record.inner == send.sent_on:
-                        raise
+            record = self._link(link)
+            if record is not None:
+                attachment = record.attachment
+                if attachment is not None and record.state is _ATTACHED:
+                    inner, number = attachment
+                    send = _Send(self, record, attachment, envelope, on_settled, self._next_serial())
+                    try:
+                        inner.send(number, envelope, send, timeout)
+                        return
+                    except JMSException:
+                        if not inner.is_lost and record.attachment is attachment:
+                            raise
             self._send(link, envelope, on_settled, time.monotonic() + limit)
             return
         self._require_usable()
@@ -959,47 +911,51 @@ class FailoverTransport:
 
     def _send(self, link: int, envelope: Envelope, on_settled: OnSettled, deadline: float) -> _Send:
         while True:
-            inner = self._serving(deadline, "the send")
+            self._serving(deadline, "the send")
             record = self._attached(link, deadline, "the send")
-            send = _Send(self, record, envelope, on_settled, next(self._serials), inner)
+            attachment = record.attachment
+            if attachment is None or record.state is not _ATTACHED:
+                continue  # lost meanwhile
+            inner, number = attachment
+            send = _Send(self, record, attachment, envelope, on_settled, self._next_serial())
             try:
-                inner.send(send.sent_on, envelope, send, max(0.0, deadline - time.monotonic()))
+                inner.send(number, envelope, send, max(0.0, deadline - time.monotonic()))
                 return send
             except JMSException:
                 if inner.is_lost:
                     self._past(inner, deadline, "the send")
-                elif record.inner == send.sent_on:
+                elif record.attachment is attachment:
                     raise
 
-    def _attached(self, link: int, deadline: float, what: str) -> _Link:
-        """The record of a link, once it is attached."""
-        record = self._links.get(link)
-        if record is not None and record.interrupted is not None:
-            self._wait_for(partial(self._is_settled, record), deadline, what, record)
-            record = self._links.get(link)
-        if record is None:
-            raise IllegalStateException(f"link {link} is closed")
-        return record
+    def _attached(self, number: int, deadline: float, what: str) -> Link:
+        """A link, once it is attached."""
+        link = self._link(number)
+        if link is not None and link.error is not None:
+            self._wait_for(partial(self._is_settled, link), deadline, what, link)
+            link = self._link(number)
+        if link is None or link.state is LinkState.ENDED:
+            raise IllegalStateException(f"link {number} is closed")
+        return link
 
-    def _is_settled(self, link: _Link) -> bool:
-        return link.interrupted is None or link.number not in self._links
+    def _is_settled(self, link: Link) -> bool:
+        return link.error is None or not self._links.is_registered(link)
 
     def keep(self, send: _Send) -> bool:
         """A send has failed: returns whether that is because its connection or link was lost, so it is sent again."""
         with self._lock:
             link = send.link
-            lost = send.inner.is_lost or link.inner != send.sent_on
+            attachment = link.attachment
+            lost = send.attachment[0].is_lost or attachment is not send.attachment
             if not lost or send.abandoned or self._rules.state in (State.CLOSED, State.FAILED):
                 return False
-            if self._rules.method == "nofailover" or self._links.get(link.number) is not link:
+            if self._rules.method == "nofailover" or not self._links.is_registered(link):
                 return False
-            inner = self._connected
-            if inner is None or inner.is_lost or link.interrupted is not None:
+            if link.state is not _ATTACHED or attachment is None or attachment[0].is_lost:
                 self._unsent.append(send)
                 return True
         # It came to what was lost after something new had taken its place.  What its producer sent since may be ahead
         # of it; the engine takes identities in any order.
-        self._resend(inner, send)
+        self._resend(send)
         return True
 
     # Commits and requests.
@@ -1045,7 +1001,13 @@ class FailoverTransport:
         used.append(inner)
         peer = self._peer
         try:
-            mapped = [(self._attached(link, deadline, "the commit").inner, envelope) for link, envelope in sends]
+            mapped = []
+            for number, envelope in sends:
+                link = self._link(number)
+                if link is None or link.state is not _ATTACHED:
+                    link = self._attached(number, deadline, "the commit")
+                attachment = link.attachment
+                mapped.append((NO_LINK if attachment is None else attachment[1], envelope))
         except OperationTimedOutException as error:
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         except IllegalStateException as error:
@@ -1162,8 +1124,6 @@ class _Answer:
         return self._arrived.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
 
-#: The inner number of a link that is not attached.
-_NO_LINK: Final = -(1 << 62)
 #: Ends of the connection for a reason, in the middle of the same request, after which it is not repeated any more.
 _MOST_ENDS: Final = 2
 #: Refusals that another attempt would not change.
@@ -1173,10 +1133,6 @@ _LASTING: Final = (InvalidDestinationException, InvalidSelectorException, JMSSec
 def _says_why(error: JMSException) -> bool:
     """Whether the broker has ended the connection for something that it was sent, and did not just go."""
     return error.error_code is not None and not isinstance(error, ConnectionLostException | StoreException)
-
-
-def _browses(link: _Link) -> bool:
-    return isinstance(link.spec, ReceiverSpec) and link.spec.browse
 
 
 def _batches(items: Sequence[_T]) -> Iterator[Sequence[_T]]:

@@ -21,7 +21,8 @@ from broker_adapter.destination import Destination, queue
 from broker_adapter.engine.broker import Broker
 from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope
 from broker_adapter.errors import JMSException
-from broker_adapter.failover.transport import FailoverTransport, Identification, Make
+from broker_adapter.failover.inner import Identification, Make
+from broker_adapter.failover.transport import FailoverTransport
 from broker_adapter.in_process import EngineLease, InProcessTransport
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.protocol import ServerProtocol

@@ -31,7 +31,8 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
 )
 from broker_adapter.failover import rules
-from broker_adapter.failover.transport import RESENT_PROPERTY, FailoverTransport, Identification
+from broker_adapter.failover.inner import Identification
+from broker_adapter.failover.transport import RESENT_PROPERTY, FailoverTransport
 from broker_adapter.transport import (
     Credentials,
     Delivery,
