@@ -250,15 +250,15 @@ def test_a_broker_that_never_answers_a_drain_is_not_waited_for_for_ever(
 def late_news(connect: Connect) -> tuple[Client, threading.Event]:
     """A client whose connection hears late of what happens to its transport, and whether it is about to."""
     client = connect(f"prefetch_messages={PREFETCH}&reconnect_delay_seconds=0.01")
-    transport: Any = client.connection._transport
-    hear, happened = transport._listener, threading.Event()
+    current: Any = client.connection._transport._current
+    hear, happened = current.listener, threading.Event()
 
     def late(event: object) -> None:
         happened.set()
         threading.Event().wait(0.2)
         hear(event)
 
-    transport._listener = late
+    current.listener = late
     return client, happened
 
 

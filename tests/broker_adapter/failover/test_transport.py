@@ -32,7 +32,8 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover import rules
 from broker_adapter.failover.inner import Identification
-from broker_adapter.failover.transport import RESENT_PROPERTY, FailoverTransport
+from broker_adapter.failover.transport import FailoverTransport
+from broker_adapter.failover.unanswered import RESENT_PROPERTY
 from broker_adapter.transport import (
     Credentials,
     Delivery,
@@ -379,7 +380,7 @@ def test_what_comes_to_a_lost_connection_after_the_next_one_is_there_keeps_its_i
     made.open()
     link = made.sender()
     reached, go_on = threading.Event(), threading.Event()
-    lost = made.transport._inner
+    lost = made.transport._current.last
     assert lost is not None
 
     def late(_link: int, _envelope: Envelope, on_settled: Any, _timeout: float | None) -> None:
@@ -599,8 +600,8 @@ def test_a_loss_that_nobody_was_told_of_yet_rolls_back_one_commit(
             except JMSException as error:
                 results.append(error)
 
-    with made.transport._telling:
-        inner = made.transport._inner
+    with made.transport._current.telling:
+        inner = made.transport._current.last
         assert inner is not None
         server.drop_connections()
         assert wait_for(lambda: inner.is_lost)

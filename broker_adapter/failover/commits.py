@@ -1,0 +1,164 @@
+"""Commits over a connection that may be lost in the middle of one.
+
+Theory of operation
+    A commit is never sent again.  One that was under way when the connection was lost is resolved by its id once the
+    connection is restored, against the same store; where that cannot be, it is in doubt.  One that was not sent before
+    the connection was lost is rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ack_modes import Outcome, Settlement
+from broker_adapter.envelope import Envelope
+from broker_adapter.errors import (
+    IllegalStateException,
+    JMSException,
+    OperationTimedOutException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from broker_adapter.failover.current import CurrentTransport
+from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.links import NO_LINK, LinkState, LinkTable
+from broker_adapter.failover.reattach import Reattacher
+from broker_adapter.transport import Peer
+
+_ATTACHED: Final = LinkState.ATTACHED
+
+
+class Commits:
+    """The commits of a connection.  See the module's theory of operation."""
+
+    def __init__(self, current: CurrentTransport, links: LinkTable, reattacher: Reattacher) -> None:
+        self._current = current
+        self._links = links
+        self._reattacher = reattacher
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        limit: float,
+    ) -> None:
+        """Commit within so many seconds.  See :meth:`broker_adapter.transport.Transport.commit`."""
+        current = self._current
+        began = current.clock()
+        deadline = began + limit
+        used = [] if current.last is None else [current.last]
+        try:
+            self._commit(session, commit_number, sends, settlements, (began, deadline), used)
+        except JMSException:
+            for inner in used:
+                if inner.is_lost:
+                    current.wait_until_told(inner, deadline)  # or one loss would roll back the next commit as well
+            raise
+
+    def _commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        times: tuple[float, float],
+        used: list[Inner],
+    ) -> None:
+        """Between two instants; ``used`` gets the inner transport that carries it out."""
+        current, (began, deadline) = self._current, times
+        try:
+            inner = current.wait_until_connected(deadline, "the commit")
+        except OperationTimedOutException as error:
+            raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        used.append(inner)
+        peer = current.peer
+        try:
+            mapped = self._mapped(sends, deadline)
+        except OperationTimedOutException as error:
+            raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        except IllegalStateException as error:
+            # The links of the deliveries may be closed as well, so the deliveries have failed here.
+            inner.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
+            raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        try:
+            inner.commit(session, commit_number, mapped, settlements, max(0.0, deadline - current.clock()))
+            return
+        except TransactionInDoubtException as error:
+            if not inner.is_lost:
+                raise
+            doubt = error
+        except OperationTimedOutException:
+            raise
+        except JMSException as error:
+            if not inner.is_lost or isinstance(error, TransactionRolledBackException):
+                raise
+            raise TransactionRolledBackException(
+                f"nothing was committed: the connection was lost before: {error.reason}"
+            ) from error
+        self._resolve(session, commit_number, inner, peer, doubt, began, deadline)
+
+    def _mapped(self, sends: Sequence[tuple[int, Envelope]], deadline: float) -> list[tuple[int, Envelope]]:
+        """The messages with the numbers of their links in the inner transport."""
+        mapped = []
+        link_of = self._links.get
+        for number, envelope in sends:
+            link = link_of(number)
+            if link is None or link.state is not _ATTACHED:
+                link = self._reattacher.wait_until_attached(number, deadline, "the commit")
+            attachment = link.attachment
+            mapped.append((NO_LINK if attachment is None else attachment[1], envelope))
+        return mapped
+
+    def _resolve(
+        self,
+        session: int,
+        commit_number: int,
+        inner: Inner,
+        peer: Peer | None,
+        doubt: TransactionInDoubtException,
+        began: float,
+        deadline: float,
+    ) -> None:
+        """Ask the broker, once the connection is restored, whether a commit was done.
+
+        Args:
+            session: the session's number.
+            commit_number: counts the session's commits.
+            inner: the transport that the commit was sent by.
+            peer: the broker that it was sent to.
+            doubt: the error of the commit.
+            began: when the commit began.
+            deadline: until when the broker may answer.
+
+        Raises:
+            TransactionRolledBackException: it was not done.
+            TransactionInDoubtException: the broker cannot tell, or has not answered in time.
+        """
+        if peer is None or peer.store is None:
+            raise doubt
+        current = self._current
+        done: bool | None = None
+        while True:
+            try:
+                current.wait_until_lost(inner, deadline, "resolving it")
+                inner = current.wait_until_connected(deadline, "resolving it")
+            except JMSException as error:
+                raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
+            if current.peer is None or current.peer.store != peer.store:
+                raise TransactionInDoubtException(
+                    f"{doubt.reason}; the broker that is connected now has another store, and cannot tell"
+                )
+            try:
+                now = current.clock()
+                done = inner.resolve_commit(session, commit_number, now - began, max(0.0, deadline - now))
+                break
+            except JMSException as error:
+                if not inner.is_lost:
+                    raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
+        if done is None:
+            raise TransactionInDoubtException(f"{doubt.reason}; the broker does not remember")
+        if not done:
+            raise TransactionRolledBackException("nothing was committed: the connection was lost before it was done")
