@@ -1,0 +1,309 @@
+"""Links that are attached again, against scripted brokers behind real sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.events import LinkRemoteOpen
+from broker_adapter.destination import DestinationKind, queue
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidDestinationException,
+    OperationTimedOutException,
+)
+from broker_adapter.transport import (
+    Interrupted,
+    LinkInterrupted,
+    LinkLost,
+    LinkRestored,
+    ReceiverSpec,
+    Restored,
+    SenderSpec,
+)
+from tests.broker_adapter.amqp.client.broker_server import BrokerServer
+from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
+from tests.broker_adapter.failover.restored import GONE, WAIT, MakeClient, message, url_of
+from tests.faults.scenarios import wait_for
+from tests.threads import no_new_threads
+
+
+def test_a_lost_link_of_a_browser_does_not_come_back(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    look = made.receiver(browse=True, presettled=True)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    assert server.brokers[1].of(LinkRemoteOpen) == []
+    with pytest.raises(ConnectionLostException):
+        made.transport.drain(look, WAIT)
+    made.transport.detach(look, WAIT)
+
+
+def test_a_link_that_the_broker_closes_is_attached_again_and_announced(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    broker = server.brokers[0]
+    first, second = (each.link for each in broker.of(LinkRemoteOpen))
+    for link in (first, second):
+        before = len(made.events)
+        server.run(lambda link=link: broker.peer.close_link(link, GONE))  # type: ignore[misc]
+        assert wait_for(lambda before=before: len(made.events) == before + 2)  # type: ignore[misc]
+    made.wait_for(LinkInterrupted, LinkRestored, LinkInterrupted, LinkRestored)
+    assert [each.link for each in made.events] == [sender, sender, receiver, receiver]  # type: ignore[union-attr]
+    lost = made.events[0]
+    assert isinstance(lost, LinkInterrupted)
+    assert "idle for too long" in lost.error.reason
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.drain(receiver, WAIT)
+
+
+def test_a_link_that_never_holds_counts_its_failed_attempts(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server, options="reconnect_delay_seconds=0.01&stable_seconds=1000&max_reconnect_attempts=3"))
+    made.open()
+    made.sender()
+    broker = server.brokers[0]
+    expected: list[type] = []
+    for number in range(3):
+        server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
+        expected += [LinkInterrupted, LinkRestored]
+        made.wait_for(*expected)
+        assert len(broker.of(LinkRemoteOpen)) == number + 2
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
+    made.wait_for(*expected, LinkInterrupted, LinkLost)
+    lost = made.events[-1]
+    assert isinstance(lost, LinkLost)
+    assert "3 attempts" in lost.error.reason
+    assert "idle for too long" in lost.error.reason
+
+
+def test_a_session_that_the_broker_ends_has_its_links_attached_again(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    broker = server.brokers[0]
+    session = broker.of(LinkRemoteOpen)[0].session
+    server.run(lambda: broker.peer.end_session(session, AmqpError("amqp:internal-error", "restarted")))
+    assert wait_for(lambda: made.kinds().count("LinkRestored") == 2), made.events
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.drain(receiver, WAIT)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AmqpError("amqp:resource-deleted", "the queue is gone"),
+        AmqpError("amqp:unauthorized-access", "not yours any more"),
+    ],
+)
+def test_a_link_that_is_closed_for_a_lasting_reason_stays_closed(
+    servers: Callable[..., BrokerServer], client: MakeClient, error: AmqpError
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, error))
+    made.wait_for(LinkLost)
+    with pytest.raises(IllegalStateException):
+        made.transport.send(link, message(1), None, WAIT)
+
+
+def test_a_link_that_is_refused_for_a_while_is_attached_in_the_end(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    broker = server.brokers[0]
+    broker.refusals["q"] = AmqpError("amqp:resource-limit-exceeded", "busy")
+    server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
+    made.wait_for(LinkInterrupted)
+    assert wait_for(lambda: len(broker.of(LinkRemoteOpen)) >= 3)
+    with pytest.raises(OperationTimedOutException, match=r"not attached again in time; the last error: .*busy"):
+        made.transport.send(link, message(1), None, 0.05)
+    broker.refusals.clear()
+    made.wait_for(LinkInterrupted, LinkRestored)
+    made.transport.send(link, message(2), None, WAIT)
+
+
+def test_a_link_that_the_new_broker_refuses_for_good_is_lost_and_the_others_go_on(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.transport.attach(ReceiverSpec(1, queue("other")), [].extend, WAIT)
+
+    def without_q() -> ScriptedBroker:
+        broker = ScriptedBroker()
+        broker.refusals["q"] = AmqpError("amqp:not-found", "no such queue")
+        return broker
+
+    server._make_broker = without_q
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored, LinkLost)
+    lost = made.events[-1]
+    assert isinstance(lost, LinkLost)
+    assert lost.link == sender
+    assert isinstance(lost.error, InvalidDestinationException)
+    made.transport.drain(receiver, WAIT)
+
+
+def test_a_link_that_is_closed_again_while_things_are_restored_is_attached_again(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    class Closing(ScriptedBroker):
+        """Closes the first link as soon as the second one is attached."""
+
+        def _attach(self, event: Any) -> None:
+            super()._attach(event)
+            if len(self.links) == 2:
+                self.peer.close_link(min(self.links.values()), GONE)
+
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    sender, receiver = made.sender(), made.receiver()
+    server._make_broker = Closing
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored, LinkInterrupted, LinkRestored)
+    made.transport.send(sender, message(1), None, WAIT)
+    made.transport.drain(receiver, WAIT)
+
+
+def test_a_link_that_is_lost_as_soon_as_the_connection_is_restored_is_attached_again_once(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    made.receiver()
+
+    class Losing(logging.Handler):
+        """Has the link lost between the restore and what comes after it, in the same thread."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if "is restored" in record.getMessage():
+                broker = server.brokers[-1]
+                broker.refusals["q"] = AmqpError("amqp:resource-limit-exceeded", "busy")
+                server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[-1].link, GONE))
+                assert wait_for(lambda: LinkInterrupted in map(type, made.events))
+
+    log, losing = logging.getLogger("holdfast.broker_adapter.failover"), Losing()
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(losing)
+    try:
+        server.drop_connections()
+        assert wait_for(lambda: len(server.brokers[-1].of(LinkRemoteOpen)) >= 3)
+        server.run(server.brokers[-1].refusals.clear)
+        made.wait_for(Interrupted, Restored, LinkInterrupted, LinkRestored)
+    finally:
+        log.removeHandler(losing)
+        log.setLevel(before)
+
+
+def test_a_link_that_is_lost_while_no_thread_can_attach_it_again_is_lost_for_good(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    made.receiver()
+    broker = server.brokers[0]
+    with no_new_threads():
+        server.run(lambda: broker.peer.close_link(broker.of(LinkRemoteOpen)[0].link, GONE))
+        made.wait_for(LinkInterrupted, LinkLost)
+    lost = made.events[-1]
+    assert isinstance(lost, LinkLost)
+    assert "can't start new thread" in str(lost.error)
+    made.sender()
+
+
+class Waiting(ScriptedBroker):
+    """Answers links when as many as are expected have been asked for; then as many of the rest."""
+
+    def __init__(self, *batches: int) -> None:
+        super().__init__()
+        self._batches = list(batches)
+        self._asked: list[Any] = []
+
+    def _attach(self, event: Any) -> None:
+        self._asked.append(event)
+        if self._batches and len(self._asked) == self._batches[0]:
+            asked, self._asked = self._asked, []
+            del self._batches[0]
+            for each in asked:
+                super()._attach(each)
+
+
+def test_links_are_attached_again_in_order_and_a_hundred_in_one_round_trip(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    links = [made.transport.attach(SenderSpec(1, queue(f"q{number}")), None, WAIT) for number in range(150)]
+    server._make_broker = lambda: Waiting(100, 50)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    attached = [event.target.address for event in server.brokers[1].of(LinkRemoteOpen)]
+    assert attached == [f"q{number}" for number in range(150)]
+    made.transport.send(links[-1], message(1), None, WAIT)
+
+
+def test_temporary_destinations_are_made_again_in_one_round_trip(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    for _ in range(3):
+        made.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, WAIT)
+    server._make_broker = lambda: Waiting(3)
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored)
+    assert len(server.brokers[1].of(LinkRemoteOpen)) == 3
+
+
+def test_a_link_that_is_refused_in_the_middle_of_many_is_the_only_one_that_is_lost(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers()
+    made = client(url_of(server))
+    made.open()
+    links = [made.transport.attach(SenderSpec(1, queue(f"q{number}")), None, WAIT) for number in range(5)]
+
+    def without_q2() -> ScriptedBroker:
+        broker = Waiting(5)
+        broker.refusals["q2"] = AmqpError("amqp:not-found", "gone")
+        return broker
+
+    server._make_broker = without_q2
+    server.drop_connections()
+    made.wait_for(Interrupted, Restored, LinkLost)
+    for number, link in enumerate(links):
+        if number == 2:
+            with pytest.raises(IllegalStateException):
+                made.transport.send(link, message(number), None, WAIT)
+        else:
+            made.transport.send(link, message(number), None, WAIT)
