@@ -46,7 +46,7 @@ def client() -> Iterator[MakeClient]:
                 seen.append(credentials)
                 return really_open(credentials, *rest)
 
-            transport.open = open_it  # type: ignore[method-assign]
+            transport.open = open_it  # type: ignore[assignment,method-assign]
             return transport
 
         transport = FailoverTransport(parsed, inner, random=lambda: 0.5, **arguments)

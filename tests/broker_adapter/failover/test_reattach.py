@@ -1,22 +1,28 @@
-"""Links that are attached again, against scripted brokers behind real sockets."""
+"""Links that are attached again."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkRemoteOpen
-from broker_adapter.destination import DestinationKind, queue
+from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
+    JMSException,
+    JMSSecurityException,
     OperationTimedOutException,
+    ResourceAllocationException,
 )
+from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.links import Link, LinkState
 from broker_adapter.transport import (
     Interrupted,
     LinkInterrupted,
@@ -28,7 +34,8 @@ from broker_adapter.transport import (
 )
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
-from tests.broker_adapter.failover.restored import GONE, WAIT, MakeClient, message, url_of
+from tests.broker_adapter.failover.fake_inner import LOST, Failover, FakeInner, our_broker
+from tests.broker_adapter.failover.restored import GONE, QUEUE, WAIT, MakeClient, message, url_of
 from tests.faults.scenarios import wait_for
 from tests.threads import no_new_threads
 
@@ -151,7 +158,10 @@ def test_a_link_that_the_new_broker_refuses_for_good_is_lost_and_the_others_go_o
     server = servers()
     made = client(url_of(server))
     made.open()
-    sender, receiver = made.sender(), made.transport.attach(ReceiverSpec(1, queue("other")), [].extend, WAIT)
+    sender, receiver = (
+        made.sender(),
+        made.transport.attach(ReceiverSpec(1, queue("other")), lambda _deliveries: None, WAIT),
+    )
 
     def without_q() -> ScriptedBroker:
         broker = ScriptedBroker()
@@ -307,3 +317,200 @@ def test_a_link_that_is_refused_in_the_middle_of_many_is_the_only_one_that_is_lo
                 made.transport.send(link, message(number), None, WAIT)
         else:
             made.transport.send(link, message(number), None, WAIT)
+
+
+# Without a network, by a clock that a test sets.
+
+
+OTHER = queue("other")
+BUSY = ResourceAllocationException("busy")
+
+
+def closed(failover: Failover, link: Link, error: JMSException) -> None:
+    """The broker closes a link, and all that follows from it has happened."""
+    assert link.attachment is not None
+    inner, number = link.attachment
+    failover.reattacher.closed_by_broker(inner, LinkLost(number, error))
+    wait_for_attempts()
+
+
+def wait_for_attempts() -> None:
+    """Until no thread attaches a link any more."""
+    for thread in threading.enumerate():
+        if thread.name == "holdfast-failover-link":
+            thread.join(WAIT)
+            assert not thread.is_alive()
+
+
+def test_a_restore_makes_temporary_destinations_before_links_and_links_in_their_order() -> None:
+    failover = Failover()
+    failover.sender(OTHER)
+    failover.sender()
+    temporary = Destination("temporary", DestinationKind.TEMPORARY_QUEUE)
+    failover.reattacher.temporaries[temporary] = None
+    failover.lose()
+    failover.connect(FakeInner())
+    assert failover.inner.calls == [("restore_temporaries", [temporary]), ("attach", OTHER), ("attach", QUEUE)]
+
+
+def test_a_restore_asks_for_a_hundred_links_at_once() -> None:
+    failover, then = Failover(), FakeInner()
+    for _ in range(250):
+        failover.sender()
+    failover.lose()
+    failover.connect(then)
+    assert then.batches == [100, 100, 50]
+
+
+def test_a_restore_ends_where_the_connection_is_lost_or_a_link_has_no_answer() -> None:
+    failover = Failover()
+    link = failover.sender()
+    failover.lose()
+    second = FakeInner()
+    second.refuses[QUEUE] = OperationTimedOutException("no answer")
+    with pytest.raises(OperationTimedOutException):
+        failover.connect(second)
+    third = FakeInner()
+    third.refuses[QUEUE] = LOST
+    third.is_lost = True
+    with pytest.raises(ConnectionLostException):
+        failover.connect(third)
+    failover.connect(FakeInner())
+    assert link.state is LinkState.ATTACHED
+
+
+def test_a_link_that_is_closed_while_it_is_attached_again_is_detached() -> None:
+    failover, then = Failover(), FakeInner()
+    link = failover.sender()
+    failover.lose()
+
+    def close() -> None:
+        with failover.current.lock:
+            failover.links.remove([link])
+
+    then.before["attach"] = close
+    failover.connect(then)
+    assert then.calls == [("attach", QUEUE), ("detach", 1)]
+
+
+def test_a_link_that_the_broker_closes_has_its_sends_repeated_before_it_takes_new_ones() -> None:
+    failover = Failover()
+    answers: list[Any] = []
+    link = failover.sender()
+    send = failover.send(link, 1, answers)
+    states: list[LinkState] = []
+    failover.inner.before["attach"] = lambda: send(BUSY)  # its answer comes as the link is closed already
+    failover.inner.before["send"] = lambda: states.append(link.state)
+    closed(failover, link, BUSY)
+    assert failover.events == [LinkInterrupted(link.number, BUSY, 1), LinkRestored(link.number)]
+    assert states == [LinkState.REATTACHED]
+    assert link.state is LinkState.ATTACHED
+    assert [number for number, _, _ in failover.inner.sent] == [1, 2]
+    assert answers == []
+
+
+@pytest.mark.parametrize("browse", [False, True])
+def test_a_link_is_gone_where_the_broker_would_refuse_it_again_or_it_is_that_of_a_browser(browse: bool) -> None:
+    failover = Failover()
+    answers: list[Any] = []
+    link = failover.sender()
+    send = failover.send(link, 1, answers)
+    error: JMSException = InvalidDestinationException("deleted")
+    if browse:
+        link.spec, error = ReceiverSpec(1, QUEUE, browse=True), BUSY
+    closed(failover, link, error)
+    assert failover.events == [LinkLost(link.number, error)]
+    assert failover.links.get(link.number) is None
+    send(error)
+    assert answers == [(1, error)]
+    with pytest.raises(IllegalStateException, match="link 1 is closed"):
+        failover.reattacher.wait_until_attached(link.number, failover.now, "it")
+
+
+def test_a_link_that_is_refused_for_good_as_it_is_attached_again_is_gone() -> None:
+    failover = Failover()
+    answers: list[Any] = []
+    link = failover.sender()
+    send = failover.send(link, 1, answers)
+    failover.inner.refuses[QUEUE] = JMSSecurityException("not yours any more")
+    failover.inner.before["attach"] = lambda: send(BUSY)
+    closed(failover, link, BUSY)
+    assert [type(each) for each in failover.events] == [LinkInterrupted, LinkLost]
+    assert answers == [(1, failover.inner.refuses[QUEUE])]
+
+
+def test_a_link_is_given_up_after_as_many_attempts_as_a_connection() -> None:
+    failover = Failover("&reconnect_delay_seconds=0.001&max_reconnect_attempts=3")
+    link = failover.sender()
+    failover.inner.refuses[QUEUE] = BUSY
+    failover.step = 1000.0
+    closed(failover, link, BUSY)
+    assert [type(each) for each in failover.events] == [LinkInterrupted, LinkLost]
+    assert failover.inner.calls == [("attach", QUEUE)] * 4
+    with pytest.raises(IllegalStateException):
+        failover.reattacher.wait_until_attached(link.number, failover.now, "it")
+
+
+def test_a_link_whose_connection_is_lost_as_it_is_attached_again_is_left_to_the_restore() -> None:
+    failover = Failover()
+    link = failover.sender()
+    failover.inner.before["attach"] = failover.lose
+    failover.inner.raises["attach"] = [LOST]
+    closed(failover, link, BUSY)
+    assert [type(each) for each in failover.events] == [LinkInterrupted]
+    failover.connect(FakeInner())
+    assert link.state is LinkState.ATTACHED
+
+
+def test_a_link_that_is_closed_again_before_its_number_is_known_is_attached_once_more() -> None:
+    failover = Failover("&reconnect_delay_seconds=0.001")
+    failover.step = 1000.0
+    link = failover.sender()
+    again = JMSException("again")
+
+    def close_early() -> None:
+        failover.reattacher.closed_by_broker(cast(Inner, failover.inner), LinkLost(2, again))
+
+    failover.inner.before["attach"] = close_early
+    closed(failover, link, BUSY)
+    wait_for_attempts()
+    assert [type(each) for each in failover.events] == [LinkInterrupted, LinkInterrupted, LinkRestored]
+    assert link.attachment == (failover.inner, 3)
+
+
+def test_what_an_earlier_inner_transport_says_of_links_is_ignored() -> None:
+    failover = Failover()
+    link, earlier = failover.sender(), failover.inner
+    failover.lose()
+    failover.connect(FakeInner())
+    failover.reattacher.closed_by_broker(cast(Inner, earlier), LinkLost(1, BUSY))
+    failover.reattacher.reattach(cast(Inner, earlier), link, BUSY)
+    assert failover.events == []
+    assert link.state is LinkState.ATTACHED
+
+
+def test_a_link_that_the_broker_closes_while_the_connection_is_restored_waits_for_the_restore() -> None:
+    failover = Failover()
+    link = failover.sender()
+    failover.lose()
+    inner = FakeInner()
+    failover.begin(inner)
+    failover.reattacher.restore(cast(Inner, inner))
+    failover.reattacher.closed_by_broker(cast(Inner, inner), LinkLost(1, BUSY))
+    assert failover.events == []
+    with failover.current.lock:
+        assert failover.current.connect(cast(Inner, inner), our_broker())
+        assert failover.links.attach_restored() == [(link, BUSY)]
+
+
+def test_a_link_that_is_attached_again_is_waited_for_until_the_deadline() -> None:
+    failover = Failover()
+    link = failover.sender()
+    assert failover.reattacher.wait_until_attached(link.number, failover.now, "the send") is link
+    with failover.current.lock:
+        failover.links.detach(link)
+        failover.links.interrupt(link, BUSY)
+    with pytest.raises(OperationTimedOutException, match=r"the send: its link was not attached again in time.*busy"):
+        failover.reattacher.wait_until_attached(link.number, failover.now, "the send")
+    failover.lose()
+    assert failover.reattacher.wait_until_attached(link.number, failover.now, "the send").state is LinkState.DETACHED

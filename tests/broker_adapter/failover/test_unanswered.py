@@ -1,19 +1,27 @@
-"""Sends and requests that are repeated, against scripted brokers behind real sockets."""
+"""Sends and requests that are repeated."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.envelope import Envelope, unpack
-from broker_adapter.errors import ConnectionLostException, JMSException, ResourceAllocationException
-from broker_adapter.transport import Interrupted, LinkInterrupted, LinkRestored, Restored
+from broker_adapter.errors import (
+    ConnectionLostException,
+    IllegalStateException,
+    JMSException,
+    ResourceAllocationException,
+)
+from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.unanswered import RESENT_PROPERTY, repeated
+from broker_adapter.transport import Interrupted, LinkInterrupted, LinkRestored, Peer, Restored
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
+from tests.broker_adapter.failover.fake_inner import LOST, Failover, FakeInner
 from tests.broker_adapter.failover.restored import GONE, WAIT, MakeClient, message, sent_bodies, silent, url_of
 from tests.faults.scenarios import wait_for
 
@@ -181,3 +189,168 @@ def test_a_request_is_repeated_as_long_as_the_broker_does_not_say_that_it_is_at_
     made.open()
     made.transport.send(made.sender(), message(1), None, WAIT)
     assert ends == []
+
+
+# Without a network, and by one thread.
+
+
+Answers = list[tuple[int, JMSException | None]]  #: the number of each message, and the answer to it
+
+
+def bodies(inner: FakeInner) -> list[tuple[int, Any, Any]]:
+    """(link, body, mark of a message that is sent again) of all that was sent."""
+    return [(link, envelope.body, (envelope.properties or {}).get(RESENT_PROPERTY)) for link, envelope, _ in inner.sent]
+
+
+def lose_with_its_sends(failover: Failover, order: list[int]) -> None:
+    """The connection is lost, and its sends fail in this order."""
+    failover.lose()
+    for index in order:
+        failover.inner.sent[index][2](LOST)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_sends_are_repeated_in_their_first_order_however_they_fail(order: list[int]) -> None:
+    failover, answers = Failover(), Answers()
+    first, second = failover.sender(), failover.sender()
+    for number, link in enumerate((first, second, first)):
+        failover.send(link, number, answers)
+    lose_with_its_sends(failover, order)
+    failover.connect(FakeInner())
+    assert bodies(failover.inner) == [(1, "0", None), (2, "1", None), (1, "2", None)]
+    for _, _, on_settled in failover.inner.sent:
+        on_settled(None)
+    assert answers == [(0, None), (1, None), (2, None)]
+
+
+def test_a_send_is_marked_for_a_broker_that_cannot_tell_whether_it_has_it() -> None:
+    failover, answers = Failover(peer=Peer("Another", "1", "client", is_holdfast=False)), Answers()
+    failover.send(failover.sender(), 1, answers)
+    lose_with_its_sends(failover, [0])
+    failover.connect(FakeInner())
+    assert bodies(failover.inner) == [(1, "1", True)]
+    assert answers == []
+
+
+def test_a_send_that_is_refused_or_not_waited_for_any_more_is_not_repeated() -> None:
+    failover, answers = Failover(), Answers()
+    link = failover.sender()
+    refusal = JMSException("the queue is full")
+    failover.send(link, 1, answers)(refusal)
+    send = failover.send(link, 2, answers)
+    kept = failover.send(link, 3, answers)
+    send.abandoned = True
+    failover.lose()
+    send(LOST)
+    kept(LOST)
+    kept.abandoned = True
+    failover.connect(FakeInner())
+    assert failover.inner.sent == []
+    assert answers == [(1, refusal), (2, LOST)]
+
+
+def test_a_send_of_a_closed_link_is_not_repeated() -> None:
+    failover, answers = Failover(), Answers()
+    link, other = failover.sender(), failover.sender()
+    sends = [failover.send(link, 1, answers), failover.send(other, 2, answers), failover.send(link, 3, answers)]
+    lose_with_its_sends(failover, [0, 1])
+    with failover.current.lock:
+        failover.links.remove([link])
+        assert failover.unanswered.take_of([link]) == [sends[0]]
+    sends[2](LOST)
+    assert answers == [(3, LOST)]
+    failover.connect(FakeInner())
+    assert bodies(failover.inner) == [(1, "2", None)]
+
+
+def test_a_link_that_is_closed_while_its_sends_are_repeated_takes_no_more_of_them() -> None:
+    failover, answers = Failover(), Answers()
+    link = failover.sender()
+    failover.send(link, 1, answers)
+    failover.send(link, 2, answers)
+    lose_with_its_sends(failover, [0, 1])
+    then = FakeInner()
+
+    def close() -> None:
+        with failover.current.lock:
+            failover.links.remove([link])
+
+    then.before["send"] = close
+    failover.connect(then)
+    assert bodies(then) == [(1, "1", None)]
+    ((number, error),) = answers
+    assert number == 2
+    assert isinstance(error, IllegalStateException)
+
+
+def test_what_is_not_sent_is_given_back_once_as_the_connection_ends() -> None:
+    failover, answers = Failover(), Answers()
+    send = failover.send(failover.sender(), 1, answers)
+    lose_with_its_sends(failover, [0])
+    with failover.current.lock:
+        assert failover.unanswered.take_all() == [send]
+        assert failover.unanswered.take_all() == []
+        failover.current.close()
+    send(LOST)
+    assert answers == [(1, LOST)]
+
+
+def test_without_failover_no_send_is_repeated() -> None:
+    failover, answers = Failover("&failover=nofailover"), Answers()
+    failover.send(failover.sender(), 1, answers)
+    failover.inner.is_lost = True
+    failover.inner.sent[0][2](LOST)
+    assert answers == [(1, LOST)]
+
+
+def test_sends_that_are_lost_as_they_are_repeated_are_repeated_by_the_next_connection() -> None:
+    failover, answers = Failover(), Answers()
+    link = failover.sender()
+    failover.send(link, 1, answers)
+    failover.send(link, 2, answers)
+    lose_with_its_sends(failover, [0, 1])
+    second, third = FakeInner(), FakeInner()
+
+    def lose() -> None:
+        second.is_lost = True
+
+    second.before["send"] = lose
+    second.raises["send"] = [LOST, LOST]
+    with pytest.raises(ConnectionLostException, match="lost again"):
+        failover.connect(second)
+    failover.connect(third)
+    assert bodies(third) == [(1, "1", None), (1, "2", None)]
+
+
+def test_the_answer_of_a_lost_connection_that_comes_late_is_sent_by_the_next_one_at_once() -> None:
+    failover, answers = Failover(), Answers()
+    send = failover.send(failover.sender(), 1, answers)
+    failover.lose()
+    failover.connect(FakeInner())
+    send(LOST)
+    assert bodies(failover.inner) == [(1, "1", None)]
+    failover.inner.sent[0][2](None)
+    assert answers == [(1, None)]
+
+
+def test_a_request_is_repeated_over_the_next_connection() -> None:
+    failover, then = Failover(), FakeInner()
+
+    def act(inner: Inner, left: float) -> str:
+        if inner is not failover.inner or inner.is_lost:
+            raise AssertionError
+        if cast(Any, inner) is not then:
+            failover.lose()
+            failover.connect(then)
+            raise LOST
+        return f"done, with {left} s left"
+
+    assert repeated(failover.current, "it", 5.0, act) == "done, with 5.0 s left"
+
+
+def test_a_request_that_fails_while_the_connection_is_there_is_not_repeated() -> None:
+    failover = Failover()
+    failover.inner.raises["confirm"] = [JMSException("no")]
+    with pytest.raises(JMSException, match="no"):
+        repeated(failover.current, "it", 5.0, lambda inner, left: inner.confirm(left))
+    assert failover.inner.calls == [("confirm",)]

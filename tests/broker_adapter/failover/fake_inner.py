@@ -1,0 +1,239 @@
+"""An inner transport without a network, and what failover is made of around it, with a clock that a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from ack_modes import Settlement
+from broker_adapter.destination import Destination, DestinationKind, queue
+from broker_adapter.envelope import BodyKind, Envelope
+from broker_adapter.errors import ConnectionLostException, JMSException
+from broker_adapter.failover.commits import Commits
+from broker_adapter.failover.current import CurrentTransport
+from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.links import Link, LinkState, LinkTable
+from broker_adapter.failover.reattach import Reattacher
+from broker_adapter.failover.rules import Reconnect
+from broker_adapter.failover.unanswered import Send, UnansweredSends
+from broker_adapter.transport import (
+    Credentials,
+    OnSettled,
+    Peer,
+    ReceiverSpec,
+    SenderSpec,
+    Server,
+    Sink,
+    TransportEvent,
+)
+from broker_adapter.urls.url import FailoverURL, parse_url
+
+QUEUE = queue("q")
+LOST = ConnectionLostException("the cable was cut")
+
+
+def message(number: int) -> Envelope:
+    return Envelope(QUEUE, BodyKind.TEXT, str(number))
+
+
+def our_broker(store: str | None = "store") -> Peer:
+    return Peer("Holdfast", "1", "client", is_holdfast=True, rejects_duplicates=True, store=store)
+
+
+class FakeInner:
+    """Writes down what it is asked, and does what a test says.
+
+    Attributes:
+        calls: the names and arguments of all calls that the broker would hear of.
+        sent: messages, with what is called with their answers.
+        raises: call → the errors that it raises next, each once; None: it works.
+        resolves: what ``resolve_commit`` returns.
+        refuses: destination → the error by which a link to it is refused.
+        batches: how many links were asked for at once, each time.
+        before: call → what a test does in the middle of it.
+    """
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self.calls: list[tuple[Any, ...]] = []
+        self.sent: list[tuple[int, Envelope, OnSettled]] = []
+        self.raises: dict[str, list[JMSException | None]] = {}
+        self.resolves: bool | None = True
+        self.refuses: dict[Destination | None, JMSException] = {}
+        self.batches: list[int] = []
+        self.before: dict[str, Callable[[], None]] = {}
+        self.is_in_callback = False
+        self._next_link = 1
+
+    def _called(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, *arguments))
+        before = self.before.pop(name, None)
+        if before is not None:
+            before()
+        errors = self.raises.get(name)
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+
+    def in_callback(self) -> bool:
+        return self.is_in_callback
+
+    def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        self._called("open")
+        return our_broker()
+
+    def close(self, timeout: float | None) -> None:
+        self._called("close", timeout)
+
+    def end_session(self, session: int, timeout: float | None) -> None:
+        self._called("end_session", session)
+
+    def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
+        self._called("attach", spec.destination)
+        if spec.destination in self.refuses:
+            raise self.refuses[spec.destination]
+        self._next_link += 1
+        return self._next_link - 1
+
+    def attach_all(
+        self, links: Sequence[tuple[SenderSpec | ReceiverSpec, Sink | None]], timeout: float | None
+    ) -> list[int | JMSException]:
+        self.batches.append(len(links))
+        outcomes: list[int | JMSException] = []
+        for spec, sink in links:
+            try:
+                outcomes.append(self.attach(spec, sink, timeout))
+            except JMSException as error:
+                outcomes.append(error)
+        return outcomes
+
+    def detach(self, link: int, timeout: float | None) -> None:
+        self._called("detach", link)
+
+    def restore_temporaries(self, destinations: Sequence[Destination], timeout: float | None) -> None:
+        self._called("restore_temporaries", list(destinations))
+
+    def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
+        self._called("watch_servers")
+        return ()
+
+    def unsubscribe(self, name: str, timeout: float | None) -> None:
+        self._called("unsubscribe", name)
+
+    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+        self._called("declare_temporary")
+        return Destination("temporary", kind)
+
+    def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
+        self._called("delete_temporary", destination)
+
+    def credit(self, link: int, messages: int) -> None:
+        self._called("credit", link, messages)
+
+    def drain(self, link: int, timeout: float | None) -> bool:
+        self._called("drain", link)
+        return True
+
+    def confirm(self, timeout: float | None) -> None:
+        self._called("confirm")
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        self._called("settle", list(settlements))
+
+    def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
+        self._called("send", link, envelope.body)
+        assert on_settled is not None
+        self.sent.append((link, envelope, on_settled))
+
+    def commit(
+        self,
+        session: int,
+        commit_number: int,
+        sends: Sequence[tuple[int, Envelope]],
+        settlements: Sequence[Settlement],
+        timeout: float | None,
+    ) -> None:
+        self._called("commit", session, commit_number, [link for link, _ in sends])
+
+    def resolve_commit(
+        self, session: int, commit_number: int, age_seconds: float, timeout: float | None
+    ) -> bool | None:
+        self._called("resolve_commit", session, commit_number, age_seconds)
+        return self.resolves
+
+    def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        self._called("request", operation)
+        return operation
+
+
+class Failover:
+    """The parts of failover, connected by one inner transport, and without any thread but the test's.
+
+    Attributes:
+        now: what the clock says.
+        step: by how many seconds the clock goes on each time that it is asked.
+        events: what the listener was told.
+        inner: the inner transport that is connected, or was last.
+    """
+
+    def __init__(self, options: str = "", peer: Peer | None = None) -> None:
+        url = parse_url(f"amqp://h:1?reconnect_jitter=0&stable_seconds=0{options}")
+        assert isinstance(url, FailoverURL)
+        self.now = 1000.0
+        self.step = 0.0
+        self.events: list[TransportEvent] = []
+        self.rules = Reconnect(url.addresses, url.failover, lambda: 0.5)
+        self.rules.start(self.now)
+        self.current = CurrentTransport(self.rules, self._clock)
+        self.current.listener = self.events.append
+        self.links = LinkTable()
+        self.unanswered = UnansweredSends(self.current, self.links)
+        self.reattacher = Reattacher(self.current, self.links, self.unanswered, url, lambda: 0.5)
+        self.commits = Commits(self.current, self.links, self.reattacher)
+        self.inner = FakeInner()
+        self.connect(self.inner, peer)
+
+    def _clock(self) -> float:
+        self.now += self.step
+        return self.now
+
+    def begin(self, inner: FakeInner) -> None:
+        """An attempt with another inner transport begins."""
+        with self.current.lock:
+            self.current.begin(cast(Inner, inner))
+
+    def connect(self, inner: FakeInner, peer: Peer | None = None) -> None:
+        """The connection is there, or there again, with all that hangs on it."""
+        self.inner = inner
+        self.begin(inner)
+        self.reattacher.restore(cast(Inner, inner))
+        with self.current.lock:
+            assert self.current.connect(cast(Inner, inner), our_broker() if peer is None else peer)
+            self.links.attach_restored()
+
+    def lose(self) -> None:
+        """The connection is lost, and that is noticed."""
+        self.inner.is_lost = True
+        with self.current.lock:
+            self.current.lose(LOST, self.now)
+            self.links.detach_all()
+            self.current.last_error = LOST
+
+    def sender(self, destination: Destination = QUEUE) -> Link:
+        """A new link of a producer."""
+        spec = SenderSpec(1, destination)
+        attachment = cast(Inner, self.inner), self.inner.attach(spec, None, None)
+        link = Link(self.links.new_number(), spec, None, LinkState.ATTACHED, attachment)
+        with self.current.lock:
+            self.links.add(link)
+        return link
+
+    def send(self, link: Link, number: int, answers: list[Any]) -> Send:
+        """Send as the transport does; the answer is appended, with the number of the message."""
+        attachment = link.attachment
+        assert attachment is not None
+        envelope = message(number)
+        serial = next(self.unanswered.serials)
+        send = Send(self.unanswered, link, attachment, envelope, lambda error: answers.append((number, error)), serial)
+        attachment[0].send(attachment[1], envelope, send, None)
+        return send
