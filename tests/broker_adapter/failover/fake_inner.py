@@ -11,22 +11,26 @@ from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import ConnectionLostException, JMSException
 from broker_adapter.failover.commits import Commits
 from broker_adapter.failover.current import CurrentTransport
-from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.inner import Identification, Inner
 from broker_adapter.failover.links import Link, LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.failover.rules import Reconnect
+from broker_adapter.failover.transport import FailoverTransport
 from broker_adapter.failover.unanswered import Send, UnansweredSends
 from broker_adapter.transport import (
     Credentials,
+    Failed,
     OnSettled,
     Peer,
     ReceiverSpec,
+    Refresh,
     SenderSpec,
     Server,
     Sink,
     TransportEvent,
 )
-from broker_adapter.urls.url import FailoverURL, parse_url
+from broker_adapter.urls.url import AmqpURL, FailoverURL, parse_url
+from tests.faults.scenarios import wait_for
 
 QUEUE = queue("q")
 LOST = ConnectionLostException("the cable was cut")
@@ -37,7 +41,7 @@ def message(number: int) -> Envelope:
 
 
 def our_broker(store: str | None = "store") -> Peer:
-    return Peer("Holdfast", "1", "client", is_holdfast=True, rejects_duplicates=True, store=store)
+    return Peer("Holdfast", "1", "client", is_holdfast=True, rejects_duplicates=True, store=store, run="run")
 
 
 class FakeInner:
@@ -51,6 +55,10 @@ class FakeInner:
         refuses: destination → the error by which a link to it is refused.
         batches: how many links were asked for at once, each time.
         before: call → what a test does in the middle of it.
+        tell: gets the events of the inner transport.
+        peer: the broker that it is connected to.
+        servers: what ``watch_servers`` returns.
+        answers: what messages are answered with at once, one after the other; then they have no answer.
     """
 
     def __init__(self) -> None:
@@ -63,6 +71,10 @@ class FakeInner:
         self.batches: list[int] = []
         self.before: dict[str, Callable[[], None]] = {}
         self.is_in_callback = False
+        self.tell: Callable[[TransportEvent], None] = lambda _event: None
+        self.peer = our_broker()
+        self.servers: tuple[Server, ...] = ()
+        self.answers: list[JMSException | None] = []
         self._next_link = 1
 
     def _called(self, name: str, *arguments: Any) -> None:
@@ -79,8 +91,9 @@ class FakeInner:
         return self.is_in_callback
 
     def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
+        self.tell = listener
         self._called("open")
-        return our_broker()
+        return self.peer
 
     def close(self, timeout: float | None) -> None:
         self._called("close", timeout)
@@ -115,7 +128,7 @@ class FakeInner:
 
     def watch_servers(self, timeout: float | None) -> tuple[Server, ...]:
         self._called("watch_servers")
-        return ()
+        return self.servers
 
     def unsubscribe(self, name: str, timeout: float | None) -> None:
         self._called("unsubscribe", name)
@@ -144,6 +157,8 @@ class FakeInner:
         self._called("send", link, envelope.body)
         assert on_settled is not None
         self.sent.append((link, envelope, on_settled))
+        if self.answers:
+            on_settled(self.answers.pop(0))
 
     def commit(
         self,
@@ -162,8 +177,13 @@ class FakeInner:
         return self.resolves
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
-        self._called("request", operation)
+        self._called("request", operation, dict(arguments))
         return operation
+
+    def cut(self, error: JMSException = LOST) -> None:
+        """The connection is lost."""
+        self.is_lost = True
+        self.tell(Failed(error))
 
 
 class Failover:
@@ -237,3 +257,53 @@ class Failover:
         send = Send(self.unanswered, link, attachment, envelope, lambda error: answers.append((number, error)), serial)
         attachment[0].send(attachment[1], envelope, send, None)
         return send
+
+
+class Connection:
+    """A transport over inner ones without a network.
+
+    Attributes:
+        transport: what is tested.
+        events: what its listener was told.
+        inners: the inner transports so far; those in ``next`` first, then plain ones.
+        addresses: where each was to connect.
+        epochs: the epoch of each.
+    """
+
+    def __init__(self, options: str = "", *following: FakeInner, refresh: Refresh | None = None) -> None:
+        url = parse_url(f"amqp://h:1?reconnect_jitter=0&stable_seconds=0&reconnect_delay_seconds=0.001{options}")
+        assert isinstance(url, FailoverURL)
+        self.events: list[TransportEvent] = []
+        self.inners: list[FakeInner] = []
+        self.next = list(following)
+        self.addresses: list[AmqpURL] = []
+        self.epochs: list[int] = []
+        self.transport = FailoverTransport(url, self._make, refresh=refresh, random=lambda: 0.5)
+
+    def _make(self, address: AmqpURL, epoch: int, identification: Identification) -> Inner:
+        self.addresses.append(address)
+        self.epochs.append(epoch)
+        self.inners.append(self.next.pop(0) if self.next else FakeInner())
+        return cast(Inner, self.inners[-1])
+
+    def open(self, timeout: float | None = None) -> Connection:
+        self.transport.open(Credentials(), self.events.append, timeout)
+        return self
+
+    @property
+    def inner(self) -> FakeInner:
+        """The last inner transport."""
+        return self.inners[-1]
+
+    def sender(self) -> int:
+        return self.transport.attach(SenderSpec(1, QUEUE), None, 5.0)
+
+    def has_told(self, *kinds: type[TransportEvent]) -> bool:
+        """Whether exactly these events came in the end, in this order."""
+        return wait_for(lambda: [type(each) for each in self.events] == list(kinds))
+
+    def cut_and_restore(self) -> None:
+        """Lose the connection, and wait until it is restored."""
+        count = len(self.events)
+        self.inner.cut()
+        assert wait_for(lambda: len(self.events) == count + 3), self.events

@@ -1,4 +1,4 @@
-"""Opening, losing and restoring a connection, against scripted brokers behind real sockets."""
+"""Opening, losing and restoring a connection."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import LinkRemoteOpen, RemoteOpen
 from broker_adapter.errors import (
     ConnectionLostException,
+    IllegalStateException,
     InvalidClientIDException,
     JMSException,
     JMSSecurityException,
@@ -19,9 +20,11 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.failover import rules
-from broker_adapter.transport import Failed, Interrupted, Restored, SenderSpec
+from broker_adapter.failover.rules import State
+from broker_adapter.transport import Failed, Interrupted, Restored, Restoring, SenderSpec, Server, ServersAnnounced
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
+from tests.broker_adapter.failover.fake_inner import LOST, Connection, FakeInner
 from tests.broker_adapter.failover.restored import FAST, QUEUE, WAIT, MakeClient, message, refusing, silent, url_of
 from tests.faults.scenarios import wait_for
 from tests.threads import no_new_threads
@@ -229,3 +232,137 @@ def test_a_connection_that_is_lost_while_no_thread_can_restore_it_fails_and_says
     assert isinstance(told[0], ResourceAllocationException)
     with pytest.raises(ResourceAllocationException, match=r"cannot be restored.*can't start new thread"):
         made.transport.send(sender, message(2), None, WAIT)
+
+
+# Without a network.
+
+
+def test_a_connection_is_opened_once_and_closed_as_often_as_one_likes() -> None:
+    connection = Connection().open()
+    with pytest.raises(IllegalStateException, match="opened before"):
+        connection.open()
+    for _ in range(2):
+        connection.transport.close(5.0)
+    assert connection.inner.calls == [("open",), ("close", 5.0), ("close", 0)]
+    with pytest.raises(IllegalStateException, match="is closed"):
+        connection.sender()
+    Connection().transport.close(None)  # without an inner transport
+
+
+def test_each_restored_connection_has_another_epoch_and_is_told_where_it_is_and_since_when() -> None:
+    refusing = FakeInner()
+    refusing.raises["open"] = [LOST]
+    connection = Connection("", FakeInner(), refusing).open()
+    link = connection.sender()
+    connection.cut_and_restore()
+    assert connection.epochs == [0, 1, 2]
+    assert connection.has_told(Interrupted, Restoring, Restored)
+    restored = connection.events[-1]
+    assert isinstance(restored, Restored)
+    assert (restored.epoch, restored.address, restored.attempts) == (2, "amqp://h:1", 2)
+    assert refusing.calls == [("open",)]
+    connection.inner.answers = [None]
+    connection.transport.send(link, message(1), None, 5.0)
+    connection.transport.close(5.0)
+
+
+def test_a_connection_that_is_lost_as_it_is_restored_is_restored_once_more() -> None:
+    again = FakeInner()
+    connection = Connection("", FakeInner(), again).open()
+    connection.sender()
+    again.before["attach"] = again.cut
+    connection.inner.cut()
+    assert connection.has_told(Interrupted, Restoring, Restoring, Restored)
+    connection.transport.close(5.0)
+
+
+def test_a_connection_that_is_lost_before_it_was_open_is_not_opened() -> None:
+    inner = FakeInner()
+    inner.before["open"] = inner.cut
+    connection = Connection("", inner)
+    with pytest.raises(ConnectionLostException, match="the cable was cut"):
+        connection.open()
+    assert connection.transport.state is State.FAILED
+
+
+def test_a_fault_while_a_connection_is_restored_is_logged_and_counts_as_a_failed_attempt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = Connection().open()
+    faulty = FakeInner()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a fault")
+
+    faulty.before["open"] = fail
+    connection.next = [faulty]
+    connection.cut_and_restore()
+    assert "restoring the connection failed unexpectedly" in caplog.text
+    connection.transport.close(5.0)
+
+
+def test_a_connection_that_stays_away_is_logged_again_and_ends_after_its_attempts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusing = [FakeInner() for _ in range(12)]
+    for each in refusing:
+        each.raises["open"] = [LOST]
+    connection = Connection("&max_reconnect_attempts=12", FakeInner(), *refusing).open()
+    connection.inner.cut()
+    assert connection.has_told(Interrupted, Failed)
+    assert "still away after 10 attempts" in caplog.text
+    with pytest.raises(ConnectionLostException, match="no connection after 12 attempts"):
+        connection.transport.confirm(5.0)
+
+
+def test_without_failover_the_listener_is_told_of_a_failure_at_once() -> None:
+    connection = Connection("&failover=nofailover").open()
+    link = connection.sender()
+    answers: list[JMSException | None] = []
+    connection.transport.send(link, message(1), answers.append, 5.0)
+    connection.inner.cut()
+    assert connection.events == [Failed(LOST)]
+    connection.inner.sent[0][2](LOST)
+    assert answers == [LOST]
+
+
+def test_a_connection_that_has_no_time_left_is_not_tried_again() -> None:
+    inner = FakeInner()
+    inner.raises["open"] = [LOST]
+    connection = Connection("&startup_max_reconnect_attempts=none&connect_delay_seconds=1000", inner)
+    with pytest.raises(ConnectionLostException, match="the cable was cut"):
+        connection.open(100.0)
+    assert connection.transport.state is State.FAILED
+    assert len(connection.inners) == 1
+
+
+def test_a_connection_that_is_closed_as_it_is_tried_is_not_tried_again() -> None:
+    inner = FakeInner()
+    connection = Connection("&startup_max_reconnect_attempts=none", inner)
+    inner.before["open"] = lambda: connection.transport.close(5.0)
+    inner.raises["open"] = [LOST]
+    with pytest.raises(ConnectionLostException):
+        connection.open()
+    assert connection.transport.state is State.CLOSED
+    assert len(connection.inners) == 1
+
+
+def test_the_servers_that_a_broker_announces_are_where_the_connection_is_restored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = FakeInner(), FakeInner()
+    first.servers = (Server("other", 2, hostname="inside"), Server("h", 1))
+    second.raises["watch_servers"] = [JMSException("no such operation")]
+    refusing = FakeInner()
+    refusing.raises["open"] = [LOST]
+    connection = Connection("&failover=failover_exchange", first, refusing, second).open()
+    connection.cut_and_restore()
+    assert [each.host for each in connection.addresses] == ["h", "h", "other"]
+    assert connection.addresses[-1].amqp.vhost == "inside"
+    assert "does not tell of changes of its list of servers: no such operation" in caplog.text
+    second.tell(ServersAnnounced((Server("third", 3),)))
+    first.tell(ServersAnnounced((Server("fourth", 4),)))  # of the connection before
+    hosts = {each.host for each in connection.transport._rules.addresses}
+    assert "third" in hosts
+    assert "fourth" not in hosts
+    connection.transport.close(5.0)

@@ -1,4 +1,4 @@
-"""What the calls of a transport do while its connection is lost, against scripted brokers behind real sockets."""
+"""What the calls of a transport do while its connection is lost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,27 @@ from broker_adapter.amqp.events import LinkRemoteOpen, State
 from broker_adapter.destination import DestinationKind
 from broker_adapter.errors import (
     ConnectionLostException,
+    IllegalStateException,
     InvalidDestinationException,
     JMSException,
+    MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
     TransactionRolledBackException,
 )
-from broker_adapter.transport import Interrupted, Restored
+from broker_adapter.transport import (
+    Interrupted,
+    LinkInterrupted,
+    LinkLost,
+    LinkRestored,
+    Peer,
+    ReceiverSpec,
+    Restored,
+    Restoring,
+)
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
+from tests.broker_adapter.failover.fake_inner import LOST, QUEUE, Connection, FakeInner
 from tests.broker_adapter.failover.restored import (
     FAST,
     WAIT,
@@ -162,3 +174,174 @@ def test_a_temporary_destination_that_the_broker_did_not_make_again_may_be_delet
     made.transport.delete_temporary(destination, WAIT)
     with pytest.raises(InvalidDestinationException):
         made.transport.delete_temporary(destination, WAIT)
+
+
+# Without a network.
+
+
+def test_a_send_that_waits_raises_its_answer() -> None:
+    connection = Connection().open()
+    link = connection.sender()
+    full = ResourceAllocationException("full")
+    connection.inner.answers = [None, full]
+    connection.transport.send(link, message(1), None, 5.0)
+    with pytest.raises(ResourceAllocationException, match="full") as told:
+        connection.transport.send(link, message(2), None, 5.0)
+    assert told.value is not full, "each thread has a traceback of its own"
+
+
+def test_what_an_inner_transport_raises_is_raised_while_it_is_connected() -> None:
+    connection = Connection().open()
+    link = connection.sender()
+    large = MessageFormatException("too large")
+    connection.inner.raises["send"] = [large, large]
+    for on_settled in (None, lambda _error: None):
+        with pytest.raises(MessageFormatException):
+            connection.transport.send(link, message(1), on_settled, 5.0)
+
+
+def test_a_send_waits_for_the_connection_where_it_is_lost_in_the_middle() -> None:
+    connection = Connection().open()
+    link = connection.sender()
+    first = connection.inner
+    first.before["send"] = first.cut
+    first.raises["send"] = [LOST]
+    answers: list[JMSException | None] = []
+    connection.transport.send(link, message(1), answers.append, 120.0)
+    assert connection.has_told(Interrupted, Restoring, Restored)
+    assert [envelope.body for _, envelope, _ in connection.inner.sent] == ["1"]
+    connection.transport.close(5.0)
+
+
+def test_a_link_whose_detach_a_handler_of_a_signal_interrupts_is_detached_by_the_next_call() -> None:
+    connection = Connection().open()
+    link = connection.sender()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    connection.inner.before["detach"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        connection.transport.detach(link, 5.0)
+    connection.inner.raises["detach"] = [JMSException("no")]
+    with pytest.raises(JMSException, match="no"):
+        connection.transport.detach(link, 5.0)
+    connection.transport.detach(link, 5.0)  # it is closed
+    assert connection.inner.calls.count(("detach", 1)) == 2
+
+
+def test_what_has_ended_has_ended_though_the_connection_is_lost_as_the_broker_is_told() -> None:
+    connection = Connection().open()
+    connection.sender()
+    inner = connection.inner
+    inner.before["end_session"] = inner.cut
+    inner.raises["end_session"] = [LOST]
+    connection.transport.end_session(1, 5.0)
+    assert connection.has_told(Interrupted, Restoring, Restored)
+    assert ("attach", QUEUE) not in connection.inner.calls
+    connection.transport.close(5.0)
+
+
+def test_a_subscription_that_was_deleted_before_the_answer_was_lost_is_deleted() -> None:
+    connection = Connection("", FakeInner(), FakeInner()).open()
+    first, second = connection.inner, connection.next[0]
+    unknown = InvalidDestinationException("no such subscription")
+    first.raises["unsubscribe"] = [unknown, LOST]
+    with pytest.raises(InvalidDestinationException):
+        connection.transport.unsubscribe("reader", 5.0)
+    first.raises["unsubscribe"] = [LOST]
+    first.before["unsubscribe"] = first.cut
+    second.raises["unsubscribe"] = [unknown]
+    connection.transport.unsubscribe("reader", 120.0)
+    assert second.calls[-1] == ("unsubscribe", "reader")
+    connection.transport.close(5.0)
+
+
+def test_a_link_that_is_lost_as_it_is_made_is_made_by_the_next_connection() -> None:
+    connection = Connection().open()
+    first = connection.inner
+    first.before["attach"] = first.cut
+    connection.sender()
+    assert connection.inner.calls.count(("attach", QUEUE)) == 1
+    connection.inner.before["declare_temporary"] = connection.inner.cut
+    temporary = connection.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, 120.0)
+    assert connection.inner.calls[-1] == ("declare_temporary",)
+    spec = ReceiverSpec(1, temporary)
+    link = connection.transport.attach(spec, lambda _deliveries: None, 5.0)
+    with pytest.raises(IllegalStateException, match="has a consumer"):
+        connection.transport.delete_temporary(temporary, 5.0)
+    connection.transport.detach(link, 5.0)
+    connection.transport.delete_temporary(temporary, 5.0)
+    connection.transport.close(5.0)
+
+
+def test_a_link_that_the_broker_closes_before_it_is_known_is_attached_again() -> None:
+    connection = Connection().open()
+    inner = connection.inner
+    inner.before["attach"] = lambda: inner.tell(LinkLost(1, JMSException("idle")))
+    connection.sender()
+    assert connection.has_told(LinkInterrupted, LinkRestored)
+    assert inner.calls.count(("attach", QUEUE)) == 2
+
+
+def test_credit_is_given_where_there_is_a_link_and_a_network() -> None:
+    connection = Connection()
+    with pytest.raises(IllegalStateException, match="not open yet"):
+        connection.transport.credit(1, 5)
+    connection.open()
+    link = connection.transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5.0)
+    inner = connection.inner
+    connection.transport.credit(link, 5)
+    connection.transport.credit(99, 5)
+    assert inner.calls[-1] == ("credit", 1, 5)
+    inner.raises["credit"] = [JMSException("no"), LOST]
+    with pytest.raises(JMSException, match="no"):
+        connection.transport.credit(link, 5)
+    inner.is_lost = True
+    connection.transport.credit(link, 5)
+
+
+def test_a_drain_says_whether_its_connection_its_link_or_its_time_is_lost() -> None:
+    connection = Connection().open()
+    link = connection.transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5.0)
+    inner, drain = connection.inner, connection.transport.drain
+    assert drain(link, 5.0)
+    with pytest.raises(IllegalStateException, match="link 99 is closed"):
+        drain(99, 5.0)
+    inner.raises["drain"] = [OperationTimedOutException("late"), JMSException("no"), JMSException("no")]
+    with pytest.raises(OperationTimedOutException):
+        drain(link, 5.0)
+    with pytest.raises(JMSException, match=r"^no$"):
+        drain(link, 5.0)
+    inner.is_lost = True
+    with pytest.raises(ConnectionLostException, match="the connection is lost: no"):
+        drain(link, 5.0)
+
+
+def test_a_request_has_the_same_id_and_run_each_time() -> None:
+    connection = Connection().open()
+    first = connection.inner
+    first.before["request"] = first.cut
+    first.raises["request"] = [LOST]
+    assert connection.transport.request("purge", {"destination": "q", "request_id": None}, 120.0) == "purge"
+    ((_, _, asked),) = [each for each in first.calls if each[0] == "request"]
+    ((_, _, again),) = [each for each in connection.inner.calls if each[0] == "request"]
+    assert asked == again
+    assert asked.keys() == {"destination", "request_id", "request_run"}
+    assert asked["request_id"] is not None
+    connection.transport.close(5.0)
+    other = FakeInner()
+    other.peer = Peer("Another", "1", "client", is_holdfast=False)
+    connection = Connection("", other).open()
+    connection.transport.request("purge", {"destination": "q"}, 5.0)
+    assert other.calls[-1] == ("request", "purge", {"destination": "q"})
+
+
+def test_it_says_where_it_stands() -> None:
+    connection = Connection().open()
+    connection.sender()
+    assert repr(connection.transport) == "<FailoverTransport CONNECTED at amqp://h:1, 1 links>"
+    connection.transport.settle([])
+    connection.transport.confirm(5.0)
+    connection.transport.commit(1, 1, [], [], 5.0)
+    assert [each[0] for each in connection.inner.calls[-3:]] == ["settle", "confirm", "commit"]
