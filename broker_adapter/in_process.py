@@ -21,6 +21,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ack_modes import DeliveryTag, Outcome, Settlement
+from broker_adapter.answers import SendWindow
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -32,7 +33,6 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
-from broker_adapter.send_window import SendWindow
 from broker_adapter.signals import uninterrupted
 from broker_adapter.transport import (
     Credentials,

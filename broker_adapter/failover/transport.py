@@ -20,7 +20,6 @@ Theory of operation
 from __future__ import annotations
 
 import random as chance
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from ack_modes import Settlement
+from broker_adapter.answers import Answer
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import Envelope
 from broker_adapter.errors import (
@@ -312,9 +312,9 @@ class FailoverTransport:
         self._current.require_usable()
         limit = self._send_timeout if timeout is None else timeout
         deadline = self._clock() + limit
-        answer = _Answer()
-        send = self._send(link, envelope, answer, deadline)
-        if not answer.wait(deadline - self._clock()):
+        answer = Answer()
+        send = self._send(link, envelope, answer.settled, deadline)
+        if not answer.arrives(deadline - self._clock()):
             send.abandoned = True  # it is not sent again
             raise out_of_time(f"the send had no answer within {limit:g} s", self._current.last_error)
         if answer.error is not None:
@@ -380,25 +380,6 @@ class FailoverTransport:
     def _repeated(self, what: str, timeout: float | None, act: Callable[[Inner, float], _T]) -> _T:
         """Do something that may be done again where the connection is lost in the middle of it."""
         return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act)
-
-
-class _Answer:
-    """The end of one send, for the thread that waits for it."""
-
-    __slots__ = ("_arrived", "error")
-
-    def __init__(self) -> None:
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
-        self.error: JMSException | None = None
-
-    def __call__(self, error: JMSException | None) -> None:
-        self.error = error
-        self._arrived.release()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether the answer came in time."""
-        return self._arrived.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
 
 def _tell_closed(sends: Sequence[Send]) -> None:

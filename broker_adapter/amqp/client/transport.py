@@ -34,6 +34,7 @@ from broker_adapter.amqp.peer import PeerLimits
 from broker_adapter.amqp.sasl import Login, Work
 from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.amqp.wire import WATCH
+from broker_adapter.answers import Answer, SendWindow
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import ENVELOPE_VERSION, Envelope, pack
 from broker_adapter.errors import (
@@ -47,7 +48,6 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
-from broker_adapter.send_window import SendWindow
 from broker_adapter.transport import (
     Credentials,
     Failed,
@@ -84,46 +84,6 @@ class Io(Protocol):
 _OWN_THREAD_SECONDS = 5.0
 #: Waits for an answer, at most so many seconds (None: as long as requests may take); returns it, or raises.
 _Wait = Callable[[float | None], Any]
-
-
-class _Call:
-    """Something that a thread waits for: completed once, by the loop's thread."""
-
-    __slots__ = ("_abandoned", "_arrived", "_error", "_guard", "_result")
-
-    def __init__(self) -> None:
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
-        self._guard = threading.Lock()
-        self._abandoned = False
-        self._result: Any = None
-        self._error: JMSException | None = None
-
-    def __call__(self, result: Any, error: JMSException | None) -> bool:
-        """Complete; returns whether the caller still waits."""
-        with self._guard:
-            if self._abandoned:
-                return False
-            self._result, self._error = result, error
-            if self._arrived.locked():
-                self._arrived.release()
-            return True
-
-    def settled(self, error: JMSException | None) -> None:
-        """Complete a send."""
-        self(None, error)
-
-    def wait(self, seconds: float | None, what: str) -> Any:
-        """The result; raises its error, or OperationTimedOutException where it does not come in time."""
-        if not self._arrived.acquire(timeout=-1 if seconds is None else max(0.0, min(seconds, threading.TIMEOUT_MAX))):
-            with self._guard:
-                if self._arrived.locked():
-                    self._abandoned = True
-                    raise OperationTimedOutException(f"{what} had no answer within {seconds:g} s")
-        if self._error is not None:
-            # A new traceback for each thread that waits; the error itself may be shared.
-            raise copied(self._error)
-        return self._result
 
 
 class AmqpTransport:
@@ -200,7 +160,7 @@ class AmqpTransport:
         self._io = io = self._make_io(protocol)
         if login is not None:
             login.carry_out = partial(_hash_elsewhere, io, protocol)
-        call = _Call()
+        call = Answer()
         io.submit(lambda: protocol.open(call))
         own = url.client.connect_timeout_seconds
         limit = own if timeout is None else min(own, timeout)
@@ -282,7 +242,7 @@ class AmqpTransport:
         if io is None or protocol is None:
             return
         own = self._url.client.close_timeout_seconds
-        call = _Call()
+        call = Answer()
         try:
             if not lost:
                 io.submit(lambda: protocol.close(call))
@@ -307,7 +267,7 @@ class AmqpTransport:
         assert protocol is not None
         if io.in_loop_thread():
             raise IllegalStateException(f"{what} cannot be called from a callback of the transport")
-        call = _Call()
+        call = Answer()
 
         def run() -> None:
             if protocol.phase is not Phase.OPEN:
@@ -553,7 +513,7 @@ class AmqpTransport:
             raise IllegalStateException("a send that waits cannot be called from a callback of the transport")
         start = time.monotonic()
         self._window.enter(limit)
-        call = _Call()
+        call = Answer()
         io.submit((link, payload, call.settled))
         call.wait(max(0.0, limit - (time.monotonic() - start)), "the send")
 
