@@ -14,7 +14,7 @@ class Answer:
     """The answer of one call, for the thread that waits for it.
 
     Another thread gives it; the first one that is given counts.  Where it does not come in time, it is abandoned, and
-    who gives it later is told so.
+    a thread that gives it later learns that.
 
     Attributes:
         error: what the answer says, where it is an error.
@@ -84,7 +84,7 @@ class Answer:
 
 
 class SendWindow:
-    """How many sends of a connection may wait for their answer; the sender of one more waits.
+    """How many sends of a connection may wait for their answer; one more send waits.
 
     Places are taken by any thread, and given back by one at a time, which never waits for one that takes.
     """

@@ -1,6 +1,6 @@
 """From a connection URL to a transport: the only file that knows every transport.
 
-Each is loaded when it is first needed: who only imports the SDK, or uses the engine in the process, needs no AMQP.
+Each is loaded when it is first needed: importing the SDK, or using the engine in the process, needs no AMQP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def transport_for(
     Args:
         url: see :func:`broker_adapter.urls.url.parse_url`.
         refresh: asked once for fresh credentials where a login is refused.
-        restores: whether a lost connection is restored, where the URL does not say ``nofailover``.
+        restores: whether a lost connection is restored, unless the URL says ``nofailover``.
 
     Returns:
         The transport, and the client's settings in the URL.

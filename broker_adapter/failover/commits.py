@@ -55,7 +55,8 @@ class Commits:
         except JMSException:
             for inner in used:
                 if inner.is_lost:
-                    current.wait_until_told(inner, deadline)  # or one loss would roll back the next commit as well
+                    # Otherwise the same loss would roll back the next commit as well.
+                    current.wait_until_loss_is_announced(inner, deadline)
             raise
 
     def _commit(

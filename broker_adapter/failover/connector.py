@@ -3,8 +3,8 @@
 Theory of operation
     The inner transport is one network connection, and ends with it.  When it is lost, a thread of its own, alive only
     meanwhile, asks the rules (:mod:`broker_adapter.failover.rules`) for the next attempt: it opens a new inner
-    transport and has everything restored that hung on the lost one (:mod:`broker_adapter.failover.reattach`).  Then
-    calls go on.
+    transport and restores everything that the lost one had (:mod:`broker_adapter.failover.reattach`).  Then
+    calls continue.
 
     Deliveries carry the epoch of their connection.  Each loss and each failed attempt to restore begins a new one, so
     the inner transport ignores what is settled late.
@@ -81,7 +81,7 @@ class Connector:
         self._credentials = Credentials()
         self._epoch = 0
         self._lost_at = 0.0
-        self._told_redirect: str | None = None  #: what the log says of the last redirect that came to nothing
+        self._logged_redirect: str | None = None  #: why the last redirect failed, as the log says it
 
     # Opening and closing.
 
@@ -132,7 +132,7 @@ class Connector:
                 raise copied(final) from final.__cause__
 
     def _attempt(self, action: Try, deadline: float | None) -> tuple[Inner, Peer]:
-        """Open a new inner transport when it is time to; raises where that does not work, or somebody closes."""
+        """Open a new inner transport at the instant of the rules; raises where that fails, or at a close."""
         current = self._current
         with current.lock:
             while not current.is_closed() and (wait := action.at - current.clock()) > 0:
@@ -166,9 +166,9 @@ class Connector:
         return username, password
 
     def _connected(self, inner: Inner, peer: Peer, event: TransportEvent | None) -> bool:
-        """Let calls use this inner transport; returns False where it was lost again already."""
+        """Let calls use an inner transport; returns False where it was lost again already."""
         current = self._current
-        with current.telling:
+        with current.events_lock:
             with current.lock:
                 if not current.connect(inner, peer):
                     return False
@@ -185,7 +185,7 @@ class Connector:
         """Close the connection.  Never waits for a network that is away.
 
         Args:
-            timeout: longest time to take leave of the broker, in seconds; None: ``close_timeout_seconds``.
+            timeout: longest wait for the broker, in seconds; None: ``close_timeout_seconds``.
         """
         current = self._current
         with current.lock:
@@ -217,7 +217,7 @@ class Connector:
 
     def _on_lost(self, inner: Inner, error: JMSException) -> None:
         current = self._current
-        with current.telling:
+        with current.events_lock:
             with current.lock:
                 if inner is not current.last:
                     return
@@ -236,30 +236,30 @@ class Connector:
                 else:
                     self._epoch += 1
             if isinstance(action, GiveUp):
-                self._tell_failed(action.error, unsent)
+                self._report_failure(action.error, unsent)
                 return
             current.listener(Interrupted(as_lost(error)))
         assert isinstance(action, Try)
         _log.warning("! the connection to %s is lost: %s", address, error)
-        self._told_redirect = self._rules.redirect_failure  # the error tells it
+        self._logged_redirect = self._rules.redirect_failure  # it is in the error
         try:
             threading.Thread(target=self._restore, args=(action,), name="holdfast-failover", daemon=True).start()
         except RuntimeError as failure:  # the process has as many threads as it may
             error = without_thread("the connection is lost, and cannot be restored", failure)
-            with current.telling:
+            with current.events_lock:
                 with current.lock:
                     if current.is_closed():
                         return
                     self._rules.process(Abandoned(), current.clock())
                     unsent = self._fail(error)
-                self._tell_failed(error, unsent)
+                self._report_failure(error, unsent)
 
     def _fail(self, error: JMSException) -> list[Send]:
-        """Under the lock: the connection is gone for good; returns the sends that have to be told."""
+        """Under the lock: the connection has failed; returns the sends that fail with it."""
         self._current.fail(error)
         return self._unanswered.take_all()
 
-    def _tell_failed(self, error: JMSException, unsent: Sequence[Send]) -> None:
+    def _report_failure(self, error: JMSException, unsent: Sequence[Send]) -> None:
         for send in unsent:
             send.on_settled(error)
         self._current.listener(Failed(error))
@@ -276,11 +276,11 @@ class Connector:
         self._rules.process(Announced(addresses), self._current.clock())
 
     def _log_redirect(self) -> None:
-        """Log why a redirect came to nothing, once for each reason."""
+        """Log why a redirect failed, once for each reason."""
         failure = self._rules.redirect_failure
-        if failure != self._told_redirect and failure is not None:
+        if failure != self._logged_redirect and failure is not None:
             _log.warning("! %s", failure)
-        self._told_redirect = failure
+        self._logged_redirect = failure
 
     # Restoring the connection, in a thread of its own.
 
@@ -302,13 +302,13 @@ class Connector:
                 raise current.broken or ConnectionLostException("the connection was lost again at once")
             except JMSException as failure:
                 error = failure
-            except Exception as failure:  # a fault of ours must not leave everybody waiting for ever
+            except Exception as failure:  # a fault here must not leave every call waiting
                 _log.exception("! restoring the connection failed unexpectedly")
                 error = ConnectionLostException(f"restoring the connection failed unexpectedly: {failure!r}")
                 error.__cause__ = failure
             if inner is not None:
                 inner.close(0)
-            with current.telling:
+            with current.events_lock:
                 with current.lock:
                     if current.is_closed():
                         return
@@ -318,7 +318,7 @@ class Connector:
                     self._epoch += 1
                     unsent = self._fail(following.error) if isinstance(following, GiveUp) else []
                 if isinstance(following, GiveUp):
-                    self._tell_failed(following.error, unsent)
+                    self._report_failure(following.error, unsent)
                     return
             assert isinstance(following, Try)
             self._log_redirect()

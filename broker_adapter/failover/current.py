@@ -6,7 +6,7 @@ Theory of operation
     one, as long as their deadlines allow.
 
     Locks: ``lock`` guards the rules, the tables and what is unanswered, and is never held while anything waits.
-    ``telling`` is held while the listener is called, so that events come in the order in which they happen; it is
+    ``events_lock`` is held while the listener is called, so that events come in the order in which they happen; it is
     taken before ``lock``.
 """
 
@@ -31,7 +31,7 @@ class CurrentTransport:
     Attributes:
         rules: the rules of reconnecting, with the state of the connection.
         clock: the time, in seconds of any steady clock.
-        lock, telling: see the module's theory of operation.
+        lock, events_lock: see the module's theory of operation.
         changed: notified when the state, the inner transport or a link changes.
         listener: gets the events of the connection.
         last: the inner transport that was made last.
@@ -47,7 +47,7 @@ class CurrentTransport:
         self.clock = clock
         self.lock = threading.RLock()
         self.changed = Condition(self.lock)
-        self.telling = threading.RLock()
+        self.events_lock = threading.RLock()
         self.listener: Callable[[TransportEvent], None] = lambda _event: None
         self.last: Inner | None = None
         self.connected: Inner | None = None
@@ -72,7 +72,7 @@ class CurrentTransport:
         self.last, self.broken = inner, None
 
     def connect(self, inner: Inner, peer: Peer) -> bool:
-        """The connection is there, with all that hangs on it; returns False where it was lost again already."""
+        """The connection is there, and everything is restored; returns False where it was lost again already."""
         if self.broken is not None or inner.is_lost or self.rules.state in (State.CLOSED, State.FAILED):
             return False
         self.peer = peer
@@ -90,7 +90,7 @@ class CurrentTransport:
         return action
 
     def fail(self, error: JMSException) -> None:
-        """The connection is gone for good: the rules have given up, for this reason."""
+        """The connection has failed for this reason: the rules make no further attempt."""
         self.error = error
         self.changed.notify_all()
 
@@ -108,7 +108,7 @@ class CurrentTransport:
 
         Raises:
             ConnectionLostException: the network is away.
-            JMSException: the connection is closed, gone for good, or not open yet.
+            JMSException: the connection is closed, has failed, or is not open yet.
         """
         inner = self.connected
         if inner is not None:
@@ -118,7 +118,7 @@ class CurrentTransport:
         raise self._unusable()
 
     def require_usable(self) -> None:
-        """Raises where the connection is closed, or gone for good, or a callback asks for what may wait."""
+        """Raises where the connection is closed or has failed, or where a callback makes a call that may wait."""
         if self.rules.state not in (State.CONNECTED, State.RECONNECTING):
             raise self._unusable()
         if self.last is not None and self.last.in_callback():
@@ -135,7 +135,7 @@ class CurrentTransport:
 
         Raises:
             OperationTimedOutException: the connection was not restored in time.
-            JMSException: the connection is closed, gone for good, or not open yet.
+            JMSException: the connection is closed, has failed, or is not open yet.
         """
         inner = self.connected
         if inner is not None:
@@ -146,27 +146,27 @@ class CurrentTransport:
         """Wait until it is known here that an inner transport was lost."""
         self.wait_for(lambda: self.connected is not inner, deadline, what)
 
-    def wait_until_told(self, inner: Inner, deadline: float) -> None:
-        """Wait until the listener was told of the loss of an inner transport, so that what comes next is after it."""
+    def wait_until_loss_is_announced(self, inner: Inner, deadline: float) -> None:
+        """Wait until the listener has heard of the loss of an inner transport, so that later calls follow it."""
         with contextlib.suppress(JMSException):
-            self.wait_until_lost(inner, deadline, "the news of the loss")
-        if self.telling.acquire(timeout=max(0.0, deadline - self.clock())):
-            self.telling.release()
+            self.wait_until_lost(inner, deadline, "the loss")
+        if self.events_lock.acquire(timeout=max(0.0, deadline - self.clock())):
+            self.events_lock.release()
 
     def wait_for(
         self, condition: Callable[[], bool], deadline: float | None, what: str, link: Link | None = None
     ) -> Inner:
-        """Wait until something is so; returns the last inner transport.
+        """Wait until a condition holds; returns the last inner transport.
 
         Args:
-            condition: asked under the lock.
+            condition: called under the lock.
             deadline: by the clock; None: no limit.
-            what: waits, for the errors.
-            link: that is to be attached again; None: the wait is for the connection.
+            what: the operation that waits, for the errors.
+            link: the link that is being attached again; None: the wait is for the connection.
 
         Raises:
             OperationTimedOutException: the deadline has passed.
-            JMSException: the connection is closed, gone for good, or not open yet.
+            JMSException: the connection is closed, has failed, or is not open yet.
         """
         with self.lock:
             while True:

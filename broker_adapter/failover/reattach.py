@@ -1,11 +1,11 @@
-"""Restores what hung on a connection: temporary destinations, links, and the sends without an answer.
+"""Restores what a connection had: temporary destinations, links, and the sends without an answer.
 
 Theory of operation
     With a new connection, temporary destinations are made again, all links are attached (a hundred at a time cost one
-    round trip), and what had no answer is sent again.
+    round trip), and the sends without an answer are repeated.
 
     A link that the broker closes while the connection lives is attached again by a thread of its own, with the pauses
-    of reconnecting.  Where the broker says that it would refuse it again, the link is gone.
+    of reconnecting.  Where the reason of the broker is a lasting one, the link is gone.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Reattacher:
         url: FailoverURL,
         random: Callable[[], float],
     ) -> None:
-        """Nothing hangs on the connection yet.
+        """The connection has no links yet.
 
         Args:
             current: the inner transport.
             links: the links of the connection.
-            unanswered: what is sent again by a link that is attached again.
-            url: how to go about attaching a link again.
+            unanswered: the sends that a link repeats once it is attached again.
+            url: the limits and pauses of attaching a link again.
             random: a number from 0 to below 1 at each call.
         """
         self.temporaries: dict[Destination, None] = {}
@@ -113,7 +113,7 @@ class Reattacher:
     def closed_by_broker(self, inner: Inner, event: LinkLost) -> None:
         """The broker has closed a link of an inner transport, in whose thread this is called."""
         current = self._current
-        with current.telling:
+        with current.events_lock:
             with current.lock:
                 if inner is not current.last:
                     return
@@ -126,9 +126,9 @@ class Reattacher:
             self.reattach(inner, link, event.error)
 
     def reattach(self, inner: Inner, link: Link, error: JMSException) -> None:
-        """Attach a link again that the broker has closed or refused, or tell that it is gone."""
+        """Attach a link again that the broker has closed or refused, or announce that it is gone."""
         current = self._current
-        with current.telling:
+        with current.events_lock:
             with current.lock:
                 if not self._links.is_registered(link) or inner is not current.last:
                     return
@@ -152,7 +152,7 @@ class Reattacher:
             if link.rules is None:
                 link.rules = Reconnect(self._url.addresses[:1], self._url.failover, self._random)
                 link.rules.start(0.0)
-                link.rules.process(Connected(), -math.inf)  # until now it held
+                link.rules.process(Connected(), -math.inf)  # it held until now
             rules, closed, now = link.rules, link.error, current.clock()
         # Where it was closed as soon as it was attached, it does not count as attached.
         action = rules.process(Lost(closed) if rules.state is State.CONNECTED else AttemptFailed(closed), now)
@@ -161,7 +161,7 @@ class Reattacher:
                 while self._is_interrupted(inner, link) and (wait := action.at - current.clock()) > 0:
                     current.changed.wait(wait)
                 if not self._is_interrupted(inner, link):
-                    return  # closed, or restored together with the connection
+                    return  # closed, or restored with the connection
             try:
                 attachment = self._attach(inner, link)
             except JMSException as error:
@@ -200,7 +200,7 @@ class Reattacher:
         if not self._unanswered.resend_of(link, attachment):
             return  # it is restored together with the connection, or was closed again
         current, (inner, number) = self._current, attachment
-        with current.telling:
+        with current.events_lock:
             with current.lock:
                 if inner is not current.connected or link.attachment is not attachment:
                     return
@@ -218,7 +218,7 @@ class Reattacher:
     def _link_gone(self, link: Link, error: JMSException) -> None:
         """A link is not attached any more, and will not be."""
         current = self._current
-        with current.telling:
+        with current.events_lock:
             with current.lock:
                 if not self._links.is_registered(link):
                     return
@@ -237,7 +237,7 @@ class Reattacher:
         Raises:
             OperationTimedOutException: it was not attached in time.
             IllegalStateException: it is closed.
-            JMSException: the connection is closed, or gone for good.
+            JMSException: the connection is closed, or has failed.
         """
         link = self._links.get(number)
         if link is not None and link.error is not None:

@@ -105,7 +105,7 @@ Event = Connected | AttemptFailed | Lost | Announced | Abandoned | Close
 
 @attrs.frozen
 class Try:
-    """Try this address at this instant, with credentials asked for anew where that is said.
+    """Try this address at this instant, with fresh credentials where ``fresh_credentials`` is set.
 
     ``error`` is what happened before, with what is known of its redirect; None for the first attempt of all.
     """
@@ -118,7 +118,7 @@ class Try:
 
 @attrs.frozen
 class GiveUp:
-    """The connection is gone for good, for this reason."""
+    """The connection has failed, for this reason."""
 
     error: JMSException
 
@@ -127,7 +127,7 @@ Action = Try | GiveUp | None
 
 
 class _RedirectFailure(NamedTuple):
-    """What became of a redirect that came to nothing."""
+    """Why a redirect was not followed, or failed."""
 
     target: AmqpURL
     told: str  #: in a sentence
@@ -151,7 +151,7 @@ class Reconnect:
             addresses: at least one.
             settings: how to go about it.
             random: a number from 0 to below 1 at each call.
-            may_refresh: whether there is somebody to ask for fresh credentials.
+            may_refresh: whether fresh credentials can be had.
         """
         self.state = State.CONNECTING
         self.method = settings.failover or ("singlebroker" if len(addresses) == 1 else "roundrobin")
@@ -272,7 +272,7 @@ class Reconnect:
             self._failure = _RedirectFailure(target, f"the redirect to {target} is not followed: {reason}", reason)
             error = _with_more(error, self._failure.told)
         if isinstance(error, JMSSecurityException):
-            # Who is refused is not asked again and again, with the same password, until the account is locked.
+            # Repeated logins with the same refused password could lock the account.
             if self._refreshed or not self._may_refresh:
                 return self._give_up(error, self.address)
             self._refreshed = True
@@ -314,7 +314,7 @@ class Reconnect:
         return _with_more(error, f"the last redirect to {target} failed: {failure.reason}")
 
     def _as_named(self, address: AmqpURL) -> AmqpURL:
-        """An address that a broker has told; where the URL names it, as it does: with its own user and options."""
+        """An address that a broker has announced; one that the URL names has the user and the options of the URL."""
         return next((each for each in self._own if (each.host, each.port) == (address.host, address.port)), address)
 
     def _next(self, error: JMSException, now: float) -> Action:

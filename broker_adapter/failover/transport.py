@@ -1,4 +1,4 @@
-"""A transport around a transport: it restores its connection when that is lost, and all that hung on it.
+"""A transport around a transport: it restores the connection when that is lost, with its links and its sends.
 
 Theory of operation
     The inner transport is one network connection, and ends with it.  While there is none, calls that need the network
@@ -67,7 +67,7 @@ _REPETITION: Final = ("request_id", "request_run")
 
 
 class FailoverTransport:
-    """One connection, as far as its user sees.  See the module's theory of operation."""
+    """One connection to its user, over several network connections.  See the module's theory of operation."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class FailoverTransport:
         Args:
             url: where to connect, and how to restore the connection.
             make: makes an inner transport.
-            refresh: asked once for fresh credentials where a login is refused; None: nobody is.
+            refresh: asked once for fresh credentials where a login is refused; None: the login fails.
             random: a number from 0 to below 1 at each call.
             clock: the time, in seconds of any steady clock.
         """
@@ -97,7 +97,7 @@ class FailoverTransport:
         self._reattacher = Reattacher(self._current, self._links, self._unanswered, url, random)
         self._commits = Commits(self._current, self._links, self._reattacher)
         self._connector = Connector(url, make, refresh, self._current, self._links, self._unanswered, self._reattacher)
-        # What each message needs, without a way through other objects.
+        # Bound here, since each message needs them.
         self._link = self._links.get
         self._serials = self._unanswered.serials
 
@@ -131,7 +131,7 @@ class FailoverTransport:
         with self._current.lock:
             unsent = self._remove(self._links.of_session(session))
             inner = self._current.connected
-        _tell_closed(unsent)
+        _fail_closed(unsent)
         self._leave(inner, lambda there: there.end_session(session, timeout))
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
@@ -162,7 +162,7 @@ class FailoverTransport:
             attachment = record.attachment
             unsent = self._remove([record])
             inner = current.connected
-        _tell_closed(unsent)
+        _fail_closed(unsent)
         if attachment is None:
             return
         number = attachment[1]
@@ -184,7 +184,7 @@ class FailoverTransport:
 
     @staticmethod
     def _leave(inner: Inner | None, act: Callable[[Inner], None]) -> None:
-        """Tell the broker that something has ended; where the network is away, it has ended all the same."""
+        """Tell the broker that something has ended; without a network it has ended as well."""
         if inner is None:
             return
         try:
@@ -194,7 +194,7 @@ class FailoverTransport:
                 raise
 
     def _require_connected(self, inner: Inner) -> None:
-        """Under the lock: raises where what an inner transport has made is lost with it."""
+        """Under the lock: raises where an inner transport is lost, and with it what it has just made."""
         if inner is not self._current.connected:
             raise ConnectionLostException("the connection was lost meanwhile")
 
@@ -215,7 +215,7 @@ class FailoverTransport:
         self._repeated(f"unsubscribing {name!r}", timeout, unsubscribe)
 
     def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
-        """See :meth:`broker_adapter.transport.Transport.declare_temporary`.  It comes back with the connection."""
+        """See :meth:`broker_adapter.transport.Transport.declare_temporary`.  It is restored with the connection."""
 
         def declare(inner: Inner, left: float) -> Destination:
             destination = inner.declare_temporary(kind, left)
@@ -293,7 +293,7 @@ class FailoverTransport:
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.send`.  It is sent again where the connection is lost."""
         if on_settled is not None:
-            # The way of nearly every message, without what is only needed in an outage.
+            # Nearly every message is sent here, without what only an outage needs.
             record = self._link(link)
             if record is not None:
                 attachment = record.attachment
@@ -378,11 +378,11 @@ class FailoverTransport:
         return self._repeated(f"request {operation!r}", timeout, ask)
 
     def _repeated(self, what: str, timeout: float | None, act: Callable[[Inner, float], _T]) -> _T:
-        """Do something that may be done again where the connection is lost in the middle of it."""
+        """Do something that is done again where the connection is lost in the middle of it."""
         return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act)
 
 
-def _tell_closed(sends: Sequence[Send]) -> None:
+def _fail_closed(sends: Sequence[Send]) -> None:
     error = ConnectionLostException("it was closed while the connection was away; the message may have been sent")
     for send in sends:
         send.on_settled(error)

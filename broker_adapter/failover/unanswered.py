@@ -107,7 +107,7 @@ class UnansweredSends:
     # Sending again.
 
     def resend_restored(self, inner: Inner) -> None:
-        """Send by all links that are attached again, in the order in which it was sent at first.
+        """Repeat the sends of all links that are attached again, in the order in which they were made.
 
         Raises:
             ConnectionLostException: the connection was lost again.
@@ -119,7 +119,7 @@ class UnansweredSends:
                 raise ConnectionLostException("the connection was lost again")
 
     def resend_of(self, link: Link, attachment: Attachment) -> bool:
-        """Send by one link that is attached again; returns False where the attachment was lost meanwhile."""
+        """Repeat the sends of a link that is attached again; returns False where the attachment was lost meanwhile."""
         while sends := self._taken(lambda send: send.link is link):
             for send in sends:
                 self._resend(send)
@@ -128,7 +128,7 @@ class UnansweredSends:
         return True
 
     def _taken(self, wanted: Callable[[Send], bool]) -> list[Send]:
-        """Take these out of what is not sent yet, in the order in which they were sent at first."""
+        """Take the wanted sends out of those that are not sent, in the order in which they were made."""
         with self._current.lock:
             taken = [send for send in self._unsent if wanted(send)]
             self._unsent = [send for send in self._unsent if not wanted(send)]
@@ -160,17 +160,17 @@ class UnansweredSends:
 
 
 def repeated(current: CurrentTransport, what: str, limit: float, act: Callable[[Inner, float], _T]) -> _T:
-    """Do something that may be done again where the connection is lost in the middle of it.
+    """Do something that is done again where the connection is lost in the middle of it.
 
     Args:
         current: the inner transport.
-        what: is done, for the errors.
+        what: the operation, for the errors.
         limit: longest time for all of it, in seconds.
         act: does it, with an inner transport and the time that is left.
 
     Raises:
         OperationTimedOutException: the connection was not restored in time.
-        JMSException: what it raises while the connection is there; the connection is closed, or gone for good; or the
+        JMSException: what it raises while the connection is there; the connection is closed, or has failed; or the
             broker has ended the connection twice for what it was asked.
     """
     deadline = current.clock() + limit

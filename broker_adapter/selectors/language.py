@@ -7,7 +7,7 @@ Theory of operation
     Beyond the specification, as in the reference client: ``"quoted"`` identifiers, comments (``--`` and ``/* */``), and
     ``%`` for the remainder.
 
-    A selector may come from anybody who may connect.  So its length, its depth and the length of its patterns are
+    A selector may come from any user who may connect.  So its length, its depth and the length of its patterns are
     limited.
 """
 
@@ -51,7 +51,7 @@ MAX_SELECTOR_DEPTH: Final = 40
 MAX_PATTERN_LENGTH: Final = 1000
 #: Selectors up to this length, in characters, are short.  A long one takes up to half a megabyte of memory.
 _SHORT_SELECTOR: Final = 500
-#: Short and long selectors that are kept for the next one who asks for them.
+#: How many short and long selectors are kept, parsed, for the next use.
 _SHORT_KEPT: Final = 1024
 _LONG_KEPT: Final = 32
 #: Most digits of a number, zeros ahead of it included; the largest integer has 19.
@@ -121,7 +121,7 @@ def parse_selector(text: str) -> Selector:
     """The selector that a text stands for.
 
     Raises:
-        InvalidSelectorException: it is no selector; the error tells where, and what was expected there.
+        InvalidSelectorException: it is no selector; the error says where, and what was expected there.
     """
     if len(text) > MAX_SELECTOR_LENGTH:
         raise InvalidSelectorException(

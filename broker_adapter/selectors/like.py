@@ -49,7 +49,7 @@ Fits = Callable[[str, int], bool | None]
 
 
 def like(pattern: str, escape: str | None = None) -> Fits:
-    """What tells whether a pattern fits the whole of a text.
+    """A function that says whether a pattern fits the whole of a text.
 
     Args:
         pattern: the text behind ``LIKE``.

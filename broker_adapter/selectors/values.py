@@ -9,7 +9,7 @@ Theory of operation
     the specification says, except that integers compare with floating-point numbers.  Integers are Java's ``long``:
     arithmetic wraps around at 64 bits, division truncates, and division by zero is unknown.
 
-    A selector is applied inside the engine's cycle, and may come from anybody who may connect.  So what it costs one
+    A selector is applied inside the engine's cycle, and may come from any user who may connect.  So what it costs one
     message is limited: ``LIKE`` and the comparison of two properties have ``MAX_STEPS`` steps in all, in equal shares.
     A condition that would need more is unknown; one of short texts never does.
 """

@@ -70,7 +70,7 @@ class AmqpURL:
 
 @attrs.frozen
 class FailoverURL:
-    """Where a client may connect, and how it comes back after a loss.  Also a single ``amqp://`` URL is one."""
+    """Where a client may connect, and how a lost connection is restored.  A single ``amqp://`` URL is one as well."""
 
     addresses: tuple[AmqpURL, ...]  #: at least one
     client: ClientSettings

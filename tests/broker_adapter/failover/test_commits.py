@@ -112,7 +112,7 @@ def test_a_loss_that_nobody_was_told_of_yet_rolls_back_one_commit(
             except JMSException as error:
                 results.append(error)
 
-    with made.transport._current.telling:
+    with made.transport._current.events_lock:
         inner = made.transport._current.last
         assert inner is not None
         server.drop_connections()
