@@ -34,10 +34,12 @@ class Full(NamedTuple):
     Attributes:
         queue: that has none; None: the whole engine has none.
         reason: for the error, if it waits in vain.
+        needs: messages and bytes that the queue must be able to take before its last message; None: not known.
     """
 
     queue: QueueState | None
     reason: str
+    needs: tuple[int, int] | None = None
 
 
 class Admission:
@@ -72,6 +74,11 @@ class Admission:
     def refusal(self, queue: QueueState) -> str | None:
         """Why a queue takes no further message; None where it takes one."""
         return self.limits.refusal(queue, *self.promised(queue))
+
+    def is_too_small(self, queue: QueueState, needs: tuple[int, int]) -> bool:
+        """Whether a queue still has no room for what needs so many messages and bytes, as :class:`Full` says."""
+        moving, moving_bytes = self.promised(queue)
+        return self.limits.refusal(queue, needs[0] + moving, needs[1] + moving_bytes) is not None
 
     def begin_publishing(self, staged: QueueState) -> None:
         """The messages of a staged transaction are on their way to their queue."""
@@ -231,7 +238,7 @@ class CommitRoom:
                 raise rolled_back(ResourceAllocationException(never))
             refusal = limits.refusal(queue, count + moving, size + moving_bytes)
             if refusal is not None:
-                return Full(queue, refusal)
+                return Full(queue, refusal, (count, size))
         return None
 
     def _promised_to(self, queue: QueueState) -> tuple[int, int]:

@@ -66,6 +66,7 @@ class BlockedSends:
         effects: Effects,
         *,
         is_matching: bool = False,
+        needs: tuple[int, int] | None = None,
     ) -> bool:
         """Let a send wait.
 
@@ -75,11 +76,12 @@ class BlockedSends:
             reason: for the error, if it waits in vain.
             effects: of the decision.
             is_matching: whether it waits for selectors, and not for room.
+            needs: what it needs of the queue, as :class:`broker_adapter.engine.admission.Full` says.
 
         Returns:
             False where it is refused instead.
         """
-        blocked.reason = reason
+        blocked.reason, blocked.needs = reason, needs
         if not self._may_wait(blocked, reason, effects):
             return False
         self._wait_queues.wait(blocked, queue, is_matching=is_matching)

@@ -5,8 +5,10 @@ Theory of operation
     then those that wait for the whole engine, then those whose selectors are still to be asked.  A send that is taken
     lets the next one of its route go on.  One whose time is over is refused, and smaller ones behind it are tried.
 
-    A large commit that is tried in vain costs time each time.  So commits are tried again only after a pause that is in
-    proportion to what the last ones have cost.
+    A large commit or publication that is tried in vain costs time each time.  So a commit is not tried while the queue
+    that it waits for has no room for all that goes into it; and what was tried in vain is followed by a pause in
+    proportion to what it has cost, in which none of its size is tried.  After the pause those that were put off come
+    first, in the order in which that happened.  Small ones have a pause of their own, and need not wait for large ones.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from operator import gt
 
 from broker_adapter.engine import commands as c
@@ -32,13 +35,56 @@ from broker_adapter.engine.transactions import Transactions
 from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
 from broker_adapter.errors import IllegalStateException, JMSException
 
+#: Stands for the whole engine where a queue has its number.
+_ENGINE_WIDE = 0
+#: So many commits that make room are looked at in one decision.
+_MOST_LOOKED_AT = 64
 #: So many commits that make room are tried when there is more room, and have to wait all the same.
 _MOST_VAIN_TRIES = 16
-#: What a commit that was tried again in vain may cost, in milliseconds for each of its sends and settlements: so long
-#: the others are not tried.
+#: What a commit that was tried again in vain costs, in milliseconds for each of its sends and settlements, and a
+#: publication for each of its transactions: so long the others of its size are not tried.
 _VAIN_TRY_MS = 0.02
-#: How far these times may be ahead of the clock, in milliseconds: small commits are tried whenever they may go on.
+_VAIN_PUBLICATION_MS = 0.005
+#: How far the end of a pause may be ahead of the clock, in milliseconds, where something may be tried all the same.
+#: What costs no more than that is small.
 _TRY_AHEAD_MS = 5
+#: The longest pause, in milliseconds.
+_LONGEST_PAUSE_MS = 2_000
+
+
+class _Pause:
+    """How long what was tried in vain keeps others from being tried.
+
+    Attributes:
+        put_off: queues, in this order, where something waits for the end of the pause; of :data:`_ENGINE_WIDE` what
+            waits for the whole engine.
+    """
+
+    __slots__ = ("_until_ms", "put_off")
+
+    def __init__(self) -> None:
+        self._until_ms = 0.0
+        self.put_off: dict[int, QueueState | None] = {}
+
+    @property
+    def next_try_ms(self) -> int:
+        """When something may be tried again."""
+        return math.ceil(self._until_ms) - _TRY_AHEAD_MS
+
+    def is_over(self, elapsed_ms: int) -> bool:
+        """Whether something may be tried now."""
+        return self._until_ms <= elapsed_ms + _TRY_AHEAD_MS
+
+    def extend(self, elapsed_ms: int, cost_ms: float) -> None:
+        """Something was tried in vain."""
+        self._until_ms = min(max(self._until_ms, elapsed_ms) + cost_ms, elapsed_ms + _LONGEST_PAUSE_MS)
+
+
+def _cost_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
+    """What trying a commit or publication in vain costs, in milliseconds."""
+    if isinstance(command, c.Commit):
+        return _VAIN_TRY_MS * (len(command.sends) + len(command.settlements))
+    return _VAIN_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
 
 
 class Resumption:
@@ -70,13 +116,11 @@ class Resumption:
         self._time = time
         #: the engine-wide room when commits that make room were last tried
         self._room_before: tuple[float, ...] = (-math.inf,) * 6
-        self._tried_until_ms = 0.0  #: commits are tried again from then on
-        #: queues whose commits wait for that; 0: those that wait engine-wide
-        self._put_off: dict[int, QueueState | None] = {}
+        self._pauses = (_Pause(), _Pause())  #: of what is small, and of what is large
 
     def next_try_ms(self) -> int | None:
-        """When commits that were put off are tried again; None where there are none."""
-        return math.ceil(self._tried_until_ms) - _TRY_AHEAD_MS if self._put_off else None
+        """When something that was put off is tried again; None where there is nothing."""
+        return min([pause.next_try_ms for pause in self._pauses if pause.put_off], default=None)
 
     def give_up_session(self, session: str, now_ms: int, effects: Effects) -> None:
         """Refuse the commits of a session that wait: it has gone on, and must not overtake them."""
@@ -87,29 +131,39 @@ class Resumption:
     def resume(self, now_ms: int, effects: Effects) -> None:
         """Try the sends again that wait for a queue that has changed, for the whole engine, or whose time is over."""
         wait_queues = self._wait_queues
-        if self._put_off and self._may_try():
-            put_off, self._put_off = self._put_off, {}
-            self._changed.update(
-                (each.id, each) for each in put_off.values() if each is not None and each.id in self._directory.queues
-            )
+        tried: set[int] = set()
+        for pause in self._pauses:
+            if pause.put_off and pause.is_over(self._time.elapsed_ms):
+                put_off, pause.put_off = pause.put_off, {}
+                for number, put_off_queue in put_off.items():
+                    if number not in tried:
+                        tried.add(number)
+                        self._resume_place(put_off_queue, now_ms, effects)
         for queue in list(self._changed.values()):
-            if queue.wait_queue:
-                self._resume_queue(queue.wait_queue, now_ms, effects)
-        if wait_queues.making_room:
-            self._resume_making_room(now_ms, effects)
-        self._resume_queue(wait_queues.engine_wide, now_ms, effects)
+            if queue.wait_queue and queue.id not in tried:
+                self._resume_place(queue, now_ms, effects)
+        if _ENGINE_WIDE not in tried:
+            self._resume_place(None, now_ms, effects)
         self._resume_matching(now_ms, effects)
         for blocked in wait_queues.overdue(self._time.elapsed_ms):
             if blocked.wait_queue is not None:  # else it has ended with another one
                 self._end_overdue(blocked, now_ms, effects)
 
+    def _resume_place(self, queue: QueueState | None, now_ms: int, effects: Effects) -> None:
+        """Try the sends again that wait for a queue; None: for the whole engine."""
+        if queue is not None:
+            self._resume_queue(queue.wait_queue, now_ms, effects)
+            return
+        if self._wait_queues.making_room:
+            self._resume_making_room(now_ms, effects)
+        self._resume_queue(self._wait_queues.engine_wide, now_ms, effects)
+
     def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
         """Try commits again that make room: not only the first of them, which may need more than there is."""
         wait_queue = self._wait_queues.making_room
         left = _MOST_VAIN_TRIES if any(map(gt, self._admission.engine_wide_room(), self._room_before)) else 0
-        for blocked in list(wait_queue) if left else ():
-            if not self._may_try():
-                self._put_off[0] = None
+        for blocked in list(islice(wait_queue, _MOST_LOOKED_AT)) if left else ():
+            if self._is_put_off(blocked):
                 return  # there is still more room than at the last try
             if blocked.wait_queue is wait_queue:  # else it has ended with another one
                 self._wait_queues.withdraw(blocked)
@@ -126,9 +180,11 @@ class Resumption:
         for _ in range(len(wait_queue)):
             if not wait_queue:
                 return
-            if isinstance(wait_queue[0].command, c.Commit) and not self._may_try():
-                queue = wait_queue[0].queue
-                self._put_off[0 if queue is None else queue.id] = queue
+            first = wait_queue[0]
+            queue, needs = first.queue, first.needs
+            if queue is not None and needs is not None and self._admission.is_too_small(queue, needs):
+                return
+            if not isinstance(first.command, c.Enqueue) and self._is_put_off(first):
                 return
             blocked = self._wait_queues.take(wait_queue)
             if self._retry(blocked, now_ms, effects):
@@ -136,9 +192,17 @@ class Resumption:
             elif wait_queue and wait_queue[0] is blocked:
                 return
 
-    def _may_try(self) -> bool:
-        """Whether commits may be tried again now: trying them in vain may take a part of the time only."""
-        return self._tried_until_ms <= self._time.elapsed_ms + _TRY_AHEAD_MS
+    def _is_put_off(self, blocked: BlockedSend) -> bool:
+        """Whether a commit or publication is not to be tried now: what is tried in vain may take a part of the time."""
+        pause = self._pause_of(blocked)
+        if pause.is_over(self._time.elapsed_ms):
+            return False
+        queue = blocked.queue
+        pause.put_off[_ENGINE_WIDE if queue is None else queue.id] = queue
+        return True
+
+    def _pause_of(self, blocked: BlockedSend) -> _Pause:
+        return self._pauses[_cost_ms(blocked.command) > _TRY_AHEAD_MS]
 
     def _resume_matching(self, now_ms: int, effects: Effects) -> None:
         """Match more of the blocked sends, as far as there is time in this decision.
@@ -169,7 +233,7 @@ class Resumption:
         """The time of a blocked send is over: it is refused, unless there is room now."""
         left = [blocked.wait_queue]
         self._wait_queues.withdraw(blocked)
-        if not self._retry(blocked, now_ms, effects):
+        if not self._retry(blocked, now_ms, effects, is_last=True):
             left.append(blocked.wait_queue)
             if blocked.is_matching:
                 return
@@ -185,20 +249,27 @@ class Resumption:
             if wait_queue:
                 self._resume_queue(wait_queue, now_ms, effects)  # a smaller one may find room
 
-    def _retry(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
-        """Try a blocked send again; returns False where it waits (again)."""
+    def _retry(self, blocked: BlockedSend, now_ms: int, effects: Effects, *, is_last: bool = False) -> bool:
+        """Try a blocked send again; returns False where it waits (again).
+
+        Args:
+            blocked: the send, commit or publication.
+            now_ms: the time of the day.
+            effects: of the decision.
+            is_last: whether it is not tried again, so that no other one waits for what it has cost.
+        """
         try:
+            if isinstance(blocked.command, c.Enqueue):
+                return self._sends.take(
+                    blocked, self._directory.targets(blocked.command.destination, effects), now_ms, effects
+                )
             if isinstance(blocked.command, c.Commit):
                 done = self._transactions.commit(blocked, now_ms, effects)
-                if not done and not blocked.is_matching:
-                    cost_ms = _VAIN_TRY_MS * (len(blocked.command.sends) + len(blocked.command.settlements))
-                    self._tried_until_ms = max(self._tried_until_ms, self._time.elapsed_ms) + cost_ms
-                return done
-            if isinstance(blocked.command, c.Publish):
-                return self._staged_batches.try_to_publish(blocked, now_ms, effects)
-            return self._sends.take(
-                blocked, self._directory.targets(blocked.command.destination, effects), now_ms, effects
-            )
+            else:
+                done = self._staged_batches.try_to_publish(blocked, now_ms, effects)
+            if not done and not blocked.is_matching and not is_last:
+                self._pause_of(blocked).extend(self._time.elapsed_ms, _cost_ms(blocked.command))
+            return done
         except JMSException as error:
             if isinstance(blocked.command, c.Commit):
                 self._deliveries.roll_back(blocked.command, error, effects)

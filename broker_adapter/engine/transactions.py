@@ -110,7 +110,7 @@ class Transactions:
             room = CommitRoom(self._admission, settled)
             found = self._find_room(room, made, blocked, command, effects)
             if isinstance(found, Full):
-                return not self._blocked.block(blocked, found.queue, found.reason, effects)
+                return not self._blocked.block(blocked, found.queue, found.reason, effects, needs=found.needs)
             room.take()
             self._take(found, now_ms, effects)
         self._deliveries.settle_committed(settled, effects)
@@ -212,7 +212,7 @@ class Transactions:
                 continue
             full = room.ask(message.persistent, length, queues, all_durable)
             if full is not None:
-                return full
+                return _with_the_rest(full, command.sends, len(routed))
         return routed
 
     def _route(
@@ -258,6 +258,24 @@ class Transactions:
                 changed[queue.id] = queue
         for stream, sequences in streams.items():
             self._intake.note_stream(stream, sequences, now_ms, effects)
+
+
+def _with_the_rest(full: Full, sends: Sequence[tuple[Destination, c.NewMessage]], tried: int) -> Full:
+    """What has no room for a commit, with all that the commit needs of it.
+
+    Args:
+        full: as far as the message that found no room.
+        sends: all messages of the commit.
+        tried: how many of them are counted, the one that found no room among them.
+    """
+    queue, needs = full.queue, full.needs
+    if queue is None or needs is None or queue.destination.is_topic:
+        return full
+    rest = [len(message.payload) for destination, message in sends[tried:] if destination == queue.destination]
+    if not rest:
+        return full
+    last_but_one = len(sends[tried - 1][1].payload) + sum(rest) - rest[-1]
+    return full._replace(needs=(needs[0] + len(rest), needs[1] + last_but_one))
 
 
 def _too_many_messages(messages: int, limit: int) -> TransactionRolledBackException:

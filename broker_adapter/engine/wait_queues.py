@@ -42,6 +42,7 @@ class BlockedSend:
         index: of the first message that is not taken.
         errors: of its messages, where there are some.
         reason: what it waits for.
+        needs: messages and bytes that its queue must be able to take, as far as that is known; None: not known.
         is_matching: whether selectors are still to be asked, so that it stands in that wait queue of its connection.
         routes: those that it is in; None: it does not wait.
         behind: in how many of them it is not the first.
@@ -59,6 +60,7 @@ class BlockedSend:
         "is_matching",
         "match",
         "matches",
+        "needs",
         "queue",
         "reason",
         "routes",
@@ -76,6 +78,7 @@ class BlockedSend:
         self.matches: CommitMatches | None = None
         self.errors: list[JMSException | None] | None = None
         self.reason = ""
+        self.needs: tuple[int, int] | None = None
         self.is_matching = False
         self.routes: Sequence[Route] | None = None
         self.behind = 0

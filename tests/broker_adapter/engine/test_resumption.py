@@ -137,41 +137,172 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     assert len(rules.state.wait_queues.making_room) == 100
 
 
-@pytest.mark.parametrize("place", ["in a full queue", "at large", "making room"])
-def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_by_itself(place: str) -> None:
-    rules = Rules(max_queue_messages=1010) if place == "in a full queue" else Rules()
+class Tries:
+    """Counts the commits and publications that are decided on."""
+
+    def __init__(self, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commands: list[c.Command] = []
+        resumption = rules.state.resumption
+        for part, name in ((resumption._transactions, "commit"), (resumption._staged_batches, "try_to_publish")):
+            monkeypatch.setattr(part, name, partial(self._count, getattr(part, name)))
+
+    def _count(self, plain: Any, blocked: BlockedSend, now_ms: int, effects: Any) -> bool:
+        self.commands.append(blocked.command)
+        return bool(plain(blocked, now_ms, effects))
+
+
+def small(count: int) -> list[c.NewMessage]:
+    return [c.NewMessage(0, b"y", persistent=False)] * count
+
+
+def decide(rules: Rules, command: Any, answers: list[Any]) -> None:
+    for reply, result in rules.state.decide([command._replace(reply=answers.append)], rules.now_ms).replies:
+        reply(result)
+
+
+def passed(rules: Rules, ms: int) -> None:
+    for reply, result in rules.pass_time(ms).replies:
+        reply(result)
+
+
+@pytest.mark.parametrize("place", ["at large", "making room"])
+def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_by_itself(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = Rules()
     client = rules.connect()
     for _ in range(30):
         rules.send(client, Q, b"x")
     consumer = rules.attach(client, Q, credit=30)
-    rules.state.admission.volatile_room = None if place == "in a full queue" else 100_000
+    rules.state.admission.volatile_room = 100_000
     settled = [(consumer, 30, Outcome.ACCEPTED)] if place == "making room" else []
-    other = Q if place == "in a full queue" else queue("other")
-    commit = c.Commit(client, c.CommitId("s", 1), [(other, c.NewMessage(0, b"y", persistent=False))] * 1000, settled)
-    assert rules.do(commit) == "held"
     answers: list[Any] = []
+    decide(
+        rules, c.Commit(client, c.CommitId("s", 1), [(queue("other"), each) for each in small(1000)], settled), answers
+    )
     blocked = next(iter(rules.state.wait_queues))
-    blocked.command = commit._replace(reply=answers.append)
-    tried = 0
+    tries = Tries(rules, monkeypatch)
 
     def free_a_little(number: int) -> None:
-        nonlocal tried
-        before = rules.state.resumption._tried_until_ms
-        if place != "in a full queue":
-            rules.state.admission.volatile_room = 100_000 + number
+        rules.state.admission.volatile_room = 100_000 + number
         rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
-        tried += rules.state.resumption._tried_until_ms > before
 
     for number in range(1, 11):
         free_a_little(number)
-    assert tried <= 1, "in one millisecond"
+    assert len(tries.commands) <= 1, "in one millisecond"
     assert blocked.deadline_ms > (rules.state.next_deadline_ms() or 0) > rules.state.time.elapsed_ms
     # There is room now, and nothing else happens.
     for number in range(11, 30):
         free_a_little(number)
     rules.state.admission.volatile_room = None
     assert not answers
-    for reply, result in rules.pass_time((rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms).replies:
-        reply(result)
+    passed(rules, (rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms)
     assert answers == [None]
     assert rules.state.next_deadline_ms() is None
+
+
+@pytest.mark.parametrize("limit", ["messages", "bytes"])
+def test_a_commit_for_a_full_queue_is_tried_when_the_queue_has_room_for_all_of_it(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, Any] = {"max_queue_messages": 1010} if limit == "messages" else {"max_queue_bytes": 1010}
+    rules = Rules(**limits)
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 30)
+    consumer = rules.attach(client, Q, credit=30)
+    answers: list[Any] = []
+    sends = [(each, message) for message in small(500) for each in (Q, queue("other"))]
+    decide(rules, c.Commit(client, c.CommitId("s", 1), [*sends, *[(Q, small(1)[0])] * 500], []), answers)
+    tries = Tries(rules, monkeypatch)
+    for number in range(1, 20):
+        rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
+        assert not tries.commands
+    assert not answers
+    decide(rules, c.Settle(consumer, [20], Outcome.ACCEPTED), [])
+    assert len(tries.commands) == 1
+    assert answers == [None]
+
+
+class Greedy:
+    """A connection whose large commit waits for more than the engine has, and is tried whenever there is more."""
+
+    def __init__(self, rules: Rules, messages: int = 50_000) -> None:
+        self.rules = rules
+        self.client = rules.connect()
+        self.answers: list[Any] = []
+        rules.state.admission.volatile_room = 10_000
+        sends = [(queue("greedy"), each) for each in small(messages)]
+        decide(rules, c.Commit(self.client, c.CommitId("greedy", 1), sends, []), self.answers)
+        self.room = 10_000
+
+    def busy(self, ms: int) -> None:
+        """For so long something is freed each millisecond, and never enough."""
+        for _ in range(ms):
+            self.room += 1
+            self.rules.state.admission.volatile_room = self.room
+            passed(self.rules, 1)
+
+
+@pytest.mark.parametrize(("messages", "most_ms"), [(10, 2), (1_900, 2_002)])
+def test_a_commit_whose_queue_has_room_does_not_wait_for_a_larger_one_that_is_tried_in_vain(
+    messages: int, most_ms: int
+) -> None:
+    """A large one waits for its turn, two pauses at most, each a second for 50,000 messages; a small one for none."""
+    rules = Rules(max_queue_messages=2_000)
+    other = rules.connect()
+    rules.send(other, Q, *[b"x"] * 2_000)
+    consumer = rules.attach(other, Q, credit=2_000)
+    answers: list[Any] = []
+    persistent = [(Q, c.NewMessage(0, b"y"))] * messages
+    decide(rules, c.Commit(other, c.CommitId("s", 1), persistent, []), answers)
+    greedy = Greedy(rules)
+    greedy.busy(50)
+    decide(rules, c.Settle(consumer, list(range(1, 2_000)), Outcome.ACCEPTED), [])
+    assert rules.depth("q") == (1 + messages if answers else 1)
+    waited = 0
+    while not answers:
+        greedy.busy(1)
+        waited += 1
+        assert waited <= most_ms
+    assert answers == [None]
+    assert not greedy.answers
+
+
+def test_what_is_refused_at_its_deadline_keeps_nobody_waiting() -> None:
+    rules = Rules(max_queue_messages=10, hold_timeout_seconds=1)
+    rules.send(rules.connect(), Q, *[b"x"] * 10)
+    told: list[Any] = []
+    for number in range(40):
+        sends = [(queue(f"other {each}"), message) for each, message in enumerate(small(400))]
+        commit = c.Commit(rules.connect(), c.CommitId(f"s{number}", 1), [*sends, (Q, small(1)[0])], [])
+        decide(rules, commit, told)
+    passed(rules, 1_000)
+    assert len(told) == 40
+    assert rules.state.next_deadline_ms() is None
+    answers: list[Any] = []
+    rules.state.admission.volatile_room = 1
+    sends = [(queue(f"other {each}"), message) for each, message in enumerate(small(300))]
+    decide(rules, c.Commit(rules.connect(), c.CommitId("s", 1), sends, []), answers)
+    assert not answers
+    rules.state.admission.volatile_room = None
+    passed(rules, 1)
+    assert answers == [None]
+
+
+def test_a_publication_that_waits_is_tried_for_a_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules(max_queue_messages=2_010)
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 1_000)
+    consumer = rules.attach(client, Q, credit=1_000)
+    names = [f"g/1/{number}" for number in range(2_000)]
+    for name in names:
+        rules.do(c.Stage(name, Q, 0, [c.NewMessage(0, b"y")]))
+    answers: list[Any] = []
+    decide(rules, c.Publish("g", 1, names), answers)
+    tries = Tries(rules, monkeypatch)
+    for number in range(1, 500):
+        rules.do(c.Settle(consumer, [number], Outcome.ACCEPTED))
+    assert len(tries.commands) <= 2, "in one millisecond"
+    decide(rules, c.Settle(consumer, list(range(500, 1_001)), Outcome.ACCEPTED), [])
+    passed(rules, (rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms)
+    assert answers == [True]
