@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.server.termini import resolved
 
 #: What a client may want; of requests it is the name of the operation, such as ``purge``.
 SEND: Final = "send"
@@ -37,9 +38,38 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
     """
 
 
-def destination_of(arguments: Mapping[str, Any]) -> Destination | None:
-    """The destination that a request names; None where it names none, or not by a text."""
+#: The arguments of requests that name a destination, and those that name none.  Each argument is in one of the two, so
+#: that a new one is not forgotten.
+NAMING: Final = frozenset(("destination", "kind", "queue", "to"))
+NOT_NAMING: Final = frozenset(
+    (
+        *("subscription", "client_id", "limit", "force", "incarnation", "run", "make", "first", "last", "max_bytes"),
+        *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
+        *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
+    )
+)
+
+
+def asked_of_request(
+    operation: str, arguments: Mapping[str, Any], dead_letter_queue: str
+) -> list[tuple[str, Destination | None]]:
+    """What a user must be allowed, for a request: actions, each with its destination.
+
+    A redrive that names a queue to move messages to is a send to that queue as well.  One that names none puts
+    messages back to where they were set aside, which whoever may redrive the queue may do.
+
+    Args:
+        operation: its name.
+        arguments: by name, which nobody has checked yet; one that is not of its type names nothing, and is refused by
+            the operation.
+        dead_letter_queue: the queue that a redrive is of where it names none.
+    """
     name = arguments.get("destination", arguments.get("queue"))
-    if not isinstance(name, str):
-        return None
-    return Destination(name, DestinationKind.TOPIC if arguments.get("kind") == "topic" else DestinationKind.QUEUE)
+    if name is None and operation == "redrive":
+        name = dead_letter_queue
+    kind = DestinationKind.TOPIC if arguments.get("kind") == "topic" else DestinationKind.QUEUE
+    asked = [(operation, resolved(Destination(name, kind)) if isinstance(name, str) else None)]
+    to = arguments.get("to")
+    if isinstance(to, str):
+        asked.append((SEND, resolved(Destination(to))))
+    return asked

@@ -136,6 +136,7 @@ class ServerProtocol:
             run_request,
             servers,
             authorize,
+            engine.settings.dead_letter_queue,
         )
         self._run_callbacks = calls.run_callbacks
         self._peer_output = peer.pending_output

@@ -23,7 +23,7 @@ from broker_adapter.server.budget import Budget
 from broker_adapter.server.client import Client
 from broker_adapter.server.engine_calls import EngineCalls
 from broker_adapter.server.output import Output
-from broker_adapter.server.permissions import destination_of
+from broker_adapter.server.permissions import asked_of_request
 from broker_adapter.transport import Server
 
 #: Most requests on their way to the management node.
@@ -46,6 +46,7 @@ class Requests:
         run_request: carries operations out.
         servers: where else clients are told to connect.
         authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
+        dead_letter_queue: its name.
 
     Attributes:
         answers: the link that the request came on (None: an announcement), and the answer.
@@ -62,6 +63,7 @@ class Requests:
         run_request: RunRequest,
         servers: Callable[[], Sequence[Server]],
         authorize: Callable[[str, Destination | None], None],
+        dead_letter_queue: str,
     ) -> None:
         self._peer = peer
         self._calls = calls
@@ -72,6 +74,7 @@ class Requests:
         self._run_request = run_request
         self._servers = servers
         self._authorize = authorize
+        self._dead_letter_queue = dead_letter_queue
         self._requesters: set[int] = set()
         self._answerers: list[int] = []
         self._watcher: int | None = None  #: the link on which the client asked to be told of changes of the servers
@@ -130,7 +133,8 @@ class Requests:
                 self._peer.close_link(event.link, error_for(error))
                 return
             try:
-                self._authorize(request.operation, destination_of(request.arguments))
+                for asked in asked_of_request(request.operation, request.arguments, self._dead_letter_queue):
+                    self._authorize(*asked)
             except JMSException as error:
                 self._answer(event.link, request.number, error)
                 continue

@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.destination import Destination, DestinationKind, queue, topic
+from broker_adapter.destination import TEMPORARY_QUEUE_PREFIX, Destination, DestinationKind, queue, topic
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.server.listener import Listener
-from broker_adapter.server.permissions import authorize, destination_of
+from broker_adapter.server.permissions import NAMING, NOT_NAMING, asked_of_request, authorize
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSSecurityException, TransactionRolledBackException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    InvalidDestinationException,
+    JMSSecurityException,
+    TransactionRolledBackException,
+)
 from tests.broker_adapter.engine.driving import depth
 
 Q, T = queue("q"), topic("t")
@@ -113,6 +121,19 @@ def ask(connection: Connection) -> None:
     connection.request("purge", {"destination": "q"})
 
 
+def redrive(connection: Connection) -> None:
+    connection.request("redrive", {})
+
+
+def redrive_elsewhere(connection: Connection) -> None:
+    connection.request("redrive", {"destination": "q", "to": "elsewhere"})
+
+
+def ask_about_a_temporary_queue(connection: Connection) -> None:
+    with pytest.raises(InvalidDestinationException, match="there is no queue"):
+        connection.request("purge", {"destination": TEMPORARY_QUEUE_PREFIX + "1"})
+
+
 def ask_in_general(connection: Connection) -> None:
     connection.statistics()
 
@@ -131,6 +152,8 @@ WAYS = pytest.mark.parametrize(
         (make_temporary, ("create_temporary", TEMPORARY)),
         (ask, ("purge", Q)),
         (ask_in_general, ("statistics", None)),
+        (redrive, ("redrive", queue("DLQ"))),
+        (redrive_elsewhere, ("send", queue("elsewhere"))),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -144,7 +167,8 @@ def test_every_way_to_a_destination_asks_with_the_name_of_the_user(
     send(connection)
     door.taken()
     act(connection)
-    assert [each for each in door.taken() if each[0] != "watch_servers"] == [asks]
+    asked = [each for each in door.taken() if each[0] != "watch_servers"]
+    assert asked == ([("redrive", Q), asks] if act is redrive_elsewhere else [asks])
 
 
 @WAYS
@@ -185,4 +209,17 @@ def test_everybody_may_do_everything_today() -> None:
     ],
 )
 def test_requests_name_their_destination(arguments: dict[str, object], destination: Destination | None) -> None:
-    assert destination_of(arguments) == destination
+    assert asked_of_request("purge", arguments, "DLQ") == [("purge", destination)]
+
+
+def test_a_temporary_queue_has_its_kind_in_requests_as_on_links(connection: Connection, door: Door) -> None:
+    door.taken()
+    ask_about_a_temporary_queue(connection)
+    temporary = Destination(TEMPORARY_QUEUE_PREFIX + "1", DestinationKind.TEMPORARY_QUEUE)
+    assert door.taken() == [("purge", temporary)]
+
+
+def test_each_argument_of_each_operation_names_a_destination_or_is_known_to_name_none() -> None:
+    arguments = {name for operation in ARGUMENTS.values() for name in operation}
+    assert arguments == NAMING | NOT_NAMING
+    assert not NAMING & NOT_NAMING
