@@ -394,9 +394,8 @@ def _packed(value: Any) -> bytes:
 
 def _unpacked_map(data: bytes, what: str) -> dict[str, Any]:
     """The headers or the properties in these bytes; raises what :func:`unpack` catches."""
-    members = map_members(data)
-    if members > MAX_PROPERTIES:
-        raise ValueError(f"{members} {what}, more than the limit of {MAX_PROPERTIES}")
+    if len(data) > MAX_PROPERTIES and map_members(data) > MAX_PROPERTIES:
+        raise ValueError(f"{map_members(data)} {what}, more than the limit of {MAX_PROPERTIES}")
     values = unpacked(data)
     if type(values) is not dict:
         raise ValueError(f"its {what} are a {type(values).__name__}")
