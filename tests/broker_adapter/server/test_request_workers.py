@@ -205,7 +205,7 @@ def test_requests_that_wait_when_their_connection_ends_are_not_begun(
     arguments = {"destination": "q", **further}
     asked = [server.ask(leaving, operation, **arguments) for _ in range(5)]
     server.broker.wait_for(1)
-    leaving._transport._inner._io.abort()  # the network is cut, without a word
+    leaving._transport._current.connected._io.abort()  # the network is cut, without a word
     for each in asked:
         with pytest.raises(ConnectionLostException):
             each.result(WAIT)
