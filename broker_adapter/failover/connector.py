@@ -174,6 +174,7 @@ class Connector:
                     return False
                 interrupted = self._links.attach_restored()
                 self._announced(peer.servers)
+            self._unanswered.resend_late()
             if event is not None:
                 current.listener(event)
             for link, error in interrupted:

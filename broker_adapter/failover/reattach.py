@@ -211,6 +211,7 @@ class Reattacher:
                         link.rules.process(Connected(), current.clock())
                 current.changed.notify_all()
             if closed_again is None:
+                self._unanswered.resend_late()
                 current.listener(LinkRestored(link.number))
                 return
         self.reattach(inner, link, closed_again)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import random as chance
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -129,8 +129,9 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.end_session`.  Returns at once while the network is away."""
         self._current.require_usable()
         with self._current.lock:
-            unsent = self._remove(self._links.of_session(session))
-            inner = self._current.connected
+            links = self._links.of_session(session)
+            inner = self._current.connected or _inner_of(links)
+            unsent = self._remove(links)
         _fail_closed(unsent)
         self._leave(inner, lambda there: there.end_session(session, timeout))
 
@@ -160,8 +161,8 @@ class FailoverTransport:
             if record is None:
                 return
             attachment = record.attachment
+            inner = current.connected or _inner_of([record])
             unsent = self._remove([record])
-            inner = current.connected
         _fail_closed(unsent)
         if attachment is None:
             return
@@ -380,6 +381,11 @@ class FailoverTransport:
     def _repeated(self, what: str, timeout: float | None, act: Callable[[Inner, float], _T]) -> _T:
         """Do something that is done again where the connection is lost in the middle of it."""
         return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act)
+
+
+def _inner_of(links: Iterable[Link]) -> Inner | None:
+    """The inner transport that some of these links are attached to again, where it does not count as connected yet."""
+    return next((each.attachment[0] for each in links if each.attachment is not None), None)
 
 
 def _fail_closed(sends: Sequence[Send]) -> None:

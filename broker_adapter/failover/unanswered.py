@@ -127,6 +127,11 @@ class UnansweredSends:
                 return False
         return True
 
+    def resend_late(self) -> None:
+        """Repeat the sends that failed after the last look at them, and before their links took new messages."""
+        for send in self._taken(lambda send: send.link.state is LinkState.ATTACHED):
+            self._resend(send)
+
     def _taken(self, wanted: Callable[[Send], bool]) -> list[Send]:
         """Take the wanted sends out of those that are not sent, in the order in which they were made."""
         with self._current.lock:

@@ -22,7 +22,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.failover.inner import Inner
-from broker_adapter.failover.links import Link, LinkState
+from broker_adapter.failover.links import Attachment, Link, LinkState
 from broker_adapter.transport import (
     Interrupted,
     LinkInterrupted,
@@ -404,6 +404,25 @@ def test_a_link_that_the_broker_closes_has_its_sends_repeated_before_it_takes_ne
     closed(failover, link, BUSY)
     assert failover.events == [LinkInterrupted(link.number, BUSY, 1), LinkRestored(link.number)]
     assert states == [LinkState.REATTACHED]
+    assert link.state is LinkState.ATTACHED
+    assert [number for number, _, _ in failover.inner.sent] == [1, 2]
+    assert answers == []
+
+
+def test_a_send_that_fails_between_the_last_look_and_the_news_that_its_link_is_there_is_repeated() -> None:
+    failover = Failover()
+    answers: list[Any] = []
+    link = failover.sender()
+    send = failover.send(link, 1, answers)
+    resend_of = failover.unanswered.resend_of
+
+    def late(of: Link, attachment: Attachment) -> bool:
+        found = resend_of(of, attachment)
+        send(BUSY)
+        return found
+
+    failover.unanswered.resend_of = late  # type: ignore[method-assign]
+    closed(failover, link, BUSY)
     assert link.state is LinkState.ATTACHED
     assert [number for number, _, _ in failover.inner.sent] == [1, 2]
     assert answers == []

@@ -20,6 +20,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
     TransactionRolledBackException,
 )
+from broker_adapter.failover.inner import Inner
 from broker_adapter.transport import (
     Interrupted,
     LinkInterrupted,
@@ -345,3 +346,27 @@ def test_it_says_where_it_stands() -> None:
     connection.transport.confirm(5.0)
     connection.transport.commit(1, 1, [], [], 5.0)
     assert [each[0] for each in connection.inner.calls[-3:]] == ["settle", "confirm", "commit"]
+
+
+@pytest.mark.parametrize("what", ["link", "session"])
+def test_what_is_closed_while_the_rest_is_restored_is_closed_at_the_broker_as_well(what: str) -> None:
+    """Its link is there again: an exclusive consumer that stayed would keep others from the queue."""
+    connection = Connection().open()
+    links = [connection.sender() for _ in range(2)]
+    restored = FakeInner()
+    connection.next.append(restored)
+    close = {
+        "link": lambda: connection.transport.detach(links[0], 5.0),
+        "session": lambda: connection.transport.end_session(1, 5.0),
+    }[what]
+    resend = connection.transport._unanswered.resend_restored
+
+    def closing(inner: Inner) -> None:
+        close()
+        resend(inner)
+
+    connection.transport._unanswered.resend_restored = closing  # type: ignore[method-assign]
+    connection.cut_and_restore()
+    assert [call for call in restored.calls if call[0] in ("detach", "end_session")] == [
+        ("detach", 1) if what == "link" else ("end_session", 1)
+    ]

@@ -21,7 +21,7 @@ from broker_adapter.failover.unanswered import RESENT_PROPERTY, repeated
 from broker_adapter.transport import Interrupted, LinkInterrupted, LinkRestored, Peer, Restored
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
-from tests.broker_adapter.failover.fake_inner import LOST, Failover, FakeInner
+from tests.broker_adapter.failover.fake_inner import LOST, Connection, Failover, FakeInner
 from tests.broker_adapter.failover.restored import GONE, WAIT, MakeClient, message, sent_bodies, silent, url_of
 from tests.faults.scenarios import wait_for
 
@@ -354,3 +354,26 @@ def test_a_request_that_fails_while_the_connection_is_there_is_not_repeated() ->
     with pytest.raises(JMSException, match="no"):
         repeated(failover.current, "it", 5.0, lambda inner, left: inner.confirm(left))
     assert failover.inner.calls == [("confirm",)]
+
+
+def test_a_send_that_fails_as_the_connection_is_restored_is_repeated_by_it() -> None:
+    """Its answer comes behind the last look at what is to be sent again, and ahead of the news that all is restored."""
+    connection = Connection().open()
+    link = connection.sender()
+    answers: list[JMSException | None] = []
+    connection.transport.send(link, message(1), answers.append, None)
+    lost = connection.inner
+    ((_, _, answer),) = lost.sent
+    restored = FakeInner()
+    connection.next.append(restored)
+    resend = connection.transport._unanswered.resend_restored
+
+    def late(inner: Inner) -> None:
+        resend(inner)
+        answer(LOST)
+
+    connection.transport._unanswered.resend_restored = late  # type: ignore[method-assign]
+    connection.cut_and_restore()
+    assert [envelope.body for _, envelope, _ in restored.sent] == ["1"]
+    restored.sent[0][2](None)
+    assert answers == [None]
