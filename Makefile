@@ -5,8 +5,21 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
 WORKERS ?= 2
+#: How many of the slowest tests are named at the end.
+SLOWEST ?= 10
+#: The tests of the edit loop: some of each package, without Spark, kills, and what waits.
+QUICK := tests/ack_modes tests/contracts/test_selectors.py tests/test_docs.py tests/test_holdfast.py tests/test_rooms.py \
+  $(wildcard tests/broker_adapter/test_*.py) tests/broker_adapter/selectors tests/broker_adapter/urls \
+  $(addprefix tests/broker_adapter/failover/test_,rules.py links.py unanswered.py reattach.py commits.py) \
+  $(addprefix tests/broker_adapter/engine/test_,admission.py attachments.py backoff.py blocked_sends.py broker_state.py \
+    connections.py consumers.py destinations.py directory.py dispatch.py endings.py identities.py limits.py resumption.py \
+    sends.py store.py transactions.py wait_queues.py) \
+  $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py payloads.py sasl.py values.py) \
+  $(addprefix tests/broker_adapter/server/test_,consumers.py coordinator.py permissions.py producers.py protocol.py) \
+  $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py lifecycle.py message.py) \
+  $(addprefix tests/spark_connector/test_,batches.py offsets.py options.py)
 
-.PHONY: setup demo test coverage check format docs bench interop soak torture clean preflight
+.PHONY: setup demo test quick coverage check format docs bench interop soak torture clean preflight
 
 setup: $(READY)
 
@@ -36,7 +49,10 @@ demo: $(READY)
 	@$(BIN)/python -m samples.demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=$(SLOWEST) $(TESTS)
+
+quick: $(READY)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not interop and not spark and not crash and not slow' $(QUICK)
 
 coverage: $(READY)
 	@$(BIN)/python -m tests.coverage_by_file --workers $(WORKERS) $(TESTS)

@@ -73,6 +73,7 @@ def test_what_stands_behind_the_end_is_not_looked_through(more: bytes) -> None:
         unpacked(bytes(data))
 
 
+@pytest.mark.slow
 def test_short_values_are_told_by_the_regular_expression_however_their_size_is_written() -> None:
     sizes = [(b"\xd9", 1), (b"\xda", 2), (b"\xdb", 4), (b"\xc4", 1), (b"\xc5", 2), (b"\xc6", 4)]
     values = [head + size.to_bytes(length) + bytes(size) for head, length in sizes for size in (0, 1, 31, 32)]
