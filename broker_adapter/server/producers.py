@@ -25,7 +25,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.payloads import read_head
 from broker_adapter.amqp.peer import Peer
-from broker_adapter.destination import Destination
+from broker_adapter.destination import Destination, checked_name
 from broker_adapter.engine import commands as c
 from broker_adapter.errors import JMSException, MessageFormatException
 from broker_adapter.server import permissions
@@ -38,8 +38,8 @@ from broker_adapter.settings import ServerSettings
 
 #: What a producer's messages are taken for before one has come, in bytes.
 _GUESSED_BYTES: Final = 256 * 1024
-#: Destinations that a link is known to be allowed to send to; beyond them it is asked again.
-_MOST_ALLOWED: Final = 1000
+#: Destinations that links without one are known to be allowed to send to; beyond them it is asked again.
+_MOST_ALLOWED: Final = 100
 
 
 @attrs.define(eq=False)
@@ -53,7 +53,6 @@ class _Producer:
     credit: int = 0  #: messages that the client may still send
     unanswered: int = 0  #: messages that came and are not answered yet
     mean_bytes: int = 0  #: of its messages; a larger one counts at once, smaller ones bit by bit
-    allowed: set[Destination] = attrs.field(factory=set)  #: of one without a destination: where it may send
 
 
 @attrs.define(eq=False)
@@ -101,6 +100,7 @@ class Producers:
         self._max_message_bytes = max_message_bytes
         self._authorize = authorize
         self._producers: dict[int, _Producer] = {}
+        self._allowed: set[Destination] = set()  #: where links without a destination may send; names are checked
         self._input_bytes = settings.max_input_bytes  #: of each producer's messages on their way to us
 
     def __len__(self) -> int:
@@ -189,6 +189,7 @@ class Producers:
     def clear(self) -> None:
         """Let go of everything."""
         self._producers.clear()
+        self._allowed.clear()
 
     # Messages.
 
@@ -205,7 +206,7 @@ class Producers:
         producer = self._producers.get(event.link)
         if producer is None:
             return False
-        own = producer.destination
+        own, allowed = producer.destination, self._allowed
         total = self._count_in(producer, event.deliveries)
         target: Destination | None = None
         messages: list[c.NewMessage] = []
@@ -222,8 +223,8 @@ class Producers:
                 nowhere = AmqpError("amqp:not-found", "the message names no destination (its field 'to')")
                 self._reject(producer, number, state, nowhere)
                 continue
-            if own is None and destination not in producer.allowed:
-                refusal = self._allow_sending(producer, destination)
+            if own is None and destination not in allowed:
+                refusal = self._allow_sending(destination)
                 if refusal is not None:
                     self._reject(producer, number, state, refusal)
                     continue
@@ -246,15 +247,16 @@ class Producers:
             self._budget.unanswered += batch.size
         return True
 
-    def _allow_sending(self, producer: _Producer, destination: Destination) -> AmqpError | None:
-        """Whether a link whose messages name their destinations may send there; else why not."""
+    def _allow_sending(self, destination: Destination) -> AmqpError | None:
+        """Whether a link whose messages name their destinations may send there; else why not, and nothing is kept."""
         try:
+            checked_name(destination.name)  # before anything else looks at it: it may be as long as a message
             self._authorize(permissions.SEND, resolved(destination))
         except JMSException as error:
             return error_for(error)
-        if len(producer.allowed) >= _MOST_ALLOWED:
-            producer.allowed.clear()
-        producer.allowed.add(destination)
+        if len(self._allowed) >= _MOST_ALLOWED:
+            self._allowed.clear()
+        self._allowed.add(destination)
         return None
 
     def on_dropped(self, link: int, messages: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -14,13 +15,18 @@ from broker_adapter.amqp.events import (
     LinkRemoteClose,
     Terminus,
 )
+from broker_adapter.destination import MAX_NAME_BYTES, Destination
 from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import JMSSecurityException
+from broker_adapter.server.protocol import ServerProtocol
 from tests.broker_adapter.engine.driving import depth
+from tests.broker_adapter.server import protocol_client
 from tests.broker_adapter.server.protocol_client import (
     TOPIC,
     Client,
     code_of,
     encoded,
+    in_transaction,
     waiting,
 )
 
@@ -184,3 +190,71 @@ def test_producers_share_half_the_budget_for_what_is_on_its_way(broker: Broker) 
         assert client.send(last, "small") == [ACCEPTED_STATE]
     client.rest()
     assert client.peer.remaining_credit(last) > 500
+
+
+class Asked:
+    """What the server was asked to allow."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, action: str, destination: Destination | None) -> None:
+        if destination is not None:
+            self.names.append(destination.name)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Has the next clients' servers ask here."""
+    asked = Asked()
+    monkeypatch.setattr(protocol_client, "ServerProtocol", partial(ServerProtocol, authorize=asked))
+    return asked
+
+
+@pytest.mark.parametrize("in_a_transaction", [False, True])
+def test_a_name_that_no_destination_can_have_is_refused_before_anybody_is_asked(
+    asked: Asked, broker: Broker, in_a_transaction: bool
+) -> None:
+    client = Client(broker).open()
+    link = client.sender(Terminus())
+    coordinator = client.coordinator()
+
+    def send(name: str) -> int:
+        state = in_transaction(client.declare(coordinator)) if in_a_transaction else None
+        return client.send(link, "x", address=name, state=state)[0].code
+
+    for name in ("x" * (MAX_NAME_BYTES + 1), "ä" * MAX_NAME_BYTES):
+        assert send(name) == REJECTED
+    assert asked.names == []
+    assert send("x" * MAX_NAME_BYTES) != REJECTED
+    assert asked.names == ["x" * MAX_NAME_BYTES]
+
+
+def test_all_links_of_a_connection_remember_a_bounded_number_of_destinations(asked: Asked, broker: Broker) -> None:
+    client = Client(broker).open()
+    links = [client.sender(Terminus(), name=f"s{number}") for number in range(2)]
+    for link in links:
+        client.send(link, "x", address="q0")
+    assert asked.names == ["q0"]  # the second link knows it from the first
+    for number in range(1, 101):
+        client.send(links[number % 2], "x", address=f"q{number}")
+    client.send(links[0], "x", address="q0")
+    assert asked.names[-2:] == ["q100", "q0"]  # it was among those that made room
+
+
+def test_nothing_is_kept_of_a_message_that_its_sender_may_not_send(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker
+) -> None:
+    names: list[str] = []
+
+    def refuse(action: str, destination: Destination | None) -> None:
+        assert destination is not None
+        names.append(destination.name)
+        raise JMSSecurityException("no")
+
+    monkeypatch.setattr(protocol_client, "ServerProtocol", partial(ServerProtocol, authorize=refuse))
+    client = Client(broker).open()
+    link = client.sender(Terminus())
+    for _ in range(2):
+        assert code_of(client.send(link, "x", address="q")[0]) == (REJECTED, "amqp:unauthorized-access")
+    assert names == ["q", "q"]  # asked each time
