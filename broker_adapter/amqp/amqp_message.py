@@ -22,6 +22,8 @@ REPLY_TO_TYPE: Final = Symbol("x-opt-jms-reply-to")
 DELIVERY_TIME: Final = Symbol("x-opt-delivery-time")
 DELIVERY_DELAY: Final = Symbol("x-opt-delivery-delay")
 IDENTITY: Final = Symbol("x-opt-holdfast-identity")
+#: Why the body of a message is the stored bytes of another one.
+UNDECODABLE: Final = Symbol("x-opt-holdfast-undecodable")
 #: Property by which ActiveMQ Artemis knows a message that it has already.
 DUPLICATE_ID: Final = "_AMQ_DUPL_ID"
 _LEGACY_DESTINATION_TYPE: Final = Symbol("x-opt-to-type")
@@ -49,6 +51,8 @@ _SECTIONS: Final[dict[Any, int]] = {
 #: Most values in the sections of a message ahead of its body, which the server decodes.
 _MAX_AHEAD_VALUES: Final = 20_000
 _TTL: Final = 2  #: its place in the header
+_CONTENT_TYPE: Final = 6  #: that of content-type in the properties
+_MAX_REASON: Final = 1000  #: characters of the reason why a message cannot be decoded
 _EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
 _MAX_LONG: Final = (1 << 63) - 1
@@ -101,6 +105,19 @@ def delivery_count_of(payload: bytes) -> int:
         return 0
     header = next(_sections(payload, (_HEADER,)), None)
     return _integer(_field(header, 4), "delivery-count") or 0 if header else 0
+
+
+def undecodable(payload: bytes, reason: str) -> bytes:
+    """A stored message that cannot be decoded, as the body of an AMQP message that can.
+
+    Args:
+        payload: the message as it is stored, in whichever form.
+        reason: why it cannot be decoded.
+    """
+    annotations = encode(Described(ULong(_MESSAGE_ANNOTATIONS), {UNDECODABLE: reason[:_MAX_REASON]}))
+    content_type = [None] * _CONTENT_TYPE + [Symbol("application/octet-stream")]
+    properties = encode(Described(ULong(_PROPERTIES), content_type))
+    return annotations + properties + encode(Described(ULong(_DATA), payload))
 
 
 def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str, Any] | None = None) -> bytes:

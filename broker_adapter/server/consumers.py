@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 
 from ack_modes import Outcome
-from broker_adapter.amqp.amqp_message import with_delivery
+from broker_adapter.amqp.amqp_message import undecodable, with_delivery
 from broker_adapter.amqp.conditions import AmqpError, error_for
 from broker_adapter.amqp.events import (
     TRANSACTIONAL,
@@ -32,7 +32,7 @@ from broker_adapter.amqp.events import (
 from broker_adapter.amqp.payloads import as_amqp, with_place
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, OUTCOMES
-from broker_adapter.destination import Destination, topic
+from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.envelope import ENVELOPE_VERSION, in_version
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
@@ -75,6 +75,8 @@ class _Consumer:
     gives_back: bool = False  #: something went back to the engine, and so does what comes until the next such answer
     mean_bytes: int = 0  #: of what it was sent last
     detached: bool = False
+    browses: bool = False  #: it gets copies
+    dead_letters: bool = False  #: of the dead-letter queue
     unsettled: dict[int, int] = attrs.field(factory=dict)  #: the peer's number of a delivery → the engine's
     subscription: tuple[str, bool] | None = None  #: durable: its name, and whether the client id belongs to it
     temporary: Destination | None = None  #: ends with the link
@@ -113,6 +115,8 @@ class Consumers:
         output: says what waits for the client.
         coordinator: takes the settlements of transactions.
         settings: the server's limits.
+        dead_letter_queue: its name.
+        log: writes a warning, whose kind comes first, unless there were too many of that kind.
         authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
 
     Attributes:
@@ -128,6 +132,8 @@ class Consumers:
         output: Output,
         coordinator: Coordinator,
         settings: ServerSettings,
+        dead_letter_queue: str,
+        log: Callable[..., None],
         authorize: Callable[[str, Destination | None], None],
     ) -> None:
         self._peer = peer
@@ -142,6 +148,8 @@ class Consumers:
         self._most_output_bytes = settings.max_output_bytes
         #: Bytes that wait for the client above which deliveries go back to the engine.
         self._most_waiting_bytes = settings.max_connection_bytes // 4
+        self._dead_letters = queue(dead_letter_queue)
+        self._log = log
         self._authorize = authorize
         self._consumers: dict[int, _Consumer] = {}
         self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
@@ -224,6 +232,8 @@ class Consumers:
         if subscription is not None and subscription.durable:
             consumer.subscription = (name, subscription.of_client)
         consumer.temporary = temporary
+        consumer.browses = browse
+        consumer.dead_letters = destination == self._dead_letters
 
         output, calls, most_waiting = self._output, self._calls, self._most_waiting_bytes
 
@@ -514,10 +524,17 @@ class Consumers:
                         data = with_place(position, failures, added, in_version(version, form, payload)[1])
                     else:
                         data = with_delivery(as_amqp(form, payload), failures, added)
-                except MessageFormatException:
-                    self._defer(c.Settle(consumer.number, (number,), Outcome.REJECTED))
-                    consumer.credit += 1  # the engine used it, the client did not
-                    continue
+                except MessageFormatException as error:
+                    if not consumer.dead_letters:
+                        self._set_aside(consumer, number, form, payload, error)
+                        consumer.credit += 1  # the engine used it, the client did not
+                        continue
+                    # It would come back here, ahead of all others, for ever.
+                    readable = undecodable(payload, error.reason)
+                    if version:
+                        data = with_place(position, failures, added, readable)
+                    else:
+                        data = with_delivery(readable, failures, added)
             if len(data) > most_bytes:
                 self._end_before(consumer, [each.number for each in handouts if each.number >= number], len(data))
                 return
@@ -530,6 +547,31 @@ class Consumers:
         consumer.credit = max(0, consumer.credit - count)
         if consumer.granted < consumer.credit or consumer.slice_is_used_up:
             self._grant(consumer)
+
+    def _set_aside(
+        self, consumer: _Consumer, number: int, form: int, payload: bytes, error: MessageFormatException
+    ) -> None:
+        """A message cannot be converted for the client: it becomes a dead letter."""
+        if not consumer.presettled:
+            self._defer(c.Settle(consumer.number, (number,), Outcome.REJECTED))
+            return
+        if consumer.browses:
+            self._log("undecodable", "! a browser is not sent a message that cannot be decoded: %s", error.reason)
+            return
+        # The engine has let go of it already, and of what it knew beside the payload.
+        self._log(
+            "undecodable",
+            "! a message for a consumer that settles nothing cannot be decoded, and goes into the queue %s: %s",
+            *(self._dead_letters.name, error.reason),
+        )
+        calls = self._calls
+        message = c.NewMessage(form, payload)
+        self._defer(c.Enqueue(calls.known_client, self._dead_letters, [message], calls.reply(self._on_set_aside)))
+
+    def _on_set_aside(self, result: Any) -> None:
+        error = result[0] if isinstance(result, (list, tuple)) else result
+        if error is not None:
+            self._log("undecodable", "! a message that cannot be decoded is lost, because it is refused: %s", error)
 
     def _end_before(self, consumer: _Consumer, numbers: Sequence[int], size: int) -> None:
         """Close a link ahead of these deliveries, the first of which is larger than its client takes."""

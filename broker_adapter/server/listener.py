@@ -392,6 +392,7 @@ class Listener:
             admit=self._admit,
             servers=lambda: self.servers,
             authorize=lambda action, destination: self._authorize(login.username, action, destination),
+            log=self.log.write,
         )
         made = weakref.ref(protocol.calls)
         return protocol

@@ -88,6 +88,7 @@ class ServerProtocol:
         admit: Callable[[], None] = lambda: None,
         servers: Callable[[], Sequence[Server]] = lambda: (),
         authorize: Callable[[str, Destination | None], None] = lambda action, destination: None,
+        log: Callable[..., None] = lambda kind, text, *arguments: None,
     ) -> None:
         """A connection on which no bytes have come yet.
 
@@ -102,6 +103,7 @@ class ServerProtocol:
             servers: where else clients are told to connect.
             authorize: raises JMSSecurityException where the user may not do this with this destination; see
                 :mod:`broker_adapter.server.permissions`.
+            log: writes a warning; see :meth:`broker_adapter.server.limited_log.LimitedLog.write`.
         """
         self._engine = engine
         self._login = login
@@ -130,7 +132,12 @@ class ServerProtocol:
             engine.settings.max_message_bytes,
             authorize,
         )
-        self._consumers = Consumers(peer, calls, client, links, output, coordinator, settings, authorize)
+        self._consumers = Consumers(
+            *(peer, calls, client, links, output, coordinator, settings),
+            engine.settings.dead_letter_queue,
+            log,
+            authorize,
+        )
         self._requests = Requests(
             *(peer, calls, client, budget, output, settings.max_output_bytes),
             run_request,
