@@ -182,6 +182,8 @@ class ClientConnection(asyncio.Protocol):
                 if not data:
                     break
                 transport.write(data)
+                if self._protocol.is_postponed:  # it goes on in the next turn of the loop
+                    break
             if self._protocol.wants_input is not self._reads:
                 self._reads = not self._reads
                 if self._reads:

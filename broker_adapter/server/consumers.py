@@ -7,6 +7,9 @@ of memory.  Deliveries that arrive when too much waits for the client already go
 What the client has got stays unsettled until it settles it, or its session or connection ends (another client than
 ours: its link).  What it has not got as a whole when its link ends goes back as it was: a failed delivery is counted
 only for what the client may have seen.
+
+A message that is stored in another form than the client reads is converted when it is sent.  After a slice of time the
+rest of what the engine has handed out waits for the next turn of the loop, as if it had not arrived yet.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, OUTCOMES
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import commands as c
-from broker_adapter.envelope import ENVELOPE_VERSION, in_version
+from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION, in_version
 from broker_adapter.errors import InvalidDestinationException, JMSException, MessageFormatException
 from broker_adapter.server import permissions
 from broker_adapter.server.client import Client
@@ -51,6 +54,10 @@ from broker_adapter.transport import Subscription
 SLICE_MESSAGES: Final = 1000
 #: Least bytes of messages that the engine may hand out to a link at once.
 _LEAST_SLICE_BYTES: Final = 64 * 1024
+#: Time that a connection's conversions of messages may take in a turn, in seconds; only the last one goes beyond it.
+_CONVERTING_SECONDS: Final = 0.01
+#: Bytes of messages that are converted between two looks at the clock.
+_LOOK_BYTES: Final = 16 * 1024
 #: Consumers whose deliveries cannot be given back that may wait for the engine's answer to a grant at once.
 _GRANTS_AT_ONCE: Final = 8
 
@@ -116,6 +123,7 @@ class Consumers:
         coordinator: takes the settlements of transactions.
         settings: the server's limits.
         dead_letter_queue: its name.
+        clock: a steady one, in seconds.
         log: writes a warning, whose kind comes first, unless there were too many of that kind.
         authorize: see :class:`broker_adapter.server.protocol.ServerProtocol`.
 
@@ -134,6 +142,7 @@ class Consumers:
         settings: ServerSettings,
         dead_letter_queue: str,
         log: Callable[..., None],
+        clock: Callable[[], float],
         authorize: Callable[[str, Destination | None], None],
     ) -> None:
         self._peer = peer
@@ -150,6 +159,10 @@ class Consumers:
         self._most_waiting_bytes = settings.max_connection_bytes // 4
         self._dead_letters = queue(dead_letter_queue)
         self._log = log
+        self._clock = clock
+        self._converted = 0  #: bytes of messages that were converted since the last look at the clock
+        self._turn = 0  #: in which something was converted
+        self._converts_until = 0.0  #: by the clock: when that turn's time for it is over
         self._authorize = authorize
         self._consumers: dict[int, _Consumer] = {}
         self._early_drains: set[int] = set()  #: links whose drain came ahead of the engine's consumer
@@ -511,14 +524,26 @@ class Consumers:
             self._give_back(consumer, [handout.number for handout in handouts])
             return
         consumer.since_grant += size
+        is_cut = False
         if count > consumer.credit and not settled:  # the client took credit back meanwhile
             self._release_some(consumer, [handout.number for handout in handouts[consumer.credit :]])
             handouts = handouts[: consumer.credit]
+            is_cut = True
         version = client.envelope_version
+        if version != ENVELOPE_VERSION and self._turn != self._calls.turn:
+            self._turn, self._converted = self._calls.turn, 0
+            self._converts_until = self._clock() + _CONVERTING_SECONDS
         for number, position, failures, form, payload, added, _ in handouts:
             if version == ENVELOPE_VERSION:
                 data = with_place(position, failures, added, payload)
             else:
+                if form != AMQP_FORMAT or failures or added:
+                    if self._converted >= _LOOK_BYTES and self._has_converted_enough():
+                        rest = [each for each in handouts if each.number >= number]
+                        count -= len(rest)
+                        self._postpone(consumer, rest, is_cut=is_cut)
+                        break
+                    self._converted += len(payload)
                 try:
                     if version:
                         data = with_place(position, failures, added, in_version(version, form, payload)[1])
@@ -547,6 +572,30 @@ class Consumers:
         consumer.credit = max(0, consumer.credit - count)
         if consumer.granted < consumer.credit or consumer.slice_is_used_up:
             self._grant(consumer)
+
+    def _has_converted_enough(self) -> bool:
+        """Whether the connection has used up its time of this turn for conversions."""
+        self._converted = 0
+        return self._clock() >= self._converts_until
+
+    def _postpone(self, consumer: _Consumer, handouts: Sequence[c.Handout], *, is_cut: bool) -> None:
+        """The last of what was handed out waits for the next turn, as if it were on its way yet.
+
+        Args:
+            consumer: whose it is.
+            handouts: these.
+            is_cut: whether others behind them went back to the engine; then these go back as well, to keep the order.
+        """
+        if is_cut:
+            last = consumer.handed
+            self._give_back(consumer, [handout.number for handout in handouts])
+            consumer.handed = last
+            return
+        size = sum([len(handout.payload) for handout in handouts])
+        self._output.taken_bytes -= size
+        consumer.since_grant -= size
+        consumer.handed = handouts[0].number - 1
+        self._calls.postpone(self._deliver, consumer, handouts, size)
 
     def _set_aside(
         self, consumer: _Consumer, number: int, form: int, payload: bytes, error: MessageFormatException

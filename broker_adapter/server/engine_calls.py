@@ -35,6 +35,8 @@ class EngineCalls:
         wake: called, from any thread, when there are callbacks to be run again.
 
     Attributes:
+        is_postponed: whether callbacks wait for the next turn of the connection's thread.
+        turn: number of the turn, in which callbacks are called.
         client: the engine's number of the connection's client; None: the engine has not admitted it yet.
         deferred: the commands that are submitted next.
         defer: adds one.
@@ -46,6 +48,8 @@ class EngineCalls:
         self.deferred: list[c.Command] = []
         self._callbacks: deque[Callable[[], None]] = deque()
         self._is_woken = False  #: whether ``wake`` was called for the callbacks that are pending
+        self.is_postponed = False
+        self.turn = 0
         self.client: int | None = None
         self.defer: Callable[[c.Command], None] = self.deferred.append
 
@@ -78,12 +82,28 @@ class EngineCalls:
             self._is_woken = True
             self._wake()
 
+    def postpone(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Have ``act(*arguments)`` called in the next turn, ahead of all that is pending, which waits as well.
+
+        Called from a callback, which has used up the time of this turn and has more to do.
+        """
+        self._callbacks.appendleft(partial(act, *arguments))
+        self.is_postponed = True
+
     def run_callbacks(self) -> None:
-        """Call what is pending, in the connection's thread, and submit the commands that come of it."""
+        """Call what is pending, in the connection's thread, and submit the commands that come of it.
+
+        Where a callback postpones something, the rest waits until ``wake`` has led to the next call.
+        """
         self._is_woken = False  # before the deque is emptied: a callback that is added later wakes again
+        self.is_postponed = False
+        self.turn += 1
         callbacks = self._callbacks
-        while callbacks:
+        while callbacks and not self.is_postponed:
             callbacks.popleft()()
+        if self.is_postponed and not self._is_woken:
+            self._is_woken = True
+            self._wake()
         if self.deferred:
             self.submit()
 

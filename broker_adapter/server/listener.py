@@ -393,6 +393,7 @@ class Listener:
             servers=lambda: self.servers,
             authorize=lambda action, destination: self._authorize(login.username, action, destination),
             log=self.log.write,
+            clock=time.monotonic,
         )
         made = weakref.ref(protocol.calls)
         return protocol

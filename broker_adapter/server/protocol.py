@@ -89,6 +89,7 @@ class ServerProtocol:
         servers: Callable[[], Sequence[Server]] = lambda: (),
         authorize: Callable[[str, Destination | None], None] = lambda action, destination: None,
         log: Callable[..., None] = lambda kind, text, *arguments: None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """A connection on which no bytes have come yet.
 
@@ -104,6 +105,7 @@ class ServerProtocol:
             authorize: raises JMSSecurityException where the user may not do this with this destination; see
                 :mod:`broker_adapter.server.permissions`.
             log: writes a warning; see :meth:`broker_adapter.server.limited_log.LimitedLog.write`.
+            clock: a steady one, in seconds, by which conversions of messages are spread over turns.
         """
         self._engine = engine
         self._login = login
@@ -136,6 +138,7 @@ class ServerProtocol:
             *(peer, calls, client, links, output, coordinator, settings),
             engine.settings.dead_letter_queue,
             log,
+            clock,
             authorize,
         )
         self._requests = Requests(
@@ -220,6 +223,11 @@ class ServerProtocol:
             self._requests.send_answers()
             data += self._peer_output(limit_bytes)
         return data
+
+    @property
+    def is_postponed(self) -> bool:
+        """Whether deliveries wait for the next turn, for which ``wake`` was called: others have theirs first."""
+        return self.calls.is_postponed
 
     @property
     def output_closed(self) -> bool:

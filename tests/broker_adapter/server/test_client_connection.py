@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -233,3 +234,13 @@ def test_nothing_is_read_above_the_budget_and_it_goes_on_below_it(
         sending.join(WAIT)
         client.until(lambda: client.count(TRANSFER) == 80)
         eventually(lambda: connection._reads)
+
+
+def test_what_is_postponed_waits_for_another_turn_though_there_is_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Mock(is_postponed=True, is_open=False, output_closed=False, wants_input=True)
+    turns.pending_output.return_value = b"x"
+    connection = ClientConnection(Mock(), Mock(), None)
+    monkeypatch.setattr(connection, "_protocol", turns, raising=False)
+    monkeypatch.setattr(connection, "_transport", Mock())
+    connection.write()
+    assert turns.pending_output.call_count == 1

@@ -76,3 +76,24 @@ def test_a_temporary_destination_ends_for_the_client_that_the_engine_has_admitte
     calls.end_temporary(destination)
     assert calls.deferred == [c.DeleteTemporary(7, destination)]
     assert calls.known_client == 7
+
+
+def test_what_a_callback_postpones_comes_next_turn_ahead_of_all_that_waits(engine: Engine) -> None:
+    wakes: list[int] = []
+    done: list[str] = []
+    calls = EngineCalls(engine, lambda: wakes.append(1))
+
+    def first() -> None:
+        done.append("first")
+        calls.postpone(done.append, "rest of the first")
+
+    calls.add_callback(first)
+    calls.add_callback(done.append, "second")
+    assert len(wakes) == 1
+    calls.run_callbacks()
+    assert (done, len(wakes), calls.is_postponed) == (["first"], 2, True)
+    calls.add_callback(done.append, "third")
+    assert len(wakes) == 2  # it was woken for the rest already
+    calls.run_callbacks()
+    assert done == ["first", "rest of the first", "second", "third"]
+    assert (len(wakes), calls.is_postponed) == (2, False)
