@@ -156,6 +156,10 @@ class ClosingLink(Link):
             # The broker closed it at the same time: it is closed, which is what was wanted.
             self._done(None, None)
 
+    def session_ended(self, error: JMSException) -> None:
+        self._leave_table()  # no answer comes any more, and it is closed with its session
+        self._done(None, error if self._reports_errors else None)
+
     def lost(self, error: JMSException) -> None:
         self._done(None, error)
 

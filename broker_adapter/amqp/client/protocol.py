@@ -27,7 +27,7 @@ from broker_adapter.amqp.client.callbacks import Done, ignore
 from broker_adapter.amqp.client.commits import Commits, Coordinator
 from broker_adapter.amqp.client.consumers import ConsumerLink, Consumers, UnsubscribeLink
 from broker_adapter.amqp.client.drains import Drains, LeavingLink
-from broker_adapter.amqp.client.links import LinkTable
+from broker_adapter.amqp.client.links import ClosingLink, LinkTable
 from broker_adapter.amqp.client.producers import ProducerLink, Producers
 from broker_adapter.amqp.client.requests import RequestLink, Requests
 from broker_adapter.amqp.client.sessions import OWN_SESSION, Sessions
@@ -367,7 +367,7 @@ class ClientProtocol:
         links = self._links_of_session(number)
         drains = {link.number for link in links if self._drains.is_awaited(link.number)}
         closed = IllegalStateException("the session is closed")
-        for link in links:
+        for link in (*links, *self._links.of_session(number, ClosingLink)):
             link.session_ended(closed)
         self._commits.session_ended(number)
         self._drains.end_session(session, drains, done)
@@ -395,8 +395,9 @@ class ClientProtocol:
         if number is None:
             return
         error = exception_for(event.error, "the broker ended the session")
-        for own in (*self._links.of_session(number, UnsubscribeLink), *self._links.of_session(number, RequestLink)):
-            own.session_ended(error)
+        for kind in (UnsubscribeLink, RequestLink, ClosingLink):
+            for own in self._links.of_session(number, kind):
+                own.session_ended(error)
         links = self._links_of_session(number)
         # The listener first: it knows then what the failure of a send means.
         for link in links:

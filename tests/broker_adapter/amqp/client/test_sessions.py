@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import SessionRemoteClose
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.transport import LinkLost
-from tests.broker_adapter.amqp.client.conversations import attached, sender
-from tests.broker_adapter.amqp.client.scripted_broker import Wired
+from tests.broker_adapter.amqp.client.conversations import attached, receiver, sender
+from tests.broker_adapter.amqp.client.scripted_broker import Result, Wired
 
 
 def test_a_session_ended_by_the_broker_loses_its_links_and_is_begun_anew(wired: Wired) -> None:
@@ -32,3 +36,30 @@ def test_sessions_of_the_port_have_sessions_of_their_own(wired: Wired) -> None:
     wired.ask(wired.client.end_session, 1)
     assert wired.broker.of(SessionRemoteClose)[-1].session == first
     wired.ask(wired.client.end_session, 1)
+
+
+@pytest.mark.parametrize("attach", [sender, receiver])
+def test_a_detach_without_an_answer_is_done_when_the_client_ends_its_session(wired: Wired, attach: Any) -> None:
+    """The broker has let go of the session, and answers nothing on it any more."""
+    link, other = attach(wired), attach(wired, session=2)
+    detached, of_other = Result(), Result()
+    wired.client.detach(link, detached)
+    wired.client.detach(other, of_other)
+    wired.client.end_session(1, Result())
+
+    assert detached.value is None
+    assert of_other.pending
+    wired.pump()
+    assert of_other.value is None
+    assert len(detached.calls) == 1
+
+
+@pytest.mark.parametrize("attach", [sender, receiver])
+def test_a_detach_without_an_answer_is_done_when_the_broker_ends_its_session(wired: Wired, attach: Any) -> None:
+    link, detached = attach(wired), Result()
+    wired.broker.peer.end_session(attached(wired).session, AmqpError("amqp:internal-error", "the session is gone"))
+    wired.client.detach(link, detached)
+    wired.pump()
+
+    assert detached.value is None
+    assert wired.events == []
