@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from heapq import merge
 from typing import Any
 
 import attrs
@@ -40,10 +39,8 @@ from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.chores import Chores
 from broker_adapter.engine.effects import Candidate, Effects, Load, Outgoing, Scan
 from broker_adapter.engine.failures import fault
-from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
 from broker_adapter.engine.maintenance import as_answer, check_records
-from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.operations import ONCE, checked_arguments, perform
 from broker_adapter.engine.queue_entries import Entry
 from broker_adapter.engine.queue_state import Browser, QueueState
@@ -55,17 +52,16 @@ from broker_adapter.engine.records import (
     LAST_POSITION,
     RawEntry,
     RunRecord,
-    decode_annotations,
     encode_entry,
     entry_key,
-    message_key,
     position_of,
     unpack_entry_key,
 )
 from broker_adapter.engine.runs import following, new_run
 from broker_adapter.engine.selection import Read, Selectable
 from broker_adapter.engine.staging import batch_of
-from broker_adapter.engine.store import Loaded, Store
+from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.stores import Message, Stores, by_position
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -108,10 +104,6 @@ SELECT_SECONDS = 0.01
 _CANDIDATES = 500
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS = 1_000
-#: Numbers of messages that are in the cache no more, and still in the line of those to be dropped.
-_MOST_GONE = 10_000
-#: What a message in the cache takes beside the bytes of its body.
-_CACHED_BYTES = 330
 #: Longest sleep of the engine's thread.
 _SLEEP_SECONDS = 30.0
 #: How often a part of the names that were not used for long is forgotten.
@@ -120,14 +112,12 @@ _SWEEP_MS = 60_000
 _IDLE_CHECK_MS = 1000
 #: How often the log says that the disk is full.
 _COMPLAIN_MS = 60_000
-#: Damaged messages that one line of the log names.
-_NAMED = 10
 #: How often the room on the disk is looked at.
 _ROOM_CHECK_MS = 250
 #: What a named tuple does, without the call of a function of Python.
 _new = tuple.__new__
 
-Message = tuple[int, bytes]  #: message-format, payload
+_EntriesRead = Callable[..., Loaded]  #: a call of ``Stores`` that reads entries: its first argument is the queue
 
 
 class Broker:
@@ -155,11 +145,11 @@ class Broker:
         self._by_itself = by_itself
         self.failed: JMSException | None = None
         self.cycling_thread: int | None = None
-        self._disk = LmdbStore(path, settings) if path is not None else None
-        self._memory = MemoryStore()
-        self.is_durable = self._disk is not None
+        self._stores = Stores(settings, path)
+        disk = self._stores.disk
+        self.is_durable = disk is not None
         self._requests = RecentRequests()
-        self.unique = self._disk.unique if self._disk is not None else secrets.token_hex(8)
+        self.unique = disk.unique if disk is not None else secrets.token_hex(8)
         self.run = new_run(_now_ms(), secrets.token_hex(6))
         self._noted_run = self.run  #: empty where it could not be noted in the store
         self._earlier_runs: list[str] = []
@@ -180,11 +170,10 @@ class Broker:
         self._candidates: dict[int, deque[Candidate]] = {}
         self._lookers: list[Browser] = []
         self._chores = Chores()
-        self._not_set_aside: set[bytes] = set()  #: entries that cannot be trusted, for which there was no room
-        self._cache: dict[int, c.NewMessage] = {}
-        self._cache_bytes = 0
-        self._cached: deque[int] = deque()  #: the numbers in the cache and of some that are gone, the oldest first
-        self._due_ms: int | None = None  #: when something on the schedule is due, by the time of the day
+        self._persist = self._stores.commit
+        self._look_up = self._stores.look_up
+        self._bodies = self._stores.bodies
+        self._annotations = self._stores.annotations
         # What follows is by the clock that nobody sets.
         self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
         self._staged_check_ms = 0
@@ -202,13 +191,13 @@ class Broker:
         self._bytes_since_check = 0
         self._restart_positions: dict[tuple[str, int], int] = {}
         self._failure_listeners: list[Callable[[JMSException], None]] = []
-        if self._disk is not None:
+        if disk is not None:
             try:
-                self._restore(self._disk)
+                self._restore(disk)
             except BaseException as error:
-                self._disk.close()
+                disk.close()
                 if isinstance(error, STORE_ERRORS):
-                    raise opening_failed(self._disk.path, error) from error
+                    raise opening_failed(disk.path, error) from error
                 raise
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()
@@ -232,7 +221,7 @@ class Broker:
         if not disk.begin_run(RunRecord(self.run, self._start_positions)):
             self._noted_run = ""
         self._earlier_runs = [run for run in disk.runs() if run != self.run]
-        self._due_ms = disk.first_due_ms()
+        self._stores.note_first_due()
         # Those who stage need time to come back after a restart, however long it took.
         self._staged_check_ms = _elapsed_ms() + self._staged_pause_ms
 
@@ -332,9 +321,9 @@ class Broker:
     @property
     def store(self) -> LmdbStore:
         """The store on disk; raises IllegalStateException where there is none."""
-        if self._disk is None:
+        if self._stores.disk is None:
             raise IllegalStateException("the engine has no store on disk")
-        return self._disk
+        return self._stores.disk
 
     def check(self) -> list[Finding]:
         """Compare every table of the stores with every other, and with what is in memory; nothing is changed.
@@ -349,10 +338,10 @@ class Broker:
             IllegalStateException: the caller is a callback of the engine.
         """
         with self.reading():
-            stores: list[Tables] = [self._memory.snapshot()]
+            stores: list[Tables] = [self._stores.memory.snapshot()]
             with ExitStack() as stack:
-                if self._disk is not None:
-                    stores.append(stack.enter_context(self._disk.snapshot()))
+                if self._stores.disk is not None:
+                    stores.append(stack.enter_context(self._stores.disk.snapshot()))
                 found = [attrs.evolve(each, changes=()) for tables in stores for each in Check(tables).findings()]
                 return found + list(check_state.findings(self._directory, stores))
 
@@ -416,8 +405,7 @@ class Broker:
             self._answer_waiting(self.failed)
         self._signal()
         self._thread.join()
-        if self._disk is not None:
-            self._disk.close()
+        self._stores.close()
 
     # The engine's thread.
 
@@ -461,7 +449,7 @@ class Broker:
     def _has_freed_memory(self) -> bool:
         """Whether there is more room for volatile messages than the last decision knew of."""
         known = self._state.admission.volatile_room
-        return known is not None and known < self.settings.max_volatile_bytes - self._memory.bytes
+        return known is not None and known < self.settings.max_volatile_bytes - self._stores.memory.bytes
 
     def _set_alarm(self) -> None:
         """Note when something is due without anybody's doing."""
@@ -469,8 +457,8 @@ class Broker:
         if self._state.waits_engine_wide and self._state.admission.room is not None:
             alarms.append(self._room_checked_ms + _ROOM_CHECK_MS)
         if self._by_itself:
-            if self._due_ms is not None:
-                alarms.append(self._due_ms - _now_ms() + _elapsed_ms())
+            if self._stores.due_ms is not None:
+                alarms.append(self._stores.due_ms - _now_ms() + _elapsed_ms())
             if self._deletes_idle:
                 alarms.append(self._idle_check_ms)
             if self._directory.staged:
@@ -506,7 +494,7 @@ class Broker:
             self._load(effects, now_ms)
             self._log_faults(effects)
             taken = self._read_what_is_taken(effects)
-            if not self._distrust(effects.distrusted):
+            if not self._stores.set_messages_aside(effects.distrusted):
                 for number, key in effects.distrusted:
                     effects.durable.keep(number, key)
             if not self._write(effects, taken, now_ms):
@@ -545,7 +533,8 @@ class Broker:
         Returns False where the disk has no room for it: nothing is lost, and nothing else is decided until it has.
         """
         try:
-            self._persist(effects)
+            if self._persist(effects):
+                self._state.totals.commits += 1
         except ResourceAllocationException as error:
             elapsed_ms = _elapsed_ms()
             if elapsed_ms >= self._complain_ms:
@@ -568,9 +557,8 @@ class Broker:
             commands.append(part)
 
     def _add_due(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
-        if self._due_ms is not None and self._due_ms <= now_ms:
-            items = [item for store in self._stores for item in store.due(now_ms, CHUNK_ENTRIES)]
-            commands.append(c.Due(items))
+        if self._stores.due_ms is not None and self._stores.due_ms <= now_ms:
+            commands.append(c.Due(self._stores.due(now_ms, CHUNK_ENTRIES)))
         if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
             old = self._state.staged_batches.overdue(now_ms)
@@ -585,9 +573,9 @@ class Broker:
         if self._deletes_idle and self._idle_check_ms <= elapsed_ms:
             self._idle_check_ms = elapsed_ms + _IDLE_CHECK_MS
             commands.append(c.DeleteIdle(self._log_deleted))
-        if self._disk is not None and self._sweep_ms <= elapsed_ms:
+        if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
-            commands += self._sweep(self._disk, now_ms)
+            commands += self._sweep(self._stores.disk, now_ms)
 
     def _sweep(self, disk: LmdbStore, now_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""
@@ -650,8 +638,8 @@ class Broker:
     def _look_for_room(self, elapsed_ms: int, incoming: int) -> None:
         """Tell the state whether producers have to be held back."""
         admission = self._state.admission
-        admission.volatile_room = self.settings.max_volatile_bytes - self._memory.bytes
-        if self._disk is None:
+        admission.volatile_room = self.settings.max_volatile_bytes - self._stores.memory.bytes
+        if self._stores.disk is None:
             return
         self._bytes_since_check += incoming
         if not incoming and admission.room is None:
@@ -659,7 +647,7 @@ class Broker:
         if elapsed_ms - self._room_checked_ms >= _ROOM_CHECK_MS or self._bytes_since_check > CYCLE_BYTES // 16:
             self._room_checked_ms = elapsed_ms
             self._bytes_since_check = 0
-            room = admission.room = self._disk.room()
+            room = admission.room = self._stores.disk.room()
             admission.held_because = room.reason if room is not None and room.is_used_up else None
 
     def _supplied_safely(self, command: c.Command) -> c.Command | None:
@@ -678,13 +666,13 @@ class Broker:
         if (type(command) is c.Trim and not command.found) or type(command) is c.SetAside:
             found, after = self._entries(command.range)
             if type(command) is c.SetAside:
-                found = [each for each in found if self._is_body_set_aside(each.number)]
+                found = [each for each in found if self._stores.set_body_aside(each.number)]
             return command._replace(found=found, next=after)
-        if type(command) is c.PutBack and self._disk is not None:
-            return command._replace(there=self._disk.in_quarantine([key for key, _ in command.messages]))
+        if type(command) is c.PutBack and self._stores.disk is not None:
+            return command._replace(there=self._stores.disk.in_quarantine([key for key, _ in command.messages]))
         if type(command) is c.Redrive:
             found, after = self._entries(command.range)
-            return command._replace(found=[(each, self._annotations_of(each)) for each in found], next=after)
+            return command._replace(found=[(each, self._stores.annotations_of(each)) for each in found], next=after)
         if type(command) is c.Commit or type(command) is c.ResolveCommit:
             if command.commit_id is not None:
                 self._look_up(self._state.commits, command.commit_id.session)
@@ -696,19 +684,15 @@ class Broker:
                 self._look_up(self._state.published, group)
         return command
 
-    def _look_up(self, numbers: LastNumbers, name: str) -> None:
-        if self._disk is not None and numbers.needs(name):
-            numbers.learn(name, self._disk.last_number(numbers.table, name))
-
     def _entries(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
         """The entries of a range, and the first position that is left for another cycle."""
         queue, first, last, limit, positions, delayed = wanted
         if last < first:
             return [], None
         if delayed:
-            found = self._read_sound(queue, "load", DELAYED_LANE, max(first, 1) - 1, limit)
+            found = self._read_sound(self._stores.load, queue, DELAYED_LANE, max(first, 1) - 1, limit)
         else:
-            found = self._read_sound(queue, "read_entries", max(first, 0), last, limit)
+            found = self._read_sound(self._stores.read_entries, queue, max(first, 0), last, limit)
         state = self._directory.queues.get(queue)
         if found.corrupt and state is not None and state.record.kind != "ended":
             # Nobody knows the size of what was damaged.  It takes time; but entries are damaged once in a lifetime.
@@ -721,16 +705,16 @@ class Broker:
         at_end = found.complete or (found.entries and found.entries[-1].position >= last)
         return entries, None if at_end else found.entries[-1].position + 1
 
-    def _read_sound(self, queue: int, how: str, *arguments: int) -> Loaded:
+    def _read_sound(self, read: _EntriesRead, queue: int, *arguments: int) -> Loaded:
         """Read both stores as one; entries that cannot be trusted are put aside, and named if they are met first."""
-        found = self._read_mended(queue, how, *arguments)
-        return found._replace(corrupt=self._set_aside(found.corrupt)) if found.corrupt else found
+        found = self._read_mended(read, queue, *arguments)
+        return found._replace(corrupt=self._stores.set_aside(found.corrupt)) if found.corrupt else found
 
-    def _read_mended(self, queue: int, how: str, *arguments: int) -> Loaded:
+    def _read_mended(self, read: _EntriesRead, queue: int, *arguments: int) -> Loaded:
         """Read both stores as one; damaged entries that are in memory are written anew."""
-        found = self._read(queue, how, *arguments)
+        found = read(queue, *arguments)
         if found.corrupt and self._write_anew(found.corrupt):
-            return self._read(queue, how, *arguments)
+            return read(queue, *arguments)
         return found
 
     def _write_anew(self, corrupt: Sequence[bytes]) -> bool:
@@ -747,17 +731,6 @@ class Broker:
         if changes:
             self.store.apply(changes)
         return bool(changes)
-
-    def _set_aside(self, corrupt: Sequence[bytes]) -> list[bytes]:
-        """Put entries that cannot be trusted aside, where there is room; returns those that were not met before."""
-        if self._disk is None:
-            return []
-        new = [key for key in corrupt if key not in self._not_set_aside]
-        if self._disk.quarantine("entries", corrupt):
-            self._not_set_aside.difference_update(corrupt)
-        else:
-            self._not_set_aside.update(corrupt)
-        return new
 
     def _load(self, effects: Effects, now_ms: int) -> None:
         """Bring entries into memory that the state has asked for.
@@ -789,7 +762,7 @@ class Broker:
                 if loaded >= CYCLE_ENTRIES:
                     later.append(load)
                     continue
-                found = self._read_sound(load.queue, "load", load.lane, load.after, load.limit)
+                found = self._read_sound(self._stores.load, load.queue, load.lane, load.after, load.limit)
                 entries = found.entries
                 if effects.touches_unloaded:
                     entries = pending.as_changed(entries)
@@ -807,7 +780,7 @@ class Broker:
 
     def _scan(self, scan: Scan, effects: Effects) -> None:
         """Show a consumer with a selector the next part of the backlog."""
-        found = self._read_sound(scan.queue, "load", scan.lane, scan.after, -(-scan.limit // SCANS))
+        found = self._read_sound(self._stores.load, scan.queue, scan.lane, scan.after, -(-scan.limit // SCANS))
         if found.corrupt:
             self._state.lost(scan.queue, scan.lane, len(found.corrupt))
         pending = _Pending(effects)
@@ -887,44 +860,6 @@ class Broker:
             for consumer, messages in effects.deliveries
         ]
 
-    def _persist(self, effects: Effects) -> None:
-        durable, volatile = effects.durable, effects.volatile
-        if durable:
-            if self._disk is None:
-                raise StoreException("the rules put something durable into an engine without a disk")
-            self._disk.commit(durable)
-            self._state.totals.commits += 1
-            self._keep_in_cache(durable.messages, durable.gone)
-        if volatile:
-            self._memory.commit(volatile)
-        schedules = durable.tables.get("schedule"), volatile.tables.get("schedule")
-        if any(schedules):
-            self._due_ms = min(
-                (due for due in (store.first_due_ms() for store in self._stores) if due is not None), default=None
-            )
-
-    def _keep_in_cache(self, messages: Mapping[int, c.NewMessage], gone: Sequence[int]) -> None:
-        cache = self._cache
-        size = self._cache_bytes
-        if messages:
-            cache.update(messages)
-            self._cached.extend(messages)
-            size += sum([len(message.payload) for message in messages.values()]) + _CACHED_BYTES * len(messages)
-        for number in gone:
-            message = cache.pop(number, None)
-            if message is not None:
-                size -= len(message.payload) + _CACHED_BYTES
-        limit = self.settings.message_cache_bytes
-        cached = self._cached
-        while size > limit:
-            # The first key of the dictionary would be found behind the places of all that are gone.
-            message = cache.pop(cached.popleft(), None)
-            if message is not None:
-                size -= len(message.payload) + _CACHED_BYTES
-        if len(cached) > 2 * len(cache) + _MOST_GONE:
-            self._cached = deque(cache)
-        self._cache_bytes = size
-
     def _deliver(self, effects: Effects, taken: Sequence[list[c.Handout] | None], now_ms: int) -> None:
         for (consumer, messages), handouts in zip(effects.deliveries, taken, strict=True):
             if handouts is None:
@@ -979,7 +914,7 @@ class Broker:
                 queue, _, _ = unpack_entry_key(each.key)
                 self.submit(c.SetAside(c.Range(queue, each.position, each.position, 1, frozenset((each.position,)))))
             return
-        are_aside = self._distrust([(each.message, each.key) for each in distrusted])
+        are_aside = self._stores.set_messages_aside([(each.message, each.key) for each in distrusted])
         for each in distrusted:
             if consumer is not None:
                 self.submit(c.Quarantined(consumer, each.number, not are_aside))
@@ -987,68 +922,6 @@ class Broker:
                 pending.durable.keep(each.message, each.key)
         if consumer is None and are_aside:
             self._state.totals.quarantined += len(distrusted)
-
-    def _bodies(self, wanted: Sequence[tuple[int, int]], pending: Effects | None = None) -> list[Message | None]:
-        """(format, payload) for each (message, flags); None where the record cannot be trusted."""
-        cache = self._cache
-        memory = self._memory
-        bodies: list[Message | None] = []
-        missing: list[int] = []
-        for index, (number, flags) in enumerate(wanted):
-            if pending is not None:
-                batch = pending.durable if flags & FLAG_PERSISTENT else pending.volatile
-                message = batch.messages.get(number)
-                if message is not None:
-                    bodies.append((message.format, message.payload))
-                    continue
-            if flags & FLAG_PERSISTENT:
-                message = cache.get(number)
-                if message is None:
-                    missing.append(index)
-                    bodies.append(None)
-                else:
-                    bodies.append((message.format, message.payload))
-            else:
-                bodies.append(memory.message(number))
-        if missing and self._disk is not None:
-            for index, body in zip(missing, self._disk.read_messages([wanted[i][0] for i in missing]), strict=True):
-                bodies[index] = body
-        return bodies
-
-    def _annotations_of(self, entry: RawEntry) -> dict[str, Any] | None:
-        """What the engine has added to a message."""
-        if not entry.flags & FLAG_ANNOTATED:
-            return None
-        return self._annotations(entry_key(entry.queue, entry.lane, entry.position), entry.flags)
-
-    def _annotations(self, key: bytes, flags: int, pending: Effects | None = None) -> dict[str, Any] | None:
-        if pending is not None:
-            batch = pending.durable if flags & FLAG_PERSISTENT else pending.volatile
-            value = batch.tables.get("annotations", {}).get(key) or pending.taken_annotations.get(key)
-            if value is not None:
-                return decode_annotations(key, value)
-        store: Store = self._disk if self._disk is not None and flags & FLAG_PERSISTENT else self._memory
-        return store.annotations(key)
-
-    def _is_body_set_aside(self, message: int) -> bool:
-        """Put the body of a message aside, which is the largest part of it; returns False where there is no room."""
-        return self._disk is None or self._disk.quarantine("messages", [message_key(message)])
-
-    def _distrust(self, messages: Sequence[tuple[int, bytes]]) -> bool:
-        """Put messages aside that cannot be delivered, each with the key of its entry.
-
-        Returns:
-            False where there is no room for them, and they stay.
-        """
-        if self._disk is None or not messages:
-            return True
-        records = [("messages", message_key(message)) for message, _ in messages]
-        if not self._disk.quarantine_all([*records, *(("entries", key) for _, key in messages)]):
-            return False
-        numbers = ", ".join(str(message) for message, _ in messages[:_NAMED])
-        more = f" and {len(messages) - _NAMED} more" if len(messages) > _NAMED else ""
-        _log.error("! message %s%s cannot be trusted; in quarantine, and not delivered", numbers, more)
-        return True
 
     def _fail(self, error: Exception, commands: Sequence[c.Command], decided: Effects | None) -> None:
         """Stop, and answer all who wait; ``decided``: what the cycle would have written and told."""
@@ -1071,8 +944,8 @@ class Broker:
         """What callers are told from now on."""
         if isinstance(error, StoreException):
             return error
-        if self._disk is not None and isinstance(error, STORE_ERRORS):
-            failure = failed(self._disk.path, error)
+        if self._stores.disk is not None and isinstance(error, STORE_ERRORS):
+            failure = failed(self._stores.disk.path, error)
         else:
             failure = StoreException(f"the engine stopped: {error!r}")
         failure.__cause__ = error
@@ -1109,7 +982,7 @@ class Broker:
         complete = False
         if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._directory.queues:
             limit = CHUNK_ENTRIES if browser.selector is not None else min(browser.credit, CHUNK_ENTRIES)
-            found = self._read(browser.queue.id, "browse", *browser.place, limit)
+            found = self._stores.browse(browser.queue.id, *browser.place, limit)
             complete = found.complete
             held = self._held_positions(browser.queue.id)
             messages: list[Outgoing] = []
@@ -1161,31 +1034,6 @@ class Broker:
             for entry in consumer.unsettled.values()
         }
 
-    # Reading both stores as one.
-
-    @property
-    def _stores(self) -> tuple[Store, ...]:
-        return (self._memory,) if self._disk is None else (self._disk, self._memory)
-
-    def _read(self, queue: int, how: str, *arguments: int) -> Loaded:
-        """``load``, ``browse`` or ``read_entries`` of both stores, in the order of that call."""
-        if self._disk is None:
-            found: Loaded = getattr(self._memory, how)(queue, *arguments)
-            return found
-        first: Loaded = getattr(self._disk, how)(queue, *arguments)
-        second: Loaded = getattr(self._memory, how)(queue, *arguments)
-        if not second.entries and second.complete:
-            return first
-        if not first.entries and first.complete and not first.corrupt:
-            return second
-        order: Callable[[RawEntry], Any] = _by_position if how == "read_entries" else _by_lane_and_position
-        # Behind the last entry of a store that has more, nothing is known of that store.
-        ends = [order(part.entries[-1]) for part in (first, second) if not part.complete]
-        entries = merge(first.entries, second.entries, key=order)
-        known = [entry for entry in entries if not ends or order(entry) <= min(ends)]
-        limit = arguments[-1]
-        return Loaded(known[:limit], first.corrupt, not ends and len(known) <= limit)
-
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Keep everybody else out while reading what is committed."""
@@ -1199,13 +1047,13 @@ class Broker:
 
     def _restart_position(self, queue: int, run: str) -> int:
         behind = following(self._earlier_runs, run)
-        if self._disk is None or behind is None:
+        if self._stores.disk is None or behind is None:
             return self._start_positions.get(queue, 1)
         key = behind, queue
         if key not in self._restart_positions:
             if len(self._restart_positions) >= _KEPT_POSITIONS:
                 self._restart_positions.clear()
-            self._restart_positions[key] = self._disk.run_positions(key[0]).get(queue, 1)
+            self._restart_positions[key] = self._stores.disk.run_positions(key[0]).get(queue, 1)
         return self._restart_positions[key]
 
     # Chores.
@@ -1236,6 +1084,7 @@ class Reader:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._stores = broker._stores
         self.state = broker._state
         self.run = broker._noted_run
 
@@ -1245,15 +1094,15 @@ class Reader:
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
-        return self._broker._read_mended(queue, "read_entries", first, last, limit)
+        return self._broker._read_mended(self._stores.read_entries, queue, first, last, limit)
 
     def delayed(self, queue: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries that are not due yet."""
-        return self._broker._read(queue, "load", DELAYED_LANE, after, limit)
+        return self._stores.load(queue, DELAYED_LANE, after, limit)
 
     def first_position(self, queue: int) -> int | None:
         """The lowest position that is there, without delayed ones; also that of an entry that cannot be trusted."""
-        found = [self._broker._read(queue, "load", lane, 0, 1) for lane in range(10)]
+        found = [self._stores.load(queue, lane, 0, 1) for lane in range(10)]
         positions = [entry.position for part in found for entry in part.entries]
         positions += [position_of(key) for part in found for key in part.corrupt]
         return min(positions, default=None)
@@ -1261,7 +1110,7 @@ class Reader:
     def last_published(self, group: str) -> int | None:
         """The last number of a group that was published; None where none was, or it was forgotten."""
         published = self.state.published
-        self._broker._look_up(published, group)
+        self._stores.look_up(published, group)
         return published.last(group)
 
     def restart_position(self, queue: int, run: str) -> int:
@@ -1270,8 +1119,8 @@ class Reader:
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
-        bodies = self._broker._bodies([(entry.number, entry.flags) for entry in entries])
-        return [(body, self._broker._annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
+        bodies = self._stores.bodies([(entry.number, entry.flags) for entry in entries])
+        return [(body, self._stores.annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
 
     @property
     def moves(self) -> tuple[int, int]:
@@ -1281,8 +1130,7 @@ class Reader:
     @property
     def in_quarantine(self) -> int:
         """How many records are in quarantine; without a store, none."""
-        disk = self._broker._disk
-        return 0 if disk is None else disk.quarantined()
+        return self._stores.in_quarantine
 
 
 class _Parts:
@@ -1412,7 +1260,7 @@ class _Pending:
         known = {entry.position for entry in entries}
         # Positions only grow: what is new stands behind everything that is in a store, or is in memory already.
         added = self.as_changed(each for each in new if each.position > after and each.position not in known)
-        return entries + sorted(added, key=_by_position)
+        return entries + sorted(added, key=by_position)
 
     def _index(self, size: int) -> None:
         """Arrange what came in by lane."""
@@ -1437,14 +1285,6 @@ def _raw(queue: int, entry: Entry) -> RawEntry:
         entry.size,
         entry.group,
     )
-
-
-def _by_position(entry: RawEntry) -> int:
-    return entry.position
-
-
-def _by_lane_and_position(entry: RawEntry) -> tuple[int, int]:
-    return entry.lane, entry.position
 
 
 def _tell(callback: Callable[[Any], None], value: Any) -> None:

@@ -87,8 +87,8 @@ def test_a_stopped_engine_is_told_to_its_connections_and_is_opened_anew(tmp_path
     transport.open(Credentials(), events.append, WAIT)
     link = transport.attach(SenderSpec(1, queue("q")), None, WAIT)
     lease = EngineLease(url(tmp_path))
-    assert lease.broker._disk is not None
-    lease.broker._disk._env.close()
+    assert lease.broker._stores.disk is not None
+    lease.broker._stores.disk._env.close()
     with pytest.raises(StoreException):
         transport.send(link, Envelope(queue("q")), None, WAIT)
     assert [type(event) for event in events] == [Failed]

@@ -164,8 +164,8 @@ def damage(url: str, text: bytes) -> None:
     with store.snapshot() as tables:
         key, value = next((key, value) for key, value in tables.items("messages") if text in value)
     store.apply([("messages", key, value.replace(text, text.swapcase()))])
-    lease.broker._cache.clear()
-    lease.broker._cache_bytes = 0
+    lease.broker._stores._cache.clear()
+    lease.broker._stores._cache_bytes = 0
     lease.release()
 
 

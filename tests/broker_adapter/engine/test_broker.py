@@ -130,9 +130,9 @@ def test_what_is_delivered_is_on_disk_before(disk: Engines) -> None:
     seen: list[bool] = []
 
     def sink(handouts: Any) -> None:
-        assert broker._disk is not None
+        assert broker._stores.disk is not None
         for handout in handouts:
-            (found,) = broker._disk.load(number, 5, handout.position - 1, 1).entries
+            (found,) = broker._stores.disk.load(number, 5, handout.position - 1, 1).entries
             seen.append(found.position == handout.position)
 
     consumer = broker.call(c.Attach(client, queue("q"), sink), WAIT)
@@ -246,17 +246,17 @@ def test_a_topic_keeps_one_copy_for_all_its_subscribers(disk: Engines) -> None:
         consumer, _ = attach(broker, client, topic("t"), subscription=Subscription(name, durable=True, shared=True))
         broker.call(c.Detach(consumer), WAIT)
     send(broker, client, topic("t"), "x", "y")
-    assert broker._disk is not None
-    with broker._disk._env.begin() as txn:
-        assert txn.stat(db=broker._disk._db["messages"])["entries"] == 2
+    assert broker._stores.disk is not None
+    with broker._stores.disk._env.begin() as txn:
+        assert txn.stat(db=broker._stores.disk._db["messages"])["entries"] == 2
     for name in "abc":
         consumer, inbox = attach(
             broker, client, topic("t"), 10, subscription=Subscription(name, durable=True, shared=True)
         )
         settle(broker, consumer, inbox.wait_for(2))
-    with broker._disk._env.begin() as txn:
-        assert txn.stat(db=broker._disk._db["messages"])["entries"] == 0
-        assert txn.stat(db=broker._disk._db["references"])["entries"] == 0
+    with broker._stores.disk._env.begin() as txn:
+        assert txn.stat(db=broker._stores.disk._db["messages"])["entries"] == 0
+        assert txn.stat(db=broker._stores.disk._db["references"])["entries"] == 0
 
 
 def test_an_ended_queue_leaves_nothing_in_the_store(disk: Engines) -> None:
@@ -268,12 +268,12 @@ def test_an_ended_queue_leaves_nothing_in_the_store(disk: Engines) -> None:
     send(broker, client, topic("t"), *range(2000), expires_at_ms=_now_ms() + 3_600_000)
     send(broker, client, topic("t"), "later", deliver_at_ms=_now_ms() + 150)
     broker.call(c.Unsubscribe(client, "sub"), WAIT)
-    assert broker._disk is not None
+    assert broker._stores.disk is not None
 
     def left() -> dict[str, int]:
-        assert broker._disk is not None
-        with broker._disk._env.begin() as txn:
-            counts = {table: txn.stat(db=handle)["entries"] for table, handle in broker._disk._db.items()}
+        assert broker._stores.disk is not None
+        with broker._stores.disk._env.begin() as txn:
+            counts = {table: txn.stat(db=handle)["entries"] for table, handle in broker._stores.disk._db.items()}
         return {table: count for table, count in counts.items() if count and table != "meta"}
 
     dead_letters = {"catalog": 1}
@@ -295,9 +295,9 @@ def test_a_queue_that_ended_just_before_a_crash_is_cleared_at_the_next_start(tmp
     try:
         while broker._chores:
             broker.call(c.Statistics(), WAIT)
-        assert broker._disk is not None
-        assert [each.record.name for each in broker._disk.queues()] == ["DLQ"]
-        assert list(broker._disk.read_messages([1])) == [None]
+        assert broker._stores.disk is not None
+        assert [each.record.name for each in broker._stores.disk.queues()] == ["DLQ"]
+        assert list(broker._stores.disk.read_messages([1])) == [None]
     finally:
         broker.close()
 
@@ -443,7 +443,7 @@ def test_places_of_volatile_messages_count_towards_their_limit(engines: Engines,
     for consumer in consumers:
         broker.call(c.Detach(consumer), WAIT)
     come_to_rest(broker)
-    assert broker._memory.bytes == 0
+    assert broker._stores.memory.bytes == 0
     assert send(broker, client, topic("t"), b"x", persistent=persistent) is None
 
 
@@ -514,8 +514,8 @@ def test_a_damaged_message_is_kept_aside_and_the_others_are_delivered(disk: Engi
     broker.call(c.Drain(consumer), WAIT)
     statistics = broker.call(c.Statistics(), WAIT)
     assert (statistics.quarantined, depth(broker, "q")) == (1, 2)
-    assert broker._disk is not None
-    assert broker._disk.quarantined() == 2  # the message and its entry
+    assert broker._stores.disk is not None
+    assert broker._stores.disk.quarantined() == 2  # the message and its entry
 
 
 @pytest.mark.damages
@@ -544,8 +544,8 @@ def test_the_engine_stops_on_an_error_of_the_store(disk: Engines) -> None:
     broker.on_failure(told.append)
     broker.submit(c.Enqueue(client, queue("q"), [message("held")], held.append))
     assert depth(broker, "q") == 1
-    assert broker._disk is not None
-    broker._disk._env.close()
+    assert broker._stores.disk is not None
+    broker._stores.disk._env.close()
     with pytest.raises(StoreException):
         send(broker, client, "other", "b")
     with pytest.raises(StoreException):
@@ -562,8 +562,8 @@ def test_what_went_on_in_the_cycle_that_failed_is_answered_too(disk: Engines) ->
     held: list[Any] = []
     broker.submit(c.Enqueue(client, queue("q"), [message("held")], held.append))
     assert depth(broker, "q") == 1
-    assert broker._disk is not None
-    broker._disk._env.close()
+    assert broker._stores.disk is not None
+    broker._stores.disk._env.close()
     with pytest.raises(StoreException):
         settle(broker, consumer, handouts)  # makes room for what is held
     assert [type(error) for error in held] == [StoreException]
@@ -572,12 +572,12 @@ def test_what_went_on_in_the_cycle_that_failed_is_answered_too(disk: Engines) ->
 def test_a_failed_engine_says_what_to_do(disk: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = disk.start()
     client = connect(broker)
-    assert broker._disk is not None
+    assert broker._stores.disk is not None
 
     def fails(_batch: object) -> None:
-        raise broker._disk._translated(lmdb.CorruptedError("page 7"))
+        raise broker._stores.disk._translated(lmdb.CorruptedError("page 7"))
 
-    monkeypatch.setattr(broker._disk, "commit", fails)
+    monkeypatch.setattr(broker._stores.disk, "commit", fails)
     with pytest.raises(StoreException, match=r"page 7; .* run: holdfast check"):
         send(broker, client, "q", "a")
 
@@ -593,8 +593,8 @@ def test_a_failing_engine_tells_everybody_though_those_who_are_answered_send_aga
         if not told.is_set():
             broker.submit(c.Enqueue(client, queue("q"), [message("again")], again))
 
-    assert broker._disk is not None
-    broker._disk._env.close()
+    assert broker._stores.disk is not None
+    broker._stores.disk._env.close()
     broker.submit(c.Enqueue(client, queue("q"), [message("first")], again))
     assert told.wait(WAIT)
     with pytest.raises(StoreException):

@@ -66,7 +66,7 @@ def test_a_transaction_for_durable_and_other_subscriptions_waits_for_room_like_a
     client = connect(broker, "me")
     attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=False))
     attach(broker, client, topic("t"))
-    broker._disk.room = lambda: Room(0, 0, 4096, "the store is full")
+    broker._stores.disk.room = lambda: Room(0, 0, 4096, "the store is full")
     broker._room_checked_ms = 0
     (error,) = send(broker, client, topic("t"), "x")
     assert isinstance(error, ResourceAllocationException)
@@ -85,8 +85,8 @@ def test_the_cache_drops_the_oldest_without_passing_over_numbers_that_are_gone(b
         settle(broker, consumer, inbox.handouts)
         inbox.handouts.clear()
     send(broker, client, "q", *["x" * 1000] * 300)
-    assert broker._cache_bytes <= 100_000
-    assert len(broker._cached) < 25_000
+    assert broker._stores._cache_bytes <= 100_000
+    assert len(broker._stores._cached) < 25_000
 
 
 def test_the_cache_counts_what_messages_without_a_body_take_in_memory(brokers: Any) -> None:
@@ -94,11 +94,11 @@ def test_the_cache_counts_what_messages_without_a_body_take_in_memory(brokers: A
     client = connect(broker)
     for _ in range(20):
         send(broker, client, "q", *[""] * 50)
-    assert 100 < len(broker._cache) < 400
+    assert 100 < len(broker._stores._cache) < 400
     consumer, inbox = attach(broker, client, "q", credit=1000)
     settle(broker, consumer, inbox.handouts)
     assert len(inbox.handouts) == 1000
-    assert broker._cache_bytes == len(broker._cache) == 0
+    assert broker._stores._cache_bytes == len(broker._stores._cache) == 0
 
 
 def test_consumers_that_were_limited_go_on_when_others_have_settled(brokers: Any) -> None:

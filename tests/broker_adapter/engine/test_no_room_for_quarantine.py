@@ -128,12 +128,12 @@ def test_a_damaged_entry_for_which_there_is_no_room_counts_once(tmp_path: Path) 
         full_up(store)
         found = store.read_entries(int.from_bytes(key[:4]), 0, 100, 100)
         assert found.corrupt == [key]
-        assert [broker._set_aside(found.corrupt) for _ in range(3)] == [[key], [], []]
+        assert [broker._stores.set_aside(found.corrupt) for _ in range(3)] == [[key], [], []]
         assert store.quarantined() == 0
         env.set_mapsize(size)
-        assert broker._set_aside(found.corrupt) == []
+        assert broker._stores.set_aside(found.corrupt) == []
         assert store.quarantined() == 1
-        assert broker._set_aside(found.corrupt) == [key], "it is not known any more: another one would count"
+        assert broker._stores.set_aside(found.corrupt) == [key], "it is not known any more: another one would count"
     broker.close()
 
 

@@ -750,8 +750,8 @@ def damage_body(broker: Broker, body: bytes) -> None:
     with store.snapshot() as tables:
         key, value = next((key, value) for key, value in tables.items("messages") if value.endswith(body))
     store.apply([("messages", key, value[:-1] + b"!")])
-    broker._cache.clear()
-    broker._cache_bytes = 0
+    broker._stores._cache.clear()
+    broker._stores._cache_bytes = 0
 
 
 @pytest.mark.damages

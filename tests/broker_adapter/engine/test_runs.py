@@ -93,9 +93,9 @@ def test_positions_are_kept_over_a_crash_also_those_of_messages_that_did_not_sur
         fill(broker, 3)
         send(broker, connect(broker), "q", *["volatile"] * 5, persistent=False)
         seen = ask(broker, "bounds")
-        assert broker._disk is not None
+        assert broker._stores.disk is not None
         (engines.path.parent / "copy").mkdir()
-        broker._disk._env.copy(str(engines.path.parent / "copy"))  # what SIGKILL would leave
+        broker._stores.disk._env.copy(str(engines.path.parent / "copy"))  # what SIGKILL would leave
     engines.restore()
     with engines.running() as broker:
         now = ask(broker, "bounds", run=seen["run"])
@@ -135,9 +135,9 @@ def test_an_older_copy_of_the_store_does_not_keep_them(engines: Engines, restart
 def test_a_copy_that_was_taken_while_the_engine_ran_does_not_keep_them_either(engines: Engines) -> None:
     with engines.running() as broker:
         fill(broker, 10)
-        assert broker._disk is not None
+        assert broker._stores.disk is not None
         (engines.path.parent / "copy").mkdir()
-        broker._disk._env.copy(str(engines.path.parent / "copy"))
+        broker._stores.disk._env.copy(str(engines.path.parent / "copy"))
         seen = fill(broker, 10)  # in the run that the copy knows
     engines.restore()
     with engines.running() as broker:
@@ -177,9 +177,9 @@ def test_a_bounded_number_of_starts_is_remembered_and_older_ones_are_still_kept(
         with engines.running() as broker:
             fill(broker, number % 2)
     with engines.running() as broker:
-        assert broker._disk is not None
-        assert len(broker._disk.runs()) == KEPT_RUNS
-        assert seen["run"] not in broker._disk.runs()
+        assert broker._stores.disk is not None
+        assert len(broker._stores.disk.runs()) == KEPT_RUNS
+        assert seen["run"] not in broker._stores.disk.runs()
         assert ask(broker, "bounds", run=seen["run"])["kept"] >= seen["next"]
         assert ask(broker, "bounds", run="of another store")["kept"] >= seen["next"]
 

@@ -302,8 +302,8 @@ def test_clients_are_told_when_the_engine_stops(serve: Callable[..., Served], tm
             connection.exception_listener = lambda _error: arrived.set()
             with connection.create_session() as session:
                 producer = session.create_producer(session.create_queue("q"))
-                assert broker._disk is not None
-                broker._disk._env.close()
+                assert broker._stores.disk is not None
+                broker._stores.disk._env.close()
                 with pytest.raises(JMSException):
                     producer.send("x")
             assert arrived.wait(WAIT)
