@@ -42,7 +42,7 @@ from broker_adapter.engine.failures import fault
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.operations import ONCE, checked_arguments, perform
-from broker_adapter.engine.queue_entries import Entry
+from broker_adapter.engine.pending import Pending, raw_entry
 from broker_adapter.engine.queue_state import Browser, QueueState
 from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.records import (
@@ -59,9 +59,10 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.runs import following, new_run
 from broker_adapter.engine.selection import Read, Selectable
+from broker_adapter.engine.split_sends import split
 from broker_adapter.engine.staging import batch_of
 from broker_adapter.engine.store import Loaded
-from broker_adapter.engine.stores import Message, Stores, by_position
+from broker_adapter.engine.stores import Message, Stores
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -602,7 +603,7 @@ class Broker:
             if isinstance(command, c.Enqueue):
                 fan_out = self._directory.fan_out(command.destination)
                 if fan_out * len(command.messages) > CYCLE_ENTRIES and len(command.messages) > 1:
-                    command, rest = _split(command, max(1, CYCLE_ENTRIES // fan_out))
+                    command, rest = split(command, max(1, CYCLE_ENTRIES // fan_out))
                     inbox.appendleft(rest)
                 weight += fan_out * len(command.messages)
                 size += sum([len(message.payload) for message in command.messages])
@@ -744,7 +745,7 @@ class Broker:
         effects.scans = []
         for scan in scans[:SCANS]:
             self._scan(scan, effects)
-        pending = _Pending(effects)
+        pending = Pending(effects)
         self._state.matching.begin_candidates()
         searched = bool(scans)
         is_late = False
@@ -783,7 +784,7 @@ class Broker:
         found = self._read_sound(self._stores.load, scan.queue, scan.lane, scan.after, -(-scan.limit // SCANS))
         if found.corrupt:
             self._state.lost(scan.queue, scan.lane, len(found.corrupt))
-        pending = _Pending(effects)
+        pending = Pending(effects)
         entries = pending.as_changed(found.entries)
         if found.complete:
             entries = pending.with_new(scan.queue, scan.lane, scan.after, entries)
@@ -834,7 +835,7 @@ class Broker:
             size += candidate.entry.size
             if part and size > SCAN_BYTES:
                 break
-            part.append(_raw(candidate.queue.id, candidate.entry))
+            part.append(raw_entry(candidate.queue.id, candidate.entry))
         found = {raw.position: message for raw, message in self._selectables(part, effects)}
         return [found.get(raw.position) for raw in part]
 
@@ -1133,55 +1134,6 @@ class Reader:
         return self._stores.in_quarantine
 
 
-class _Parts:
-    """The answer to a send that is carried out in parts, which have theirs in order."""
-
-    def __init__(self, messages: int, reply: c.Reply) -> None:
-        self._missing = messages
-        self._results: list[tuple[Any, int]] = []
-        self._reply = reply
-
-    def answer(self, result: Any, messages: int) -> None:
-        """A part of so many messages has its answer."""
-        self._results.append((result, messages))
-        self._missing -= messages
-        if self._missing:
-            return
-        if all(each is None for each, _ in self._results):
-            self._reply(None)
-            return
-        errors: list[JMSException | None] = []
-        for each, count in self._results:
-            errors += each if isinstance(each, list) else [each] * count
-        self._reply(errors)
-
-
-class _Part:
-    """Takes the answer to one part of a send."""
-
-    __slots__ = ("_messages", "parts")
-
-    def __init__(self, parts: _Parts, messages: int) -> None:
-        self.parts = parts
-        self._messages = messages
-
-    def __call__(self, result: Any) -> None:
-        self.parts.answer(result, self._messages)
-
-
-def _split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
-    """A send, or what is left of one, as two; the first of so many messages."""
-    one, other = command.messages[:first], command.messages[first:]
-    reply = command.reply
-    if reply is None:
-        return command._replace(messages=one), command._replace(messages=other)
-    parts = reply.parts if isinstance(reply, _Part) else _Parts(len(command.messages), reply)
-    return (
-        command._replace(messages=one, reply=_Part(parts, len(one))),
-        command._replace(messages=other, reply=_Part(parts, len(other))),
-    )
-
-
 def _lock_seconds(timeout: float | None) -> float:
     """A time-out in seconds (None: none) as locks take it."""
     return -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
@@ -1224,67 +1176,6 @@ class _Slice:
             self._end = now + SELECT_SECONDS
             return False
         return now > self._end
-
-
-class _Pending:
-    """What a cycle has changed and not written yet, as those see it who read the stores."""
-
-    def __init__(self, effects: Effects) -> None:
-        self._batches = effects.durable.entries, effects.volatile.entries
-        self._indexed = -1
-        self._new: dict[bytes, list[RawEntry]] = {}
-
-    def as_changed(self, entries: Iterable[RawEntry]) -> list[RawEntry]:
-        """These entries of a store as they will be, without those that have ended or moved."""
-        found = []
-        for entry in entries:
-            key = entry_key(entry.queue, entry.lane, entry.position)
-            for batch in self._batches:
-                if key in batch:
-                    changed = batch[key]
-                    if changed is not None:
-                        found.append(_raw(entry.queue, changed) if isinstance(changed, Entry) else entry)
-                    break
-            else:
-                found.append(entry)
-        return found
-
-    def with_new(self, queue: int, lane: int, after: int, entries: list[RawEntry]) -> list[RawEntry]:
-        """The entries that a store has to the end of a lane, and those that came in behind them."""
-        size = sum([len(changed) for changed in self._batches])
-        if size != self._indexed:
-            self._index(size)
-        new = self._new.get(entry_key(queue, lane, 0)[:5])
-        if new is None:
-            return entries
-        known = {entry.position for entry in entries}
-        # Positions only grow: what is new stands behind everything that is in a store, or is in memory already.
-        added = self.as_changed(each for each in new if each.position > after and each.position not in known)
-        return entries + sorted(added, key=by_position)
-
-    def _index(self, size: int) -> None:
-        """Arrange what came in by lane."""
-        self._indexed = size
-        self._new = {}
-        for changed in self._batches:
-            for key, entry in changed.items():
-                if isinstance(entry, Entry):
-                    queue = int.from_bytes(key[:4])
-                    self._new.setdefault(key[:5], []).append(_raw(queue, entry))
-
-
-def _raw(queue: int, entry: Entry) -> RawEntry:
-    return RawEntry(
-        queue,
-        entry.lane.number,
-        entry.position,
-        entry.number,
-        entry.delivery_count,
-        entry.flags,
-        entry.expires_at_ms,
-        entry.size,
-        entry.group,
-    )
 
 
 def _tell(callback: Callable[[Any], None], value: Any) -> None:

@@ -71,3 +71,13 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give the store free."""
+
+
+def by_position(entry: RawEntry) -> int:
+    """The order of ``read_entries``."""
+    return entry.position
+
+
+def by_lane_and_position(entry: RawEntry) -> tuple[int, int]:
+    """The order of ``load`` and ``browse``."""
+    return entry.lane, entry.position

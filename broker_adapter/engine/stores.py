@@ -26,7 +26,7 @@ from broker_adapter.engine.records import (
     entry_key,
     message_key,
 )
-from broker_adapter.engine.store import Loaded, Store
+from broker_adapter.engine.store import Loaded, Store, by_lane_and_position, by_position
 from broker_adapter.errors import StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -264,13 +264,3 @@ def _merged(first: Loaded, second: Loaded, order: Callable[[RawEntry], Any], lim
     entries = merge(first.entries, second.entries, key=order)
     known = [entry for entry in entries if not ends or order(entry) <= min(ends)]
     return Loaded(known[:limit], first.corrupt, not ends and len(known) <= limit)
-
-
-def by_position(entry: RawEntry) -> int:
-    """Orders entries by position."""
-    return entry.position
-
-
-def by_lane_and_position(entry: RawEntry) -> tuple[int, int]:
-    """Orders entries as they are delivered."""
-    return entry.lane, entry.position

@@ -1,0 +1,65 @@
+"""Sends that are carried out in parts, because their messages take too many places in queues for one commit.
+
+:func:`split` cuts an ``Enqueue`` command in two.  The reply to the send is called once, when each part has its answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker_adapter.engine import commands as c
+from broker_adapter.errors import JMSException
+
+
+class _PartialAnswers:
+    """The answer to a send that is carried out in parts, which have theirs in order."""
+
+    def __init__(self, messages: int, reply: c.Reply) -> None:
+        self._missing = messages
+        self._results: list[tuple[Any, int]] = []
+        self._reply = reply
+
+    def answer(self, result: Any, messages: int) -> None:
+        """A part of so many messages has its answer."""
+        self._results.append((result, messages))
+        self._missing -= messages
+        if self._missing:
+            return
+        if all(each is None for each, _ in self._results):
+            self._reply(None)
+            return
+        errors: list[JMSException | None] = []
+        for each, count in self._results:
+            errors += each if isinstance(each, list) else [each] * count
+        self._reply(errors)
+
+
+class _Part:
+    """Takes the answer to one part of a send."""
+
+    __slots__ = ("_messages", "parts")
+
+    def __init__(self, parts: _PartialAnswers, messages: int) -> None:
+        self.parts = parts
+        self._messages = messages
+
+    def __call__(self, result: Any) -> None:
+        self.parts.answer(result, self._messages)
+
+
+def split(command: c.Enqueue, first: int) -> tuple[c.Enqueue, c.Enqueue]:
+    """A send, or what is left of one, as two commands.
+
+    Args:
+        command: the send.
+        first: how many messages the first command has.
+    """
+    one, other = command.messages[:first], command.messages[first:]
+    reply = command.reply
+    if reply is None:
+        return command._replace(messages=one), command._replace(messages=other)
+    parts = reply.parts if isinstance(reply, _Part) else _PartialAnswers(len(command.messages), reply)
+    return (
+        command._replace(messages=one, reply=_Part(parts, len(one))),
+        command._replace(messages=other, reply=_Part(parts, len(other))),
+    )
