@@ -11,8 +11,8 @@ Theory of operation
     which also wakes for what falls due; also what the main thread waits for, where handlers of signals could raise in
     the middle of a cycle, or call back into it (:mod:`signals`).
 
-    Work that must not stop the engine (trimming a deleted queue, moving a published transaction) is a *chore*: a
-    generator of commands, one of which is carried out a cycle (:mod:`chores`).
+    Work that must not stop the engine (trimming a deleted queue, moving a published transaction) is a *background
+    job*: a generator of commands, one of which is carried out a cycle (:mod:`background`).
 
     On an error of the store the engine stops rather than guesses: everything after it raises the same error.
 """
@@ -34,9 +34,9 @@ import attrs
 
 from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.background import BackgroundJobs
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.check import Change, Check, Finding, Tables
-from broker_adapter.engine.chores import Chores
 from broker_adapter.engine.effects import Candidate, Effects, Load, Outgoing, Scan
 from broker_adapter.engine.failures import fault
 from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
@@ -170,7 +170,7 @@ class Broker:
         #: candidates for the consumers that search, by queue, in the order of their turns
         self._candidates: dict[int, deque[Candidate]] = {}
         self._lookers: list[Browser] = []
-        self._chores = Chores()
+        self._jobs = BackgroundJobs()
         self._persist = self._stores.commit
         self._look_up = self._stores.look_up
         self._bodies = self._stores.bodies
@@ -206,14 +206,14 @@ class Broker:
     def _restore(self, disk: LmdbStore) -> None:
         queues = disk.queues()
         for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
-            self._chores.trim(self._trim_and_drop(queue))
+            self._jobs.trim(self._trim_and_drop(queue))
         published = sorted(
             (found.record.publishing, found.queue)
             for found in queues
             if found.record.kind == "staged" and found.record.publishing
         )
         for _, staged in published:
-            self._chores.move(self._move_and_drop(staged))
+            self._jobs.move(self._move_and_drop(staged))
         self._start_positions = {
             queue.id: queue.next_position
             for queue in self._directory.queues.values()
@@ -437,7 +437,7 @@ class Broker:
             and self._unwritten is None
             and bool(
                 self._loads
-                or self._chores
+                or self._jobs
                 or self._lookers
                 or self._scans
                 or self._candidates
@@ -553,7 +553,7 @@ class Broker:
         """What has to be done now without anybody's asking, ahead of the commands."""
         if self._by_itself:
             self._add_due(now_ms, elapsed_ms, commands)
-        part = self._chores.next()
+        part = self._jobs.next()
         if part is not None:
             commands.append(part)
 
@@ -880,9 +880,9 @@ class Broker:
         for reply, result in effects.replies:
             _tell(reply, result)
         for queue in effects.published:
-            self._chores.move(self._move_and_drop(queue))
+            self._jobs.move(self._move_and_drop(queue))
         for queue in effects.ended:
-            self._chores.trim(self._trim_and_drop(queue))
+            self._jobs.trim(self._trim_and_drop(queue))
 
     def _handouts(
         self, messages: Sequence[Outgoing], consumer: int | None, pending: Effects | None = None
@@ -1057,7 +1057,7 @@ class Broker:
             self._restart_positions[key] = self._stores.disk.run_positions(key[0]).get(queue, 1)
         return self._restart_positions[key]
 
-    # Chores.
+    # Background jobs.
 
     def _chunks(self, queue: int) -> Iterator[tuple[c.Range, list[RawEntry]]]:
         """All entries of a queue, in chunks: read in the cycle that asks for the next one."""
@@ -1126,7 +1126,7 @@ class Reader:
     @property
     def moves(self) -> tuple[int, int]:
         """How many publications there were, and how many of them are in their queues."""
-        return self._broker._chores.moves_added, self._broker._chores.moves_done
+        return self._broker._jobs.moves_added, self._broker._jobs.moves_done
 
     @property
     def in_quarantine(self) -> int:

@@ -278,7 +278,7 @@ def test_an_ended_queue_leaves_nothing_in_the_store(disk: Engines) -> None:
 
     dead_letters = {"catalog": 1}
     _eventually(
-        lambda: not broker._chores and left() == dead_letters
+        lambda: not broker._jobs and left() == dead_letters
     )  # the schedule of a delayed one goes when it is due
 
 
@@ -293,7 +293,7 @@ def test_a_queue_that_ended_just_before_a_crash_is_cleared_at_the_next_start(tmp
     store.close()
     broker = Broker(settings, str(tmp_path))
     try:
-        while broker._chores:
+        while broker._jobs:
             broker.call(c.Statistics(), WAIT)
         assert broker._stores.disk is not None
         assert [each.record.name for each in broker._stores.disk.queues()] == ["DLQ"]
@@ -315,7 +315,7 @@ def test_a_published_transaction_is_moved_at_the_next_start(tmp_path: Path) -> N
     store.close()
     broker = Broker(settings, str(tmp_path))
     try:
-        while broker._chores:
+        while broker._jobs:
             broker.call(c.Statistics(), WAIT)
         client = connect(broker)
         assert payloads(drained(broker, client, "target")) == [b"1", b"2", b"3", b"4"]
@@ -327,7 +327,7 @@ def test_a_published_transaction_is_moved_at_the_next_start(tmp_path: Path) -> N
 def test_a_staged_transaction_that_nobody_publishes_is_dropped(engines: Engines) -> None:
     broker = engines.start(staged_timeout_seconds=1.0)
     broker.call(c.Stage("t", queue("target"), 0, [message("x")]), WAIT)
-    _eventually(lambda: not broker._state.directory.staged and not broker._chores)
+    _eventually(lambda: not broker._state.directory.staged and not broker._jobs)
     assert depth(broker, "t") == 0
     with pytest.raises(JMSException, match="staged_timeout_seconds"):
         broker.call(c.Publish("group", 1, ["t"]), WAIT)

@@ -875,7 +875,7 @@ def test_damaged_entries_are_counted_no_more_once_an_operation_has_found_them(tm
     broker = Broker(EngineSettings(), str(tmp_path))
     more = {"settle_through": {"position": 4}, "redrive": {"to": "other"}}.get(operation, {})
     ask(broker, operation, destination="q", **more)
-    while broker._chores:
+    while broker._jobs:
         broker.call(c.Due(()), WAIT)
     assert depth(broker, "q") == {"purge": 0, "delete": 0, "redrive": 2, "settle_through": 3}[operation]
     assert depth(broker, "other") == (3 if operation == "redrive" else 0)

@@ -8,8 +8,8 @@ from pathlib import Path
 from broker_adapter.destination import queue
 from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.background import MOVES_IN_A_ROW, BackgroundJobs
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.chores import MOVES_IN_A_ROW, Chores
 from broker_adapter.engine.operations import steps_of
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, drained, message, payloads, send
@@ -20,40 +20,40 @@ def parts(number: int, count: int) -> Iterator[c.Command]:
         yield c.Drop(number)
 
 
-def numbers(chores: Chores, count: int) -> list[int]:
+def numbers(jobs: BackgroundJobs, count: int) -> list[int]:
     """Whose parts the next ones are."""
-    found = [chores.next() for _ in range(count)]
+    found = [jobs.next() for _ in range(count)]
     return [each.queue for each in found if isinstance(each, c.Drop)]
 
 
 def test_moves_go_ahead_of_trims_and_in_their_order() -> None:
-    chores = Chores()
-    chores.trim(parts(1, 3))
-    chores.move(parts(2, 2))
-    chores.move(parts(3, 1))
-    assert numbers(chores, 4) == [2, 2, 3, 1]
-    assert len(chores) == 1
-    assert numbers(chores, 9) == [1, 1]
-    assert len(chores) == 0
+    jobs = BackgroundJobs()
+    jobs.trim(parts(1, 3))
+    jobs.move(parts(2, 2))
+    jobs.move(parts(3, 1))
+    assert numbers(jobs, 4) == [2, 2, 3, 1]
+    assert len(jobs) == 1
+    assert numbers(jobs, 9) == [1, 1]
+    assert len(jobs) == 0
 
 
 def test_a_move_is_done_when_what_comes_behind_its_last_part_is_asked_for() -> None:
-    chores = Chores()
-    chores.move(parts(1, 2))
-    chores.move(parts(2, 1))
+    jobs = BackgroundJobs()
+    jobs.move(parts(1, 2))
+    jobs.move(parts(2, 1))
     done = []
     for _ in range(4):
-        done.append(chores.moves_done)
-        chores.next()
+        done.append(jobs.moves_done)
+        jobs.next()
     assert done == [0, 0, 0, 1]
-    assert (chores.moves_added, chores.moves_done) == (2, 2)
+    assert (jobs.moves_added, jobs.moves_done) == (2, 2)
 
 
 def test_a_trim_has_its_turn_however_much_is_moved() -> None:
-    chores = Chores()
-    chores.trim(parts(1, 3))
-    chores.move(parts(2, 100))
-    assert numbers(chores, 2 * MOVES_IN_A_ROW + 2) == ([2] * MOVES_IN_A_ROW + [1]) * 2
+    jobs = BackgroundJobs()
+    jobs.trim(parts(1, 3))
+    jobs.move(parts(2, 100))
+    assert numbers(jobs, 2 * MOVES_IN_A_ROW + 2) == ([2] * MOVES_IN_A_ROW + [1]) * 2
 
 
 def test_publishing_waits_for_its_own_messages_and_not_for_deleted_queues(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_publishing_waits_for_its_own_messages_and_not_for_deleted_queues(tmp_pa
                         result = step(reader)
                 assert answers == [True]
                 assert cycles < 10
-                assert len(broker._chores) == 1  # the deleted queue is still being trimmed
+                assert len(broker._jobs) == 1  # the deleted queue is still being trimmed
         finally:
             broker_module.CHUNK_ENTRIES = chunk
         assert payloads(drained(broker, client, "out")) == [b"x", b"y"]

@@ -1,4 +1,4 @@
-"""Work of the engine that is done in parts, one a cycle; no threads, files or clock.
+"""Background jobs of the engine: each is carried out in parts, one part a cycle.  No threads, files or clock.
 
 The entries of published transactions are moved ahead of the trimming of queues that were deleted: somebody waits for
 them, and for a deleted queue nobody does.  Publications are moved in the order in which they were made.  Trimming has
@@ -17,8 +17,8 @@ from broker_adapter.engine import commands as c
 MOVES_IN_A_ROW: Final = 8
 
 
-class Chores:
-    """What waits to be moved and trimmed.
+class BackgroundJobs:
+    """The moves of published transactions and the trims of deleted queues that are not done yet.
 
     Attributes:
         moves_added: how many publications there were, since the engine began.
