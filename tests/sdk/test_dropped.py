@@ -72,6 +72,7 @@ def taken(connection: Connection, name: str) -> list[tuple[str, bool]]:
 
 def drop(act: Callable[[], Any], *expected: str) -> list[str]:
     """Do something that drops what it makes; what the warnings say once these have come."""
+    gc.collect()  # what other tests have dropped is closed, and warned of, before
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         act()
