@@ -994,5 +994,5 @@ def test_a_cancelled_purge_leaves_what_it_had_not_come_to(broker: Broker) -> Non
 def test_the_deadline_holds_also_where_nothing_is_found(broker: Broker) -> None:
     send(broker, connect(broker), "q", "a")
     # Between two steps, or in one, where the machine is busy.
-    with pytest.raises(OperationTimedOutException, match="the time is over|no answer to ResolveCommit within"):
+    with pytest.raises(OperationTimedOutException, match=r"the time is over|no answer to ResolveCommit within"):
         broker.request("settle_positions", {"destination": "q", "given": sparse(MAX_GIVEN)}, 0.02)
