@@ -276,6 +276,7 @@ class InProcessTransport:
     def end_session(self, session: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
         self._usable_to_wait()
+        self._call(c.EndSession(self._commit_session(session)), timeout)
         for link in [link for link, of_session in list(self._sessions.items()) if of_session == session]:
             consumer = self._consumers.get(link)
             if consumer is not None:
@@ -453,11 +454,15 @@ class InProcessTransport:
         settled = [(self._consumers.get(link, -1), number, outcome) for (_, link, number), outcome in settlements]
         command = c.Commit(
             self._client,
-            c.CommitId(f"{self._commit_prefix}/{session}", commit_number),
+            c.CommitId(self._commit_session(session), commit_number),
             [self._message(link, envelope) for link, envelope in sends],
             settled,
         )
         self._call(command, timeout)
+
+    def _commit_session(self, session: int) -> str:
+        """What the ids of a session's commits name it."""
+        return f"{self._commit_prefix}/{session}"
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""

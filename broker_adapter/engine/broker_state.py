@@ -148,6 +148,7 @@ class BrokerState:
             c.Enqueue: sends.enqueue,
             c.PutBack: sends.put_back,
             c.Commit: self._commit,
+            c.EndSession: resumption.end_session,
             c.ResolveCommit: transactions.resolve,
             c.Stage: staged.stage,
             c.Renew: staged.renew,

@@ -344,6 +344,13 @@ class Commit(NamedTuple):
     reply: Reply | None = None
 
 
+class EndSession(NamedTuple):
+    """A session is closed: its commits that wait for room are rolled back."""
+
+    session: str  #: as in the ids of its commits
+    reply: Reply | None = None
+
+
 class ResolveCommit(NamedTuple):
     """Was this commit, made so long ago, done?  Replies True or False; None where it may have been forgotten."""
 
@@ -583,6 +590,7 @@ Command = (
     | Enqueue
     | Settle
     | Commit
+    | EndSession
     | ResolveCommit
     | Trim
     | Forgive

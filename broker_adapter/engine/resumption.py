@@ -122,6 +122,13 @@ class Resumption:
         """When something that was put off is tried again; None where there is nothing."""
         return min([pause.next_try_ms for pause in self._pauses if pause.put_off], default=None)
 
+    def end_session(self, command: c.EndSession, now_ms: int, effects: Effects) -> None:
+        """Carry out an EndSession."""
+        if self._wait_queues.count:
+            error = IllegalStateException("the session was closed while the commit waited for room")
+            self._give_up(self._wait_queues.of_session(command.session), error, now_ms, effects)
+        effects.answer(command, None)
+
     def give_up_session(self, session: str, now_ms: int, effects: Effects) -> None:
         """Refuse the commits of a session that wait: it has gone on, and must not overtake them."""
         if self._wait_queues.count:

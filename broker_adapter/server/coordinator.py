@@ -100,6 +100,7 @@ class Coordinator:
         self._limits = limits
         self._timeout_seconds = timeout_seconds
         self._links: set[int] = set()
+        self._sessions: dict[int, str] = {}  # what the ids of the commits of a link name its session
         self._transactions: dict[bytes, Transaction] = {}
         self._next_transaction = 1
 
@@ -119,9 +120,15 @@ class Coordinator:
         return link in self._links
 
     def remove(self, link: int) -> None:
-        """A link is gone: if it led to the coordinator, what was declared on it is rolled back."""
+        """A link is gone: if it led to the coordinator, what was declared on it is rolled back.
+
+        That includes a commit that waits for room: nobody can be told of its end.
+        """
         if link in self._links:
             self._links.discard(link)
+            session = self._sessions.pop(link, None)
+            if session is not None:
+                self._defer(c.EndSession(session))
             for txn_id, transaction in list(self._transactions.items()):
                 if transaction.coordinator == link:
                     del self._transactions[txn_id]
@@ -131,6 +138,7 @@ class Coordinator:
     def clear(self) -> None:
         """Let go of everything."""
         self._links.clear()
+        self._sessions.clear()
         self._transactions.clear()
 
     # What belongs to a transaction.
@@ -273,6 +281,7 @@ class Coordinator:
         named = annotations.get(COMMIT_ID)
         if isinstance(named, list) and len(named) == 2 and isinstance(named[0], str) and type(named[1]) is int:
             commit_id = c.CommitId(named[0], named[1])
+            self._sessions[link] = named[0]
         self._budget.unanswered += transaction.kept_bytes
         calls = self._calls
         reply = calls.reply(self._on_committed, link, number, transaction, transaction.kept_bytes)

@@ -169,10 +169,35 @@ class Commits:
         """What our own server knows the commits of a session by."""
         return f"{self._prefix}:{session}"
 
-    def session_ended(self, session: int) -> None:
-        """The application has ended a session; our own server remembers its commits."""
-        self._coordinators.pop(session, None)
+    def end_session(self, session: int) -> list[Commit]:
+        """The application ends a session; our own server remembers its commits.
+
+        Returns:
+            The commits whose discharge has no answer, and will not have one: the caller is to end each of them.
+        """
+        coordinator = self._coordinators.pop(session, None)
         self._committed.pop(session, None)
+        return [] if coordinator is None else coordinator.take_discharged()
+
+    @staticmethod
+    def resolved(commit: Commit, was_done: bool | None, error: JMSException | None) -> bool:
+        """End a commit whose session has ended, as the broker says.
+
+        Args:
+            commit: one without an answer.
+            was_done: whether it was done; None: the broker does not know.
+            error: why there is no such answer.
+
+        Returns:
+            Whether a caller still waits for it.
+        """
+        if error is None and was_done:
+            return commit.done(None, None)
+        if error is None and was_done is not None:
+            reason = "nothing was committed: the session was closed before the broker had committed"
+            return commit.done(None, TransactionRolledBackException(reason))
+        why = "the broker does not know whether it was done" if error is None else error.reason
+        return commit.done(None, TransactionInDoubtException(f"the session was closed during the commit: {why}"))
 
     def _attach(self, session: int) -> Coordinator:
         name = self._table.new_name("coordinator", None)
@@ -233,6 +258,12 @@ class Coordinator(Link):
         elif commit.refusal is None:
             commit.refusal = OperationTimedOutException("it was not ready in time")  # its discharge says so
         return True
+
+    def take_discharged(self) -> list[Commit]:
+        """Leave those commits whose discharge is not answered to the caller."""
+        taken = [each for each in self._commits if each.is_in_doubt]
+        self._commits = deque(each for each in self._commits if not each.is_in_doubt)
+        return taken
 
     def on_flow(self, event: LinkFlow) -> None:
         self._credit = event.credit

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -24,7 +25,7 @@ import attrs
 from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client.brokers import BrokerTraits, traits_of
 from broker_adapter.amqp.client.callbacks import Done, ignore
-from broker_adapter.amqp.client.commits import Commits, Coordinator
+from broker_adapter.amqp.client.commits import Commit, Commits, Coordinator
 from broker_adapter.amqp.client.consumers import ConsumerLink, Consumers, UnsubscribeLink
 from broker_adapter.amqp.client.drains import Drains, LeavingLink
 from broker_adapter.amqp.client.links import ClosingLink, LinkTable
@@ -359,18 +360,39 @@ class ClientProtocol:
     # Sessions.
 
     def end_session(self, number: int, done: Done) -> None:
-        """End a session with its links; done when the broker has answered."""
+        """End a session with its links; done when the broker has answered.
+
+        A commit that is under way gets no answer any more.  What became of it is asked for once the session has
+        ended: our own server has rolled it back by then, if it was still waiting for room.
+        """
         session = self._sessions.take(number)
         if session is None:
             done(None, None)
             return
+        commits = self._commits.end_session(number)
+
+        def ended(result: Any, error: JMSException | None) -> None:
+            for commit in commits:
+                self._resolve(number, commit, error)
+            done(result, error)
+
         links = self._links_of_session(number)
         drains = {link.number for link in links if self._drains.is_awaited(link.number)}
         closed = IllegalStateException("the session is closed")
         for link in (*links, *self._links.of_session(number, ClosingLink)):
             link.session_ended(closed)
-        self._commits.session_ended(number)
-        self._drains.end_session(session, drains, done)
+        self._drains.end_session(session, drains, ended if commits else done)
+
+    def _resolve(self, session: int, commit: Commit, error: JMSException | None) -> None:
+        """Have a commit whose session has ended told what became of it."""
+        resolved = partial(self._commits.resolved, commit)
+        if error is not None:
+            resolved(None, error)
+        elif not self.traits.answers_requests:
+            resolved(None, None)
+        else:
+            arguments = {"session": self.commit_name(session), "number": commit.number, "age_ms": 0}
+            self.request("resolve_commit", arguments, resolved)
 
     def _links_of_session(self, number: int) -> list[ProducerLink | ConsumerLink | LeavingLink | Coordinator]:
         """The links that the application uses in a session, in the order in which they are ended."""

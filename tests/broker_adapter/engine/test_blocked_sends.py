@@ -332,6 +332,18 @@ def test_what_waits_behind_a_commit_that_waits_behind_another_send_stays_there()
     assert (seen.rules.state.waiting(), seen.rules.state.wait_queues._routes) == ([], {})
 
 
+def test_a_session_that_ends_gives_up_its_commits_that_wait_and_no_others() -> None:
+    seen = Observed()
+    seen.commit("of another", Q, of="other")
+    seen.commit("waits", FULL_QUEUE)
+    seen.send("behind", FULL_QUEUE)
+    seen.decide(c.EndSession("session"), c.EndSession("unknown"))
+    assert seen.answered == ["waits"]
+    seen.make_room(0, 1)
+    assert seen.answered == ["waits", "of another", "behind"]
+    assert (seen.rules.state.waiting(), seen.rules.state.wait_queues._routes) == ([], {})
+
+
 @pytest.mark.parametrize("fields", [{}, {"persistent": False}])
 def test_a_commit_that_waits_is_not_overtaken(fields: dict[str, Any]) -> None:
     seen = Observed()

@@ -15,10 +15,12 @@ from broker_adapter.amqp.events import (
     Dispositions,
     LinkRemoteOpen,
     RemoteOpen,
+    SessionRemoteClose,
     SessionRemoteOpen,
     State,
     Transfers,
 )
+from broker_adapter.amqp.management import Answer
 from broker_adapter.amqp.wire import COMMIT_ID
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -38,6 +40,7 @@ from tests.broker_adapter.amqp.client.conversations import (
     receiver,
     sender,
 )
+from tests.broker_adapter.amqp.client.manager import Manager
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
 
 
@@ -224,7 +227,7 @@ def test_a_large_message_that_is_refused_half_way_rolls_its_transaction_back(wir
     assert [fails for fails, _ in wired.broker.discharges] == [True]
 
 
-@pytest.mark.parametrize("what", ["session", "link", "closed by us"])
+@pytest.mark.parametrize("what", ["session", "link"])
 def test_a_commit_whose_discharge_was_sent_is_in_doubt_where_its_coordinator_goes(wired: Wired, what: str) -> None:
     link = sender(wired)
     far = attached(wired).session
@@ -244,12 +247,82 @@ def test_a_commit_whose_discharge_was_sent_is_in_doubt_where_its_coordinator_goe
     wired.broker._coordinate = coordinate_and_end  # type: ignore[method-assign]
     wired.client.commit(1, 2, [(link, BODY)], [], result)
     wired.pump()
-    if what == "closed by us":
-        wired.client.end_session(1, Result())
-        wired.pump()
     assert len(seen) >= 2
-    with pytest.raises(TransactionInDoubtException, match=r"is gone|is closed"):
+    with pytest.raises(TransactionInDoubtException, match="is gone"):
         _ = result.value
+
+
+def unanswered_commit(wired: Wired) -> Result:
+    """A commit whose discharge the broker does not answer."""
+    link, result = sender(wired), Result()
+    wired.pump()
+    coordinate = wired.broker._coordinate
+
+    def declare_only(on: int, delivery: Any) -> None:
+        if not wired.broker.held:
+            wired.broker.held.append((on, delivery))
+            coordinate(on, delivery)
+
+    wired.broker._coordinate = declare_only  # type: ignore[method-assign]
+    wired.client.commit(1, 2, [(link, BODY)], [], result)
+    wired.pump()
+    assert result.pending
+    wired.broker.held.clear()
+    wired.broker.accepts = False
+    return result
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "reason"),
+    [
+        ((None, True), None, ""),
+        ((None, False), TransactionRolledBackException, "nothing was committed: the session was closed"),
+        ((None, None), TransactionInDoubtException, "the broker does not know"),
+        ((("JMSException", "not now", None), None), TransactionInDoubtException, "not now"),
+    ],
+)
+def test_what_became_of_a_commit_is_asked_for_once_its_session_has_ended(
+    wired: Wired, answer: tuple[Any, Any], error: type[JMSException] | None, reason: str
+) -> None:
+    result, ended = unanswered_commit(wired), Result()
+    wired.client.end_session(1, ended)
+    assert result.pending
+    wired.pump()
+    assert (ended.value, result.pending) == (None, True)
+    manager = Manager(wired)
+    (request,) = manager.requests()
+    assert (request.operation, request.arguments) == (
+        "resolve_commit",
+        {"session": "prefix:1", "number": 2, "age_ms": 0},
+    )
+    assert [type(each) for each in wired.broker.log if isinstance(each, SessionRemoteClose | Transfers)][-2:] == [
+        SessionRemoteClose,
+        Transfers,
+    ], "the broker has ended the session when it is asked"
+    manager.answer(Answer(1, *answer))
+    if error is None:
+        assert result.value is None
+        return
+    with pytest.raises(error, match=reason):
+        _ = result.value
+
+
+def test_a_commit_whose_session_ends_is_in_doubt_where_the_broker_cannot_be_asked() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False)).opened()
+    result = unanswered_commit(wired)
+    wired.client.end_session(1, Result())
+    wired.pump()
+    with pytest.raises(TransactionInDoubtException, match="the session was closed during the commit"):
+        _ = result.value
+
+
+def test_a_commit_whose_session_ends_is_in_doubt_where_the_connection_is_lost(wired: Wired) -> None:
+    result, ended = unanswered_commit(wired), Result()
+    wired.client.end_session(1, ended)
+    wired.client.fail(ConnectionLostException("the network is away"))
+    for each, kind in ((result, TransactionInDoubtException), (ended, ConnectionLostException)):
+        with pytest.raises(kind, match="the network is away"):
+            _ = each.value
 
 
 def test_a_broker_that_commits_without_a_message_that_it_refused_leaves_a_doubt() -> None:

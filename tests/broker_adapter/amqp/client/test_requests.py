@@ -9,8 +9,8 @@ import pytest
 from ack_modes import Outcome, Settlement
 from broker_adapter.amqp.client.requests import MAX_REQUESTS
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import Dispositions, LinkRemoteOpen, Terminus, Transfers
-from broker_adapter.amqp.management import Answer, pack_answer, unpack_request
+from broker_adapter.amqp.events import Dispositions, Transfers
+from broker_adapter.amqp.management import Answer
 from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import (
     InvalidDestinationException,
@@ -20,29 +20,8 @@ from broker_adapter.errors import (
 )
 from broker_adapter.transport import Delivery
 from tests.broker_adapter.amqp.client.conversations import MESSAGE, receiver
+from tests.broker_adapter.amqp.client.manager import Manager
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
-
-
-class Manager:
-    """Answers requests at the broker's management node."""
-
-    def __init__(self, wired: Wired) -> None:
-        self._wired = wired
-
-    def requests(self) -> list[Any]:
-        """All requests so far."""
-        return [unpack_request(each.payload) for _, each in self._wired.broker.held]
-
-    def answer(self, answer: Answer) -> None:
-        """Send an answer."""
-        peer = self._wired.broker.peer
-        (link,) = [
-            event.link
-            for event in self._wired.broker.of(LinkRemoteOpen)
-            if event.is_sender and event.source == Terminus(MANAGEMENT_ADDRESS, expiry="session-end")
-        ]
-        peer.send(link, pack_answer(answer))
-        self._wired.pump()
 
 
 def test_requests_are_answered_by_number(wired: Wired) -> None:
