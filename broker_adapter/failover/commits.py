@@ -20,12 +20,14 @@ from broker_adapter.errors import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from broker_adapter.failover.current import CurrentTransport
+from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.links import NO_LINK, LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.transport import Peer
 
+#: What the errors call the request for the end of a commit.
+_ASKING: Final = "asking the broker whether it was committed"
 _ATTACHED: Final = LinkState.ATTACHED
 
 
@@ -50,18 +52,21 @@ class Commits:
         began = current.clock()
         deadline = began + limit
         used = [] if current.last is None else [current.last]
+        call = current.begin_call(session)
         try:
-            self._commit(session, commit_number, sends, settlements, (began, deadline), used)
+            self._commit(call, commit_number, sends, settlements, (began, deadline), used)
         except JMSException:
             for inner in used:
                 if inner.is_lost:
                     # Otherwise the same loss would roll back the next commit as well.
                     current.wait_until_loss_is_announced(inner, deadline)
             raise
+        finally:
+            current.end_call(call)
 
     def _commit(
         self,
-        session: int,
+        call: SessionCall,
         commit_number: int,
         sends: Sequence[tuple[int, Envelope]],
         settlements: Sequence[Settlement],
@@ -71,8 +76,10 @@ class Commits:
         """Between two instants; ``used`` gets the inner transport that carries it out."""
         current, (began, deadline) = self._current, times
         try:
-            inner = current.wait_until_connected(deadline, "the commit")
-        except OperationTimedOutException as error:
+            inner = current.wait_until_connected(deadline, "the commit", call)
+        except JMSException as error:
+            if not call.is_over and not isinstance(error, OperationTimedOutException):
+                raise
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         used.append(inner)
         peer = current.peer
@@ -85,7 +92,7 @@ class Commits:
             inner.settle([Settlement(tag, Outcome.MODIFIED) for tag, _ in settlements])
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         try:
-            inner.commit(session, commit_number, mapped, settlements, max(0.0, deadline - current.clock()))
+            inner.commit(call.session, commit_number, mapped, settlements, max(0.0, deadline - current.clock()))
             return
         except TransactionInDoubtException as error:
             if not inner.is_lost:
@@ -99,7 +106,7 @@ class Commits:
             raise TransactionRolledBackException(
                 f"nothing was committed: the connection was lost before: {error.reason}"
             ) from error
-        self._resolve(session, commit_number, inner, peer, doubt, began, deadline)
+        self._resolve(call, commit_number, inner, peer, doubt, began, deadline)
 
     def _mapped(self, sends: Sequence[tuple[int, Envelope]], deadline: float) -> list[tuple[int, Envelope]]:
         """The messages with the numbers of their links in the inner transport."""
@@ -115,7 +122,7 @@ class Commits:
 
     def _resolve(
         self,
-        session: int,
+        call: SessionCall,
         commit_number: int,
         inner: Inner,
         peer: Peer | None,
@@ -126,7 +133,7 @@ class Commits:
         """Ask the broker, once the connection is restored, whether a commit was done.
 
         Args:
-            session: the session's number.
+            call: of the session that commits.
             commit_number: counts the session's commits.
             inner: the transport that the commit was sent by.
             peer: the broker that it was sent to.
@@ -144,8 +151,8 @@ class Commits:
         done: bool | None = None
         while True:
             try:
-                current.wait_until_lost(inner, deadline, "resolving it")
-                inner = current.wait_until_connected(deadline, "resolving it")
+                current.wait_until_lost(inner, deadline, _ASKING, call)
+                inner = current.wait_until_connected(deadline, _ASKING, call)
             except JMSException as error:
                 raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
             if current.peer is None or current.peer.store != peer.store:
@@ -154,7 +161,7 @@ class Commits:
                 )
             try:
                 now = current.clock()
-                done = inner.resolve_commit(session, commit_number, now - began, max(0.0, deadline - now))
+                done = inner.resolve_commit(call.session, commit_number, now - began, max(0.0, deadline - now))
                 break
             except JMSException as error:
                 if not inner.is_lost:

@@ -25,6 +25,21 @@ from broker_adapter.signals import Condition
 from broker_adapter.transport import Peer, TransportEvent
 
 
+class SessionCall:
+    """A call of a session, which waits for the connection no longer than the session lasts.
+
+    Attributes:
+        session: the session's number.
+        is_over: whether the session has ended meanwhile.
+    """
+
+    __slots__ = ("is_over", "session")
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.is_over = False
+
+
 class CurrentTransport:
     """The inner transport of a connection.  See the module's theory of operation.
 
@@ -55,6 +70,7 @@ class CurrentTransport:
         self.error: JMSException | None = None
         self.last_error: JMSException | None = None
         self.broken: JMSException | None = None
+        self._calls: dict[SessionCall, None] = {}  #: under the lock
 
     @property
     def state(self) -> State:
@@ -101,6 +117,27 @@ class CurrentTransport:
         self.connected = None
         self.changed.notify_all()
 
+    # Calls of sessions.
+
+    def begin_call(self, session: int) -> SessionCall:
+        """A session makes a call that may have to wait; ``end_call`` must follow."""
+        call = SessionCall(session)
+        with self.lock:
+            self._calls[call] = None
+        return call
+
+    def end_call(self, call: SessionCall) -> None:
+        """A call has ended."""
+        with self.lock:
+            del self._calls[call]
+
+    def end_session(self, session: int) -> None:
+        """Under the lock: a session has ended, and its calls do not wait any more."""
+        for call in self._calls:
+            if call.session == session:
+                call.is_over = True
+        self.changed.notify_all()
+
     # What does not wait.
 
     def usable(self) -> Inner:
@@ -130,21 +167,22 @@ class CurrentTransport:
 
     # Waiting.
 
-    def wait_until_connected(self, deadline: float | None, what: str) -> Inner:
+    def wait_until_connected(self, deadline: float | None, what: str, call: SessionCall | None = None) -> Inner:
         """The inner transport, once there is one that works.
 
         Raises:
             OperationTimedOutException: the connection was not restored in time.
+            IllegalStateException: the session of the call has ended.
             JMSException: the connection is closed, has failed, or is not open yet.
         """
         inner = self.connected
-        if inner is not None:
+        if inner is not None and (call is None or not call.is_over):
             return inner
-        return self.wait_for(lambda: self.connected is not None, deadline, what)
+        return self.wait_for(lambda: self.connected is not None, deadline, what, call=call)
 
-    def wait_until_lost(self, inner: Inner, deadline: float | None, what: str) -> None:
+    def wait_until_lost(self, inner: Inner, deadline: float | None, what: str, call: SessionCall | None = None) -> None:
         """Wait until it is known here that an inner transport was lost."""
-        self.wait_for(lambda: self.connected is not inner, deadline, what)
+        self.wait_for(lambda: self.connected is not inner, deadline, what, call=call)
 
     def wait_until_loss_is_announced(self, inner: Inner, deadline: float) -> None:
         """Wait until the listener has heard of the loss of an inner transport, so that later calls follow it."""
@@ -154,7 +192,12 @@ class CurrentTransport:
             self.events_lock.release()
 
     def wait_for(
-        self, condition: Callable[[], bool], deadline: float | None, what: str, link: Link | None = None
+        self,
+        condition: Callable[[], bool],
+        deadline: float | None,
+        what: str,
+        link: Link | None = None,
+        call: SessionCall | None = None,
     ) -> Inner:
         """Wait until a condition holds; returns the last inner transport.
 
@@ -163,15 +206,19 @@ class CurrentTransport:
             deadline: by the clock; None: no limit.
             what: the operation that waits, for the errors.
             link: the link that is being attached again; None: the wait is for the connection.
+            call: the call that waits; None: it is of no session, or its link says whether it is closed.
 
         Raises:
             OperationTimedOutException: the deadline has passed.
+            IllegalStateException: the session of the call has ended.
             JMSException: the connection is closed, has failed, or is not open yet.
         """
         with self.lock:
             while True:
                 if self.rules.state in (State.CLOSED, State.FAILED, State.CONNECTING):
                     raise self._unusable()
+                if call is not None and call.is_over:
+                    raise IllegalStateException(f"{what}: the session was closed meanwhile")
                 if condition():
                     assert self.last is not None
                     return self.last

@@ -132,25 +132,35 @@ class FailoverTransport:
             links = self._links.of_session(session)
             inner = self._current.connected or _inner_of(links)
             unsent = self._remove(links)
+            self._current.end_session(session)
         _fail_closed(unsent)
         self._leave(inner, lambda there: there.end_session(session, timeout))
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
         """See :meth:`broker_adapter.transport.Transport.attach`."""
         number = self._links.new_number()
+        call = self._current.begin_call(spec.session)
 
         def attach(inner: Inner, left: float) -> int:
             attachment = inner, inner.attach(spec, sink, left)
             link = Link(number, spec, sink, LinkState.ATTACHED, attachment)
             with self._current.lock:
                 self._require_connected(inner)
-                self._links.add(link)
+                if not call.is_over:
+                    self._links.add(link)
                 closed = self._links.take_closed_early(attachment[1])
+            if call.is_over:
+                self._leave(inner, lambda there: there.detach(attachment[1], timeout))
+                raise IllegalStateException("attaching: the session was closed meanwhile")
             if closed is not None:
                 self._reattacher.reattach(inner, link, closed)
             return number
 
-        return self._repeated("attaching", timeout, attach)
+        try:
+            limit = self._request_timeout if timeout is None else timeout
+            return repeated(self._current, "attaching", limit, attach, call)
+        finally:
+            self._current.end_call(call)
 
     def detach(self, link: int, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.detach`.  Returns at once while the network is away."""
@@ -327,7 +337,7 @@ class FailoverTransport:
             record = self._link(link)
             attachment = None if record is None else record.attachment
             if record is None or attachment is None or record.state is not _ATTACHED:
-                self._current.wait_until_connected(deadline, "the send")
+                self._wait_until_connected(link, deadline)
                 self._reattacher.wait_until_attached(link, deadline, "the send")
                 continue
             inner, number = attachment
@@ -340,6 +350,11 @@ class FailoverTransport:
                     self._current.wait_until_lost(inner, deadline, "the send")
                 elif record.attachment is attachment:
                     raise
+
+    def _wait_until_connected(self, link: int, deadline: float) -> None:
+        """Wait with a send until the connection is there, or the link is closed."""
+        current = self._current
+        current.wait_for(lambda: current.connected is not None or self._link(link) is None, deadline, "the send")
 
     # Commits and requests.
 

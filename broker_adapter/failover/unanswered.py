@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from broker_adapter.envelope import Envelope
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
-from broker_adapter.failover.current import CurrentTransport
+from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.failures import says_why
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.links import Attachment, Link, LinkState, LinkTable
@@ -164,7 +164,13 @@ class UnansweredSends:
             send(error)
 
 
-def repeated(current: CurrentTransport, what: str, limit: float, act: Callable[[Inner, float], _T]) -> _T:
+def repeated(
+    current: CurrentTransport,
+    what: str,
+    limit: float,
+    act: Callable[[Inner, float], _T],
+    call: SessionCall | None = None,
+) -> _T:
     """Do something that is done again where the connection is lost in the middle of it.
 
     Args:
@@ -172,16 +178,18 @@ def repeated(current: CurrentTransport, what: str, limit: float, act: Callable[[
         what: the operation, for the errors.
         limit: longest time for all of it, in seconds.
         act: does it, with an inner transport and the time that is left.
+        call: of the session that asks for it; None: of none.
 
     Raises:
         OperationTimedOutException: the connection was not restored in time.
+        IllegalStateException: the session of the call has ended.
         JMSException: what it raises while the connection is there; the connection is closed, or has failed; or the
             broker has ended the connection twice for what it was asked.
     """
     deadline = current.clock() + limit
     ends = 0
     while True:
-        inner = current.wait_until_connected(deadline, what)
+        inner = current.wait_until_connected(deadline, what, call)
         try:
             return act(inner, max(0.0, deadline - current.clock()))
         except JMSException as error:
@@ -193,4 +201,4 @@ def repeated(current: CurrentTransport, what: str, limit: float, act: Callable[[
                     f"{what} failed: the broker ended the connection {ends} times meanwhile: {error.reason}",
                     error_code=error.error_code,
                 ) from error
-        current.wait_until_lost(inner, deadline, what)
+        current.wait_until_lost(inner, deadline, what, call)

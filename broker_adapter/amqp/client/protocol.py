@@ -371,10 +371,10 @@ class ClientProtocol:
             return
         commits = self._commits.end_session(number)
 
-        def ended(result: Any, error: JMSException | None) -> None:
+        def ended(result: Any, error: JMSException | None) -> bool:
             for commit in commits:
                 self._resolve(number, commit, error)
-            done(result, error)
+            return done(result, error)
 
         links = self._links_of_session(number)
         drains = {link.number for link in links if self._drains.is_awaited(link.number)}

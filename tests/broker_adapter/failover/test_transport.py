@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -18,9 +19,11 @@ from broker_adapter.errors import (
     MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
+    TransactionInDoubtException,
     TransactionRolledBackException,
 )
 from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.rules import State as ConnectionState
 from broker_adapter.transport import (
     Interrupted,
     LinkInterrupted,
@@ -30,6 +33,7 @@ from broker_adapter.transport import (
     ReceiverSpec,
     Restored,
     Restoring,
+    SenderSpec,
 )
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
@@ -370,3 +374,108 @@ def test_what_is_closed_while_the_rest_is_restored_is_closed_at_the_broker_as_we
     assert [call for call in restored.calls if call[0] in ("detach", "end_session")] == [
         ("detach", 1) if what == "link" else ("end_session", 1)
     ]
+
+
+WAITING: dict[str, tuple[Callable[[Connection, int], object], type[JMSException], str]] = {
+    "send": (
+        lambda connection, link: connection.transport.send(link, message(1), None, 100.0),
+        IllegalStateException,
+        "link 1 is closed",
+    ),
+    "send asynchronously": (
+        lambda connection, link: connection.transport.send(link, message(1), lambda _error: None, 100.0),
+        IllegalStateException,
+        "link 1 is closed",
+    ),
+    "attach": (
+        lambda connection, link: connection.transport.attach(SenderSpec(1, QUEUE), None, 100.0),
+        IllegalStateException,
+        "attaching: the session was closed meanwhile",
+    ),
+    "commit": (
+        lambda connection, link: connection.transport.commit(1, 1, [(link, message(1))], [], 100.0),
+        TransactionRolledBackException,
+        "nothing was committed: the commit: the session was closed meanwhile",
+    ),
+}
+
+
+def without_a_second_connection() -> Connection:
+    """An open connection that is not restored once it is lost."""
+    away = [FakeInner() for _ in range(50)]
+    for each in away:
+        each.raises["open"] = [LOST]
+    return Connection("", FakeInner(), *away).open()
+
+
+@pytest.mark.parametrize("ends", ["session", "link"])
+@pytest.mark.parametrize("call", WAITING)
+def test_what_waits_for_the_network_waits_no_longer_than_its_session_or_its_link(call: str, ends: str) -> None:
+    connection = without_a_second_connection()
+    link, other = connection.sender(), connection.transport.attach(SenderSpec(2, QUEUE), None, 5.0)
+    connection.inner.cut()
+    assert wait_for(lambda: connection.transport.state is ConnectionState.RECONNECTING)
+    act, kind, reason = WAITING[call]
+    raised: list[tuple[str, JMSException]] = []
+
+    def wait(name: str, link: int) -> None:
+        try:
+            act(connection, link)
+        except JMSException as error:
+            raised.append((name, error))
+
+    waiting = threading.Thread(target=wait, args=("first", link), daemon=True)
+    waiting.start()
+    assert wait_for(lambda: waiting.is_alive() and len(connection.transport._current.changed._waiters) > 0)
+    connection.transport.end_session(2, 5.0)
+    assert waiting.is_alive()
+    if ends == "session":
+        connection.transport.end_session(1, 5.0)
+    else:
+        connection.transport.detach(link, 5.0)
+    if ends == "session" or "send" in call:
+        waiting.join(60)
+        assert [(name, type(error), str(error)) for name, error in raised] == [("first", kind, reason)]
+        assert connection.transport._current._calls == {}
+    else:
+        assert waiting.is_alive()
+    connection.transport.close(5.0)
+    waiting.join(60)
+    with pytest.raises(IllegalStateException):
+        connection.transport.send(other, message(1), None, 5.0)
+
+
+def test_a_link_that_was_attached_after_its_session_had_ended_is_detached() -> None:
+    connection = Connection().open()
+    connection.inner.before["attach"] = lambda: connection.transport.end_session(1, 5.0)
+    with pytest.raises(IllegalStateException, match="the session was closed meanwhile"):
+        connection.sender()
+    assert connection.inner.calls[-1] == ("detach", 1)
+    connection.transport.send(connection.sender(), message(1), lambda _error: None, 5.0)
+
+
+def test_a_commit_that_is_to_be_resolved_is_in_doubt_where_its_session_ends() -> None:
+    connection = without_a_second_connection()
+    link = connection.sender()
+    connection.inner.before["commit"] = connection.inner.cut
+    connection.inner.raises["commit"] = [TransactionInDoubtException("lost in the middle")]
+    raised: list[JMSException] = []
+
+    def commit() -> None:
+        try:
+            connection.transport.commit(1, 1, [(link, message(1))], [], 100.0)
+        except JMSException as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=commit, daemon=True)
+    waiting.start()
+    assert wait_for(lambda: connection.transport.state is ConnectionState.RECONNECTING)
+    connection.transport.end_session(1, 5.0)
+    waiting.join(60)
+    assert [(type(error), str(error)) for error in raised] == [
+        (
+            TransactionInDoubtException,
+            "lost in the middle; asking the broker whether it was committed: the session was closed meanwhile",
+        )
+    ]
+    connection.transport.close(5.0)
