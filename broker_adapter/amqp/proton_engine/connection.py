@@ -44,6 +44,10 @@ class PeerLimits:
     idle_timeout_ms: int = 60_000  #: 0: none
 
 
+class UndecodableError(Exception):
+    """What the peer has sent cannot be decoded: the connection has failed, and nothing behind it counts."""
+
+
 class ProtonConnection:
     """A connection, transport and collector of proton, and how they stand.
 
@@ -151,12 +155,16 @@ class ProtonConnection:
             self.failure = condition or AmqpError("amqp:connection:framing-error", "the connection failed")
 
     def read_state(self, delivery: Any, code: int) -> State:
-        """The state that the peer gave a delivery; one that cannot be decoded fails the connection."""
+        """The state that the peer gave a delivery.
+
+        Raises:
+            UndecodableError: it cannot be decoded, which fails the connection.
+        """
         try:
             return read_disposition(lib.pn_delivery_remote(delivery), code)
         except ValueError as error:
             self.fail(AmqpError("amqp:decode-error", str(error)))
-            return State(code)
+            raise UndecodableError(str(error)) from error
 
     def open(
         self,

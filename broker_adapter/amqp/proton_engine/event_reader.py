@@ -8,7 +8,7 @@ from cproton_ffi import lib
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.amqp.events import Event, LinkRemoteClose, RemoteClose, SessionRemoteClose, TransportFailed
-from broker_adapter.amqp.proton_engine.connection import ProtonConnection
+from broker_adapter.amqp.proton_engine.connection import ProtonConnection, UndecodableError
 from broker_adapter.amqp.proton_engine.credit import Credit
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints
 from broker_adapter.amqp.proton_engine.incoming import IncomingTransfers
@@ -33,6 +33,9 @@ _TOLD: Final = frozenset(
 
 class EventReader:
     """What happened and was not asked for yet.
+
+    What the peer has sent behind something that cannot be decoded is not told: a discharge, for example, does not
+    commit the rest of a transaction whose message was lost so.
 
     Attributes:
         early: the events.
@@ -66,6 +69,7 @@ class EventReader:
         self._incoming = incoming
         self._outgoing = outgoing
         self._failure_told = False
+        self._is_over = False  #: whether something that cannot be decoded came: the rest is not told
 
     def events(self) -> list[Event]:
         """What happened since the last call, in order; transfers or dispositions of one link in a row are one event."""
@@ -82,6 +86,14 @@ class EventReader:
     def take_events(self) -> None:
         """Take what proton has to tell."""
         self.disposed.clear()
+        try:
+            if not self._is_over:
+                self._take_events()
+        except UndecodableError:
+            self._is_over = True
+
+    def _take_events(self) -> None:
+        """Take what proton has to tell; raises UndecodableError."""
         engine, collector = self._engine, self._connection.c_collector
         peek, pop, type_of, delivery_of = (
             engine.pn_collector_peek,
@@ -112,6 +124,7 @@ class EventReader:
                     self._on_event(kind, event, happened)
                 except ValueError as error:
                     self._connection.fail(AmqpError("amqp:decode-error", str(error)))
+                    raise UndecodableError(str(error)) from error
             pop(collector)
 
     def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:

@@ -12,6 +12,7 @@ its broker delivers it again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from cproton_ffi import ffi, lib
@@ -28,7 +29,7 @@ from broker_adapter.amqp.events import (
     State,
     Transfers,
 )
-from broker_adapter.amqp.proton_engine.connection import ProtonConnection
+from broker_adapter.amqp.proton_engine.connection import ProtonConnection, UndecodableError
 from broker_adapter.amqp.proton_engine.endpoints import Endpoints, LinkEndpoint, UnfinishedMessages
 from broker_adapter.amqp.proton_memory import MAX_DESCRIPTION, write_disposition
 from broker_adapter.settings import KIB
@@ -178,11 +179,18 @@ class IncomingTransfers:
         return whole
 
     def has_unfinished(self, txn_id: bytes) -> bool:
-        """Whether only a part has come of a message that belongs to this transaction."""
-        return any(self._transaction_of(link.unfinished) == txn_id for link in self._unfinished.links)
+        """Whether only a part has come of a message that belongs to this transaction, or may belong to it."""
+        try:
+            return any(self._transaction_of(link.unfinished) == txn_id for link in self._unfinished.links)
+        except UndecodableError:
+            return True
 
     def _transaction_of(self, delivery: Any) -> bytes | None:
-        """The transaction that a message which came in belongs to, so far as that is known."""
+        """The transaction that a message which came in belongs to, so far as that is known.
+
+        Raises:
+            UndecodableError: it cannot be decoded, which fails the connection.
+        """
         code = self._engine.pn_delivery_remote_state(delivery)
         if not code:
             return None
@@ -202,7 +210,8 @@ class IncomingTransfers:
         if self._unfinished.links:
             link = max(self._unfinished.links, key=lambda each: each.partial_bytes)
             self._violate(link, error)
-            self._drop(link, link.unfinished, happened, State(REJECTED, error=error))
+            with suppress(UndecodableError):  # the connection has failed
+                self._drop(link, link.unfinished, happened, State(REJECTED, error=error))
 
     def _violate(self, link: LinkEndpoint, error: AmqpError) -> None:
         """The peer broke a limit on a link: close it, and take nothing more that comes on it."""

@@ -13,6 +13,7 @@ from broker_adapter.amqp.events import (
     RELEASED_STATE,
     TRANSACTIONAL,
     LinkRemoteClose,
+    RemoteClose,
     State,
     Terminus,
 )
@@ -480,3 +481,50 @@ def test_a_message_that_its_sender_gave_up_does_not_fail_its_transaction(broker:
     hand.transfer(b"", first=False, aborted=True)
     client.server.receive(frames.detach(hand.channel, hand.handle, closed=True), client.now_ms)
     assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["in one read", "in two reads"])
+@pytest.mark.parametrize("what", ["message", "acknowledgement"])
+def test_a_discharge_behind_what_cannot_be_decoded_commits_nothing(
+    client: Client, broker: Broker, what: str, split: bool
+) -> None:
+    """One bit of the frame is changed, which makes a string of the transaction's id."""
+    client.send(client.sender("in", name="in"), "first", "second")
+    consumer = client.receiver("in", 2, name="r")
+    deliveries = client.receive(consumer, 2)
+    producer, coordinator = client.sender("out"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    data = []
+    for number in range(2):
+        client.peer.settle(consumer, [deliveries[number].number], in_transaction(txn_id, ACCEPTED_STATE))
+        data.append(client.peer.pending_output())
+        client.peer.send(producer, encoded(str(number)), state=in_transaction(txn_id))
+        data.append(client.peer.pending_output())
+    changed = 3 if what == "message" else 2
+    assert data[changed].count(b"\xa0\x08" + txn_id) == 1
+    data[changed] = data[changed].replace(b"\xa0\x08" + txn_id, b"\xa1\x08" + txn_id)
+    client.peer.send(coordinator, b"\x00\x53\x77" + encode(Described(ULong(DISCHARGE_CODE), [txn_id, False])))
+    data.append(client.peer.pending_output())
+    if split:
+        client.server.receive(b"".join(data[:4]), client.now_ms)
+        client.server.receive(data[4], client.now_ms)
+    else:
+        client.server.receive(b"".join(data), client.now_ms)
+    closed = client.until(lambda: client.of(RemoteClose))[0]
+    assert closed.error.condition == "amqp:decode-error"
+    assert waiting(broker, "out") == []
+    assert waiting(broker, "in") == ["first", "second"]
+
+
+def test_a_discharge_is_refused_where_the_transaction_of_an_unfinished_message_cannot_be_decoded(
+    client: Client, broker: Broker
+) -> None:
+    producer, coordinator = client.sender("out"), client.coordinator()
+    hand = ByHand(client, Terminus("out"))
+    txn_id = client.declare(coordinator)
+    client.send(producer, "whole", state=in_transaction(txn_id))
+    part = transfer(hand.channel, hand.handle, 0, b"t", b"part", more=True, txn_id=txn_id)
+    client.server.receive(part.replace(b"\xa0\x08" + txn_id, b"\xa1\x08" + txn_id), client.now_ms)
+    client.peer.send(coordinator, b"\x00\x53\x77" + encode(Described(ULong(DISCHARGE_CODE), [txn_id, False])))
+    assert client.until(lambda: client.of(RemoteClose))[0].error.condition == "amqp:decode-error"
+    assert waiting(broker, "out") == []
