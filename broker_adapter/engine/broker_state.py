@@ -269,8 +269,7 @@ class BrokerState:
         if self.endings.backing_off:
             self.endings.end_back_off(effects)
         for _ in range(_ROUNDS):
-            if self.wait_queues.count:
-                self.resumption.resume(now_ms, effects)
+            tried = self.resumption.resume(now_ms, effects) if self.wait_queues.count else {}
             if memory.limited:
                 for queue in memory.unlimited():
                     changed[queue.id] = queue
@@ -284,7 +283,6 @@ class BrokerState:
                 if effects.handouts >= memory.cycle_handouts:
                     left_out[queue.id] = queue
                     continue
-                depth = queue.depth
                 if queue.consumers:
                     for entry in dispatch(queue, now_ms, effects):
                         self.endings.expire(queue, entry, effects)
@@ -292,8 +290,10 @@ class BrokerState:
                         changed[queue.id] = queue  # it may have more
                 elif queue.ready:
                     self.consumers.keep_window(queue, effects)
-                if queue.wait_queue and queue.depth < depth:
-                    changed[queue.id] = queue  # what was taken at once has made room
+                if queue.wait_queue:
+                    was_tried = tried.get(queue.id)
+                    if was_tried is None or queue.depth < was_tried[0] or queue.bytes < was_tried[1]:
+                        changed[queue.id] = queue  # what was taken at once, or by one that went on, has made room
             if effects.handouts >= memory.cycle_handouts:
                 later = changed.copy()
                 changed.clear()

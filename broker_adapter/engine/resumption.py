@@ -120,6 +120,8 @@ class Resumption:
 
     def next_try_ms(self) -> int | None:
         """When something that was put off is tried again; None where there is nothing."""
+        if not self._wait_queues.count:
+            return None  # what was put off has ended
         return min([pause.next_try_ms for pause in self._pauses if pause.put_off], default=None)
 
     def end_session(self, command: c.EndSession, now_ms: int, effects: Effects) -> None:
@@ -135,44 +137,56 @@ class Resumption:
             error = IllegalStateException("the session has gone on while the commit was held back at a limit")
             self._give_up(self._wait_queues.of_session(session), error, now_ms, effects)
 
-    def resume(self, now_ms: int, effects: Effects) -> None:
-        """Try the sends again that wait for a queue that has changed, for the whole engine, or whose time is over."""
+    def resume(self, now_ms: int, effects: Effects) -> dict[int, tuple[int, int]]:
+        """Try the sends again that wait for a queue that has changed, for the whole engine, or whose time is over.
+
+        Returns:
+            How many messages and bytes a queue had when those that wait for it had been tried.
+        """
         wait_queues = self._wait_queues
-        tried: set[int] = set()
+        tried: dict[int, tuple[int, int]] = {}
         for pause in self._pauses:
             if pause.put_off and pause.is_over(self._time.elapsed_ms):
                 put_off, pause.put_off = pause.put_off, {}
                 for number, put_off_queue in put_off.items():
                     if number not in tried:
-                        tried.add(number)
-                        self._resume_place(put_off_queue, now_ms, effects)
+                        tried[number] = self._resume_place(put_off_queue, now_ms, effects)
         for queue in list(self._changed.values()):
             if queue.wait_queue and queue.id not in tried:
-                self._resume_place(queue, now_ms, effects)
+                tried[queue.id] = self._resume_place(queue, now_ms, effects)
         if _ENGINE_WIDE not in tried:
             self._resume_place(None, now_ms, effects)
         self._resume_matching(now_ms, effects)
         for blocked in wait_queues.overdue(self._time.elapsed_ms):
             if blocked.wait_queue is not None:  # else it has ended with another one
                 self._end_overdue(blocked, now_ms, effects)
+        return tried
 
-    def _resume_place(self, queue: QueueState | None, now_ms: int, effects: Effects) -> None:
-        """Try the sends again that wait for a queue; None: for the whole engine."""
+    def _resume_place(self, queue: QueueState | None, now_ms: int, effects: Effects) -> tuple[int, int]:
+        """Try the sends again that wait for a queue; None: for the whole engine.
+
+        Returns:
+            The messages and bytes that the queue has then.
+        """
         if queue is not None:
             self._resume_queue(queue.wait_queue, now_ms, effects)
-            return
+            return queue.depth, queue.bytes
         if self._wait_queues.making_room:
             self._resume_making_room(now_ms, effects)
         self._resume_queue(self._wait_queues.engine_wide, now_ms, effects)
+        return 0, 0
 
     def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
         """Try commits again that make room: not only the first of them, which may need more than there is."""
         wait_queue = self._wait_queues.making_room
-        left = _MOST_VAIN_TRIES if any(map(gt, self._admission.engine_wide_room(), self._room_before)) else 0
-        for blocked in list(islice(wait_queue, _MOST_LOOKED_AT)) if left else ():
+        if not any(map(gt, self._admission.engine_wide_room(), self._room_before)):
+            return
+        first = list(islice(wait_queue, _MOST_LOOKED_AT))
+        left, are_put_off = _MOST_VAIN_TRIES, False
+        for blocked in first:
             if self._is_put_off(blocked):
-                return  # there is still more room than at the last try
-            if blocked.wait_queue is wait_queue:  # else it has ended with another one
+                are_put_off = True
+            elif blocked.wait_queue is wait_queue:  # else it has ended with another one
                 self._wait_queues.withdraw(blocked)
                 if self._retry(blocked, now_ms, effects):
                     self._end((blocked,), now_ms, effects)
@@ -180,7 +194,10 @@ class Resumption:
                     left -= 1
                     if not left:
                         break
-        self._room_before = self._admission.engine_wide_room()
+        if left and len(first) == _MOST_LOOKED_AT and wait_queue and wait_queue[0] is not first[0]:
+            self._pauses[0].put_off[_ENGINE_WIDE] = None  # the next decision looks at those behind them
+        elif not are_put_off:  # otherwise there is still more room than at their last try
+            self._room_before = self._admission.engine_wide_room()
 
     def _resume_queue(self, wait_queue: deque[BlockedSend], now_ms: int, effects: Effects) -> None:
         """Try the sends of a wait queue again, in their order, until one of them has to wait."""

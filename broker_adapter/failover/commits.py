@@ -84,7 +84,7 @@ class Commits:
         used.append(inner)
         peer = current.peer
         try:
-            mapped = self._mapped(sends, deadline)
+            mapped = self._mapped(inner, sends, deadline)
         except OperationTimedOutException as error:
             raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
         except IllegalStateException as error:
@@ -108,8 +108,10 @@ class Commits:
             ) from error
         self._resolve(call, commit_number, inner, peer, doubt, began, deadline)
 
-    def _mapped(self, sends: Sequence[tuple[int, Envelope]], deadline: float) -> list[tuple[int, Envelope]]:
-        """The messages with the numbers of their links in the inner transport."""
+    def _mapped(
+        self, inner: Inner, sends: Sequence[tuple[int, Envelope]], deadline: float
+    ) -> list[tuple[int, Envelope]]:
+        """The messages with the numbers of their links in an inner transport."""
         mapped = []
         link_of = self._links.get
         for number, envelope in sends:
@@ -117,7 +119,10 @@ class Commits:
             if link is None or link.state is not _ATTACHED:
                 link = self._reattacher.wait_until_attached(number, deadline, "the commit")
             attachment = link.attachment
-            mapped.append((NO_LINK if attachment is None else attachment[1], envelope))
+            if attachment is None or attachment[0] is not inner:
+                mapped.append((NO_LINK, envelope))
+            else:
+                mapped.append((attachment[1], envelope))
         return mapped
 
     def _resolve(

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from broker_adapter.destination import Destination
 from broker_adapter.errors import (
+    ConnectionLostException,
     IllegalStateException,
     InvalidDestinationException,
     InvalidSelectorException,
@@ -190,6 +191,8 @@ class Reattacher:
     def _attach(self, inner: Inner, link: Link) -> Attachment:
         attachment = inner, inner.attach(link.spec, link.sink, None)
         with self._current.lock:
+            if inner is not self._current.connected:
+                raise ConnectionLostException("the connection was lost meanwhile")
             registered = self._links.register(link, attachment)
         if not registered:
             inner.detach(attachment[1], None)  # closed meanwhile

@@ -347,6 +347,8 @@ class FailoverTransport:
                 return send
             except JMSException:
                 if inner.is_lost:
+                    if self._clock() >= deadline:
+                        raise
                     self._current.wait_until_lost(inner, deadline, "the send")
                 elif record.attachment is attachment:
                     raise

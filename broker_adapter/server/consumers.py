@@ -528,6 +528,8 @@ class Consumers:
         if count > consumer.credit and not settled:  # the client took credit back meanwhile
             self._release_some(consumer, [handout.number for handout in handouts[consumer.credit :]])
             handouts = handouts[: consumer.credit]
+            consumer.granted = max(0, consumer.granted - count + len(handouts))
+            count = len(handouts)
             is_cut = True
         version = client.envelope_version
         if version != ENVELOPE_VERSION and self._turn != self._calls.turn:

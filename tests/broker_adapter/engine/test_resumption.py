@@ -306,3 +306,83 @@ def test_a_publication_that_waits_is_tried_for_a_part_of_the_time(monkeypatch: p
     decide(rules, c.Settle(consumer, list(range(500, 1_001)), Outcome.ACCEPTED), [])
     passed(rules, (rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms)
     assert answers == [True]
+
+
+@pytest.mark.parametrize("end", ["disconnect", "deadline"])
+def test_nothing_is_due_when_what_was_put_off_has_ended(end: str) -> None:
+    rules = Rules(hold_timeout_seconds=1)
+    greedy = Greedy(rules, 5_000)
+    greedy.busy(20)
+    assert any(each.put_off for each in rules.state.resumption._pauses)
+    if end == "disconnect":
+        rules.do(c.Disconnect(greedy.client))
+    else:
+        passed(rules, 1_000)
+    assert len(greedy.answers) == 1
+    assert rules.state.next_deadline_ms() is None
+    # What waits next is tried as if nothing had been before.
+    rules.state.admission.volatile_room = 10
+    answers: list[Any] = []
+    decide(rules, c.Enqueue(rules.connect(), Q, [c.NewMessage(0, b"x" * 100, persistent=False)]), answers)
+    rules.state.admission.volatile_room = 1_000
+    passed(rules, 1)
+    assert answers == [None]
+
+
+def making_room(rules: Rules, count: int, *, large: int = 0) -> list[Any]:
+    """So many commits of clients that wait for the disk and make room, the first ones large; returns the answers."""
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * count)
+    consumer = rules.attach(client, Q, credit=count)
+    answers: list[Any] = []
+    rules.state.admission.room = Room(0, 0, 4096, "the store is full")
+    for index in range(count):
+        sends = [(queue(f"to {index}"), c.NewMessage(0, b"z" * 3_000))] * (500 if index < large else 1)
+        settled = [(consumer, index + 1, Outcome.ACCEPTED)]
+        decide(rules, c.Commit(rules.connect(), None, sends, settled), answers)
+    assert answers == []
+    return answers
+
+
+def test_all_commits_that_make_room_go_on_when_there_is_plenty() -> None:
+    rules = Rules()
+    answers = making_room(rules, 300)
+    rules.state.admission.room = None
+    passed(rules, 1)
+    while rules.state.wait_queues.count:
+        assert (rules.state.next_deadline_ms() or 0) <= rules.state.time.elapsed_ms, "another decision is due at once"
+        passed(rules, 0)
+    assert answers == [None] * 300
+    assert rules.state.next_deadline_ms() is None
+
+
+def test_small_commits_that_make_room_do_not_wait_for_the_pause_of_large_ones() -> None:
+    rules = Rules()
+    answers = making_room(rules, 10, large=3)
+    rules.state.resumption._pauses[1].extend(rules.state.time.elapsed_ms, 1_000)
+    rules.state.admission.room = None
+    passed(rules, 1)
+    assert answers == [None] * 7
+    passed(rules, (rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms)
+    assert answers == [None] * 10
+
+
+@pytest.mark.parametrize("order", ["the full queue first", "the other one first"])
+def test_room_that_a_commit_makes_which_had_to_wait_itself_is_taken_at_once(order: str) -> None:
+    rules = Rules(max_queue_messages=5)
+    forwarder, producer, other = (rules.connect() for _ in range(3))
+    for each in (Q, FULL_QUEUE) if order == "the full queue first" else (FULL_QUEUE, Q):
+        rules.send(forwarder, each, *[b"x"] * 5)
+    source, target = rules.attach(forwarder, Q, 5), rules.attach(other, FULL_QUEUE, 5)
+    taken, ended = ([number for number, _ in rules.delivered[each]] for each in (source, target))
+    sent, committed = list[Any](), list[Any]()
+    decide(rules, c.Enqueue(producer, Q, [c.NewMessage(0, b"s")]), sent)
+    settled = [(source, taken[0], Outcome.ACCEPTED)]
+    decide(rules, c.Commit(forwarder, None, [(FULL_QUEUE, c.NewMessage(0, b"z"))], settled), committed)
+    assert (sent, committed) == ([], [])
+    # The full queue changes as well, ahead of the room that the commit makes in it.
+    both = [c.Credit(source, 1), c.Settle(target, ended, Outcome.ACCEPTED)]
+    for reply, result in rules.state.decide(both, rules.now_ms).replies:
+        reply(result)
+    assert (sent, committed) == ([None], [None])
+    assert not rules.state.has_more

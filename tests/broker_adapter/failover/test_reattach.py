@@ -23,6 +23,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover.inner import Inner
 from broker_adapter.failover.links import Attachment, Link, LinkState
+from broker_adapter.failover.rules import State
 from broker_adapter.transport import (
     Interrupted,
     LinkInterrupted,
@@ -34,7 +35,7 @@ from broker_adapter.transport import (
 )
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
-from tests.broker_adapter.failover.fake_inner import LOST, Failover, FakeInner, our_broker
+from tests.broker_adapter.failover.fake_inner import LOST, Connection, Failover, FakeInner, our_broker
 from tests.broker_adapter.failover.restored import GONE, QUEUE, WAIT, MakeClient, message, url_of
 from tests.faults.scenarios import wait_for
 from tests.threads import no_new_threads
@@ -533,3 +534,34 @@ def test_a_link_that_is_attached_again_is_waited_for_until_the_deadline() -> Non
         failover.reattacher.wait_until_attached(link.number, failover.now, "the send")
     failover.lose()
     assert failover.reattacher.wait_until_attached(link.number, failover.now, "the send").state is LinkState.DETACHED
+
+
+def test_a_link_that_was_attached_to_a_connection_that_is_lost_keeps_the_attachment_of_the_next_one() -> None:
+    """Its thread has the broker's answer, and goes on only when the next connection is there."""
+    connection = Connection().open()
+    link, first = connection.sender(), connection.inner
+    connection.transport.attach(SenderSpec(1, queue("other")), None, 5.0)
+    answered, goes_on = threading.Event(), threading.Event()
+    plain = first.attach
+
+    def attach(*arguments: Any) -> int:
+        number = plain(*arguments)
+        answered.set()
+        goes_on.wait(WAIT)
+        return number
+
+    first.attach = attach  # type: ignore[method-assign]
+    first.tell(LinkLost(1, ResourceAllocationException("idle")))
+    assert answered.wait(WAIT)
+    first.cut()
+    assert wait_for(lambda: connection.transport.state is State.CONNECTED and connection.inner is not first)
+    goes_on.set()
+    assert wait_for(lambda: not [each for each in threading.enumerate() if each.name == "holdfast-failover-link"])
+
+    found = connection.transport._links.get(link)
+    assert found is not None
+    assert (found.state, found.attachment) == (LinkState.ATTACHED, (connection.inner, 1))
+    connection.transport.send(link, message(1), lambda _error: None, WAIT)
+    connection.transport.commit(1, 1, [(link, message(2))], [], WAIT)
+    assert [each for each in connection.inner.calls if each[0] == "commit"] == [("commit", 1, 1, [1])]
+    connection.transport.close(WAIT)

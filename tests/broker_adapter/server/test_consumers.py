@@ -640,6 +640,23 @@ def test_conversions_for_a_client_are_spread_over_turns(slow: Conversions, broke
     assert [body[0] for body in client.bodies(link)] == list("0123456789")
 
 
+def test_credit_that_a_client_takes_back_does_not_count_twice_where_conversions_wait(
+    slow: Conversions, broker: Broker
+) -> None:
+    to_convert(broker, 20)
+    client = Client(broker).open()
+    link = client.receiver("q", 10, name="r")
+    handed_out(client, broker)
+    client.peer.credit(link, -4)
+    client.receive(link, 6)
+    client.rest()
+    assert [body[0] for body in client.bodies(link)] == list("012345")
+    client.peer.credit(link, 4)
+    client.receive(link, 10)
+    client.rest()
+    assert (len(client.messages(link)), client.peer.remaining_credit(link)) == (10, 0)
+
+
 def test_all_links_of_a_connection_share_the_time_of_a_turn(slow: Conversions, broker: Broker) -> None:
     client = Client(broker).open()
     for name in ("a", "b", "c"):
