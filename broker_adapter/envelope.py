@@ -53,6 +53,14 @@ ENVELOPE_OCTET_1 = 0xDC  # the msgpack head of an array of 16 or more
 #: ``message-format`` of a standard AMQP 1.0 message.
 AMQP_FORMAT = 0
 
+#: Properties that the engine adds to a message as it becomes a dead letter: why, and where it was.
+DEAD_LETTER_PREFIX = "JMS_HOLDFAST_DEAD_LETTER_"
+DEAD_LETTER_REASON = f"{DEAD_LETTER_PREFIX}REASON"
+DEAD_LETTER_QUEUE = f"{DEAD_LETTER_PREFIX}QUEUE"
+#: Property of a dead letter that cannot be decoded: why not.
+UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"
+_MAX_REASON = 1000  #: characters of it
+
 #: Most properties of a message; a selector looks at all of them in one go.
 MAX_PROPERTIES = 10_000
 #: Deepest nesting of lists and maps in a body.
@@ -282,6 +290,30 @@ def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, 
 def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
     """A message that its engine has set aside, or put back from there: with the engine's properties, and for good."""
     return envelope._replace(properties={**(envelope.properties or {}), **annotations}, expires_at_ms=None)
+
+
+def undecodable_dead_letter(
+    payload: bytes, annotations: dict[str, Any], error: MessageFormatException, destination: Destination | None = None
+) -> Envelope:
+    """A dead letter that cannot be decoded, as a bytes message that can: a consumer may look at it, and accept it.
+
+    Any other message that cannot be decoded is rejected, so that it becomes a dead letter.
+
+    Args:
+        payload: the message as it is stored.
+        annotations: the properties that the engine has added.
+        error: says why it cannot be decoded.
+        destination: where it was received from; None: where it was when it became a dead letter.
+
+    Raises:
+        MessageFormatException: it is no dead letter; this is ``error``.
+    """
+    if DEAD_LETTER_REASON not in annotations:
+        raise error
+    origin = destination or Destination(str(annotations.get(DEAD_LETTER_QUEUE, "")))
+    return Envelope(
+        origin, BodyKind.BYTES, payload, properties={**annotations, UNDECODABLE_PROPERTY: error.reason[:_MAX_REASON]}
+    )
 
 
 def check_identity(producer_id: Any, thread_id: Any, sequence: Any) -> None:

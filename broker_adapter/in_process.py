@@ -25,7 +25,15 @@ from broker_adapter.answers import SendWindow
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_VERSION, Envelope, annotated, pack, unpack
+from broker_adapter.envelope import (
+    AMQP_FORMAT,
+    ENVELOPE_VERSION,
+    Envelope,
+    annotated,
+    pack,
+    undecodable_dead_letter,
+    unpack,
+)
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
@@ -350,7 +358,10 @@ class InProcessTransport:
 
     def _decode(self, stored: tuple[int, bytes, dict[str, Any] | None]) -> Envelope:
         form, payload, annotations = stored
-        envelope = self._decode_amqp(payload) if form == AMQP_FORMAT else unpack(payload)
+        try:
+            envelope = self._decode_amqp(payload) if form == AMQP_FORMAT else unpack(payload)
+        except MessageFormatException as error:
+            return undecodable_dead_letter(payload, annotations or {}, error)
         return annotated(envelope, annotations) if annotations else envelope
 
     def detach(self, link: int, timeout: float | None) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from broker_adapter.amqp.values import Byte, Described, Reader, Symbol, Timestamp, UByte, UInt, ULong, compound, encode
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Head, Identity, check_identity
+from broker_adapter.envelope import AMQP_FORMAT, DEAD_LETTER_PREFIX, BodyKind, Envelope, Head, Identity, check_identity
 from broker_adapter.errors import MessageFormatException
 
 #: Message annotations of the JMS mapping, and ours.
@@ -105,6 +105,22 @@ def delivery_count_of(payload: bytes) -> int:
         return 0
     header = next(_sections(payload, (_HEADER,)), None)
     return _integer(_field(header, 4), "delivery-count") or 0 if header else 0
+
+
+def dead_letter_properties(payload: bytes) -> dict[str, Any]:
+    """What the engine has added to a message that became a dead letter, also where the message cannot be decoded."""
+    ahead = (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION_PROPERTIES)
+    try:
+        for code, value in _sections(payload, ahead):
+            if code == _APPLICATION_PROPERTIES:
+                return {
+                    str(name): each
+                    for name, each in value.items()
+                    if isinstance(name, str) and name.startswith(DEAD_LETTER_PREFIX) and isinstance(each, str | int)
+                }
+    except MessageFormatException:
+        pass
+    return {}
 
 
 def undecodable(payload: bytes, reason: str) -> bytes:

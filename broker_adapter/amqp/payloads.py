@@ -27,7 +27,7 @@ import msgpack
 
 from broker_adapter import envelope
 from broker_adapter.amqp import amqp_message
-from broker_adapter.amqp.amqp_message import decode_amqp, delivery_count_of, encode_amqp
+from broker_adapter.amqp.amqp_message import dead_letter_properties, decode_amqp, delivery_count_of, encode_amqp
 from broker_adapter.destination import Destination
 from broker_adapter.envelope import (
     AMQP_FORMAT,
@@ -38,6 +38,7 @@ from broker_adapter.envelope import (
     Envelope,
     Head,
     annotated,
+    undecodable_dead_letter,
     unpack,
 )
 from broker_adapter.errors import MessageFormatException
@@ -104,19 +105,31 @@ def decode_received(payload: bytes, destination: Destination | None = None) -> E
         payload: the transfer's payload.
         destination: where it was received from; used where the message itself does not say.
 
+    Returns:
+        It; of a dead letter that cannot be decoded, the bytes of the message as a bytes message.
+
     Raises:
-        MessageFormatException: the payload cannot be decoded.
+        MessageFormatException: the payload cannot be decoded, and is no dead letter.
     """
     if payload[:1] != b"\xc1":
-        return decode_payload(payload, destination)
+        try:
+            return decode_payload(payload, destination)
+        except MessageFormatException as error:
+            if payload[:1] != b"\x00":
+                raise
+            return undecodable_dead_letter(payload, dead_letter_properties(payload), error, destination)
     try:
         size = _DELIVERED.unpack_from(payload)[3]
         start = _DELIVERED.size + size
         annotations = unpacked(payload[_DELIVERED.size : start]) if size else None
     except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"the head of the delivery cannot be decoded: {error}") from error
-    envelope = decode_payload(payload[start:], destination)
-    return annotated(envelope, annotations) if isinstance(annotations, dict) else envelope
+    if not isinstance(annotations, dict):
+        return decode_payload(payload[start:], destination)
+    try:
+        return annotated(decode_payload(payload[start:], destination), annotations)
+    except MessageFormatException as error:
+        return undecodable_dead_letter(payload[start:], annotations, error, destination)
 
 
 def decode_payload(payload: bytes, destination: Destination | None = None) -> Envelope:

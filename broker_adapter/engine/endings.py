@@ -23,13 +23,12 @@ from broker_adapter.engine.queue_entries import Entry, Lane
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
 from broker_adapter.engine.statistics import Totals
+from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_REASON
 
 #: Why a message is a dead letter that has been delivered as often as may be.
 TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
-#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue: why, where it
-#: was (of a subscription: the topic, and the subscription with its client id), and how often its delivery had failed.
-DEAD_LETTER_REASON = "JMS_HOLDFAST_DEAD_LETTER_REASON"
-DEAD_LETTER_QUEUE = "JMS_HOLDFAST_DEAD_LETTER_QUEUE"
+#: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue, beside why and
+#: where it was: of a subscription its name with its client id, and how often the delivery had failed.
 DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
 DEAD_LETTER_CLIENT_ID = "JMS_HOLDFAST_DEAD_LETTER_CLIENT_ID"
 DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
@@ -88,8 +87,8 @@ class Endings:
                 queue.count(entry, 1, effects)
             if outcome is Outcome.MODIFIED:
                 queue.give_back(entry, effects)
-            else:  # its listener raised, or what was set aside is rejected again
-                self._back_off(queue, entry, by, effects)
+            else:  # its listener raised, or what was set aside is rejected again, which keeps no other from coming
+                self._back_off(queue, entry, None if outcome is Outcome.REJECTED else by, effects)
 
     def _back_off(self, queue: QueueState, entry: Entry, consumer: Consumer | None, effects: Effects) -> None:
         """Have a message delivered again, at once or after a while."""

@@ -19,7 +19,15 @@ from broker_adapter.in_process import EngineLease
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import ServerSettings
 from broker_adapter.urls.url import EmbeddedURL, parse_url
-from sdk import Connection, ConnectionFactory, JMSException, MessageFormatException, ObjectMessage, TextMessage
+from sdk import (
+    BytesMessage,
+    Connection,
+    ConnectionFactory,
+    JMSException,
+    MessageFormatException,
+    ObjectMessage,
+    TextMessage,
+)
 
 WAIT = 120.0
 Q = Destination("q")
@@ -97,6 +105,41 @@ def test_what_nobody_can_read_is_told_and_set_aside_and_the_next_message_comes(
         session.create_producer(session.create_queue("q")).send("what was settled is settled when this is answered")
     depths = {each.name: each.messages for each in connection.statistics().queues}
     assert depths["DLQ"] == 1
+
+
+@pytest.mark.parametrize("what", [*BAD, "a damaged envelope"])
+def test_a_dead_letter_that_nobody_can_read_is_received_as_bytes(served: tuple[Broker, Connection], what: str) -> None:
+    broker, connection = served
+    stored = BAD.get(what, b"\xdc\x00\x11garbage")
+    for _ in range(3):
+        put(broker, stored, AMQP_FORMAT if what in BAD else ENVELOPE_FORMAT)
+    put(broker, section(0x77, "good"))
+    with connection.create_session() as session:
+        assert session.create_consumer(session.create_queue("q")).receive(timeout=WAIT) is not None
+        session.create_producer(session.create_queue("q")).send("what was settled is settled when this is answered")
+        dead = session.create_queue("DLQ")
+        assert [type(message) for message in session.create_browser(dead)] == [BytesMessage] * 3
+        consumer = session.create_consumer(dead)
+        for _ in range(3):
+            message = consumer.receive(timeout=WAIT)
+            assert isinstance(message, BytesMessage)
+            assert stored in message.body or stored[-2:] in message.body, "the properties of a dead letter are added"
+            assert message.properties["JMS_HOLDFAST_DEAD_LETTER_QUEUE"] == "q"
+        assert consumer.receive_nowait() is None
+    assert {each.name: each.messages for each in connection.statistics().queues}["DLQ"] == 0
+
+
+def test_dead_letters_that_are_rejected_again_keep_no_other_from_coming(served: tuple[Broker, Connection]) -> None:
+    """Somebody has sent them there, so they are in the queue as any other message."""
+    broker, connection = served
+    for payload, count in ((BAD["a body that is cut short"], 12), (section(0x77, "good"), 1)):
+        client = broker.call(c.Connect(None), WAIT)
+        broker.call(c.Enqueue(client, Destination("DLQ"), [c.NewMessage(AMQP_FORMAT, payload)] * count), WAIT)
+        broker.call(c.Disconnect(client), WAIT)
+    with connection.create_session() as session:
+        message = session.create_consumer(session.create_queue("DLQ"), prefetch=5).receive(timeout=WAIT)
+        assert message is not None
+        assert message.body == "good"
 
 
 def test_a_damaged_envelope_is_set_aside_too(served: tuple[Broker, Connection]) -> None:
