@@ -218,6 +218,8 @@ class MessageProducer:
             elif not isinstance(destination, Destination):
                 raise InvalidDestinationException(f"{destination!r} is not a destination such as create_queue() makes")
             now_ms = time.time_ns() // 1_000_000
+            if now_ms < 0:
+                now_ms = 0  # a message has no place for times before 1970
             live_ms = self._time_to_live_ms if time_to_live is None else _checked_ms("time_to_live", time_to_live, 1)
             delay_ms = (
                 self._delivery_delay_ms if delivery_delay is None else _checked_ms("delivery_delay", delivery_delay, 0)

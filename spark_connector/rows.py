@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
@@ -40,6 +39,7 @@ from pyspark.sql.types import (
 )
 
 from broker_adapter import BodyKind, Destination, Envelope
+from broker_adapter.clock import epoch_ms
 from sdk.range_reader import RangeMessage
 
 _STRINGS = MapType(StringType(), StringType())
@@ -366,7 +366,7 @@ def envelopes_of(
     Raises:
         RowError: a row cannot be a message.
     """
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = epoch_ms()
     count = batch.num_rows
     nothing: list[Any] = [None] * count
     columns = {

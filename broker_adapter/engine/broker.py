@@ -1188,7 +1188,7 @@ def _tell(callback: Callable[[Any], None], value: Any) -> None:
 
 def _now_ms() -> int:
     """The time of the day, which may be set back or forward."""
-    return time.time_ns() // 1_000_000
+    return max(0, time.time_ns() // 1_000_000)  # nothing stored has a place for times before 1970
 
 
 def _elapsed_ms() -> int:

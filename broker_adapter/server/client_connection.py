@@ -1,7 +1,8 @@
 """One client's socket: bytes between it and the connection's protocol, in the thread of the server's loop.
 
 Bytes are written while the socket takes them; what it does not take stays in the protocol, which then asks the engine
-for no more.  Bytes are read while the protocol wants them.
+for no more.  Bytes are read while the protocol wants them; what takes long is taken in slices
+(:mod:`broker_adapter.server.input_slices`), between which other connections have their turn.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import time
 import traceback
 from typing import Any, Protocol
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.errors import JMSException
 from broker_adapter.server.connection_tokens import Token
+from broker_adapter.server.input_slices import InputSlices
 from broker_adapter.server.limited_log import LimitedLog
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.protocol import ServerProtocol
@@ -57,6 +60,7 @@ class ClientConnection(asyncio.Protocol):
         self._starting: asyncio.Task[None] | None = None
         self._protocol: ServerProtocol
         self._transport: asyncio.Transport | None = None
+        self._input = InputSlices()
         self._paused = False
         self._reads = True
         self._is_open = False
@@ -136,12 +140,33 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        rest = self._input.rest
+        if rest and data:
+            rest += data
+            return
+        self._receive(self._input.cut(data))
+        if rest:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        self.write()
+
+    def _go_on(self) -> None:
+        """The others have had their turn: take the next slice of what has come."""
+        if self._transport is None or not self._input.rest:
+            return
+        self._receive(self._input.next())
+        if self._input.rest:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        self.write()
+
+    def _receive(self, data: bytes) -> None:
+        began = time.perf_counter()
         try:
-            self._protocol.receive(data, time.time_ns() // 1_000_000)
+            self._protocol.receive(data, epoch_ms())
         except Exception as error:
+            self._input.rest.clear()
             self._broken(error)
             return
-        self.write()
+        self._input.took(len(data), time.perf_counter() - began)
 
     def eof_received(self) -> bool:
         """The client will send no more."""
@@ -149,6 +174,10 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        rest = bytes(self._input.rest)
+        self._input.rest.clear()
+        if rest:
+            self._receive(rest)  # it came before the end
         self._transport = None
         self._listener.gone(self)
         error = self._protocol.error
@@ -184,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
                 transport.write(data)
                 if self._protocol.is_postponed:  # it goes on in the next turn of the loop
                     break
-            if self._protocol.wants_input is not self._reads:
+            if (self._protocol.wants_input and not self._input.rest) is not self._reads:
                 self._reads = not self._reads
                 if self._reads:
                     transport.resume_reading()

@@ -9,7 +9,6 @@ import json
 import queue
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ack_modes import Outcome, Settlement
+from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import Destination, checked_name
 from broker_adapter.envelope import BodyKind, Envelope
 from broker_adapter.errors import JMSException, MessageFormatException, OperationTimedOutException
@@ -49,7 +49,7 @@ def send(options: argparse.Namespace) -> int:
         link = transport.attach(SenderSpec(1, destination), None, None)
         with answers.told_on_failure(settings.send_timeout_seconds):
             for text in (text for text in texts for _ in range(options.count)):
-                now_ms = time.time_ns() // 1_000_000
+                now_ms = epoch_ms()
                 envelope = Envelope(
                     destination,
                     BodyKind.TEXT,

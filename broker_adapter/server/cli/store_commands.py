@@ -15,6 +15,7 @@ from typing import Any
 
 from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.payloads import read_head
+from broker_adapter.clock import epoch_ms
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -300,7 +301,7 @@ def _message(record: Quarantined) -> c.NewMessage:
     payload = record.payload or b""
     message_format = int.from_bytes(record.value[4:8])
     try:
-        message = c.from_head(payload, read_head(payload, time.time_ns() // 1_000_000))
+        message = c.from_head(payload, read_head(payload, epoch_ms()))
     except MessageFormatException:
         # It is damaged beyond decoding: a consumer gets the bytes, or says that it cannot read them.
         message = c.NewMessage(message_format, payload)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from broker_adapter.amqp.events import ACCEPTED_STATE, Transfers
+from broker_adapter.amqp.events import ACCEPTED_STATE, RemoteOpen, SessionRemoteOpen, Transfers
 from broker_adapter.amqp.payloads import decode_received
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import ServerLogin
@@ -19,7 +22,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.server.client_connection import ClientConnection
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.protocol import ServerProtocol
-from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, flow
+from tests.broker_adapter.amqp.frames import ATTACH, CLOSE, FLOW, TRANSFER, attach, begin, close, end, flow
 from tests.broker_adapter.server.raw_client import RawClient, request
 from tests.broker_adapter.server.served import (
     WAIT,
@@ -244,3 +247,79 @@ def test_what_is_postponed_waits_for_another_turn_though_there_is_output(monkeyp
     monkeypatch.setattr(connection, "_transport", Mock())
     connection.write()
     assert turns.pending_output.call_count == 1
+
+
+class SlowListener(Listener):
+    """Notes who had a turn; each KiB of the clients named "slow" takes a millisecond and more."""
+
+    def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
+        protocol = super().protocol(connection, certified)
+        plain = protocol.receive
+
+        def receive(data: bytes, now_ms: int) -> None:
+            TURNS.append((protocol.peer_name, len(data)))
+            if protocol.peer_name == "slow":
+                time.sleep(0.002 * len(data) / 1024)
+            plain(data, now_ms)
+
+        protocol.receive = receive  # type: ignore[method-assign]
+        return protocol
+
+
+TURNS: list[tuple[str | None, int]] = []
+
+
+def test_other_clients_have_their_turn_while_the_input_of_one_is_taken(serve: Callable[..., Served]) -> None:
+    TURNS.clear()
+    served = serve(SlowListener)
+    with served.socket() as slow, served.socket() as other:
+        for sock, name in ((slow, "slow"), (other, "other")):
+            peer = Peer(PeerLimits())
+            peer.open(name)
+            sock.sendall(peer.pending_output())
+            while not any(isinstance(each, RemoteOpen) for each in peer.events()):
+                peer.receive(sock.recv(65536))
+        reader = threading.Thread(target=read_all, args=(slow,))
+        reader.start()
+        flood = b"".join(begin(1) + end(1) for _ in range(4_000))
+        sender = threading.Thread(target=slow.sendall, args=(flood,))
+        sender.start()
+        eventually(lambda: [size for name, size in TURNS if name == "slow" and size > 1000])
+        session = peer.begin_session()
+        other.sendall(peer.pending_output())
+        while not [each for each in peer.events() if isinstance(each, SessionRemoteOpen) and each.session == session]:
+            peer.receive(other.recv(65536))
+        sender.join(WAIT)
+        eventually(lambda: sum(size for name, size in TURNS if name == "slow") >= len(flood))
+        slow.shutdown(socket.SHUT_RDWR)
+        reader.join(WAIT)
+    names = [name for name, _ in TURNS]
+    assert "slow" in names[names.index("other") :], "the other client was answered before all of the input was taken"
+    assert max(size for name, size in TURNS if name == "slow") <= 64 * 1024
+
+
+def test_what_came_before_the_end_of_a_connection_is_taken() -> None:
+    """The connection is lost while a part of its input waits for its turn."""
+    taken: list[bytes] = []
+    data = bytes(range(256)) * 256
+
+    async def lose() -> None:
+        protocol = Mock(is_open=True, wants_input=True, output_closed=False, is_postponed=False, error=None)
+        protocol.receive = lambda each, _now_ms: taken.append(each)
+        protocol.receive_end = lambda: taken.append(b"the end")
+        protocol.pending_output = lambda _limit: b""
+        connection = ClientConnection(Mock(is_stopping=False, connections=set()), Mock(), ("127.0.0.1", 1))
+        connection._listener.protocol = lambda *_: protocol  # type: ignore[method-assign]
+        transport = Mock(spec=asyncio.Transport)
+        connection.connection_made(transport)
+        connection.data_received(data[:1000])
+        transport.pause_reading.assert_not_called()
+        connection.data_received(data[1000:])
+        transport.pause_reading.assert_called_once()
+        connection.data_received(data[:10])  # TLS has more, though reading is paused
+        connection.connection_lost(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(lose())
+    assert len(taken) > 3
+    assert b"".join(taken) == data + data[:10] + b"the end"
