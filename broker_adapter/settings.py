@@ -274,7 +274,7 @@ class EngineSettings:
     max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
     max_transaction_entries: int = _option(
-        200_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
+        100_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
     )
     max_producers: int = _option(
         100_000, "producers whose messages are remembered to reject a repetition; the oldest is forgotten", least=1

@@ -43,6 +43,8 @@ DISCHARGE_CODE: Final = 0x32
 
 #: Message annotation of a discharge that names the commit for our own server: [session, number].
 COMMIT_ID: Final = Symbol("x-opt-holdfast-commit-id")
+#: Message annotation of a discharge: how many messages and acknowledgements belong to the transaction.
+COMMIT_SIZE: Final = Symbol("x-opt-holdfast-commit-size")
 #: Message annotation of a ``modified`` that tells our own server that a listener raised.
 BACK_OFF: Final = Symbol("x-opt-holdfast-back-off")
 

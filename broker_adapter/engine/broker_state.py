@@ -34,7 +34,7 @@ from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.dispatch import dispatch
 from broker_adapter.engine.effects import Effects, Load
 from broker_adapter.engine.endings import Endings
-from broker_adapter.engine.failures import fault, rolled_back
+from broker_adapter.engine.failures import fault
 from broker_adapter.engine.identities import LastNumbers, Sequences
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.matching import Matching
@@ -345,7 +345,7 @@ class BrokerState:
             self.deliveries.roll_back(command, error, effects)
         except Exception as error:  # a fault of ours, as in ``decide``
             effects.faults.append((command, error))
-            self.deliveries.roll_back(command, rolled_back(fault(command, error)), effects)
+            self._transactions.fail(command, error, effects)
 
     # Statistics.
 

@@ -302,7 +302,10 @@ class Resumption:
             return True
         except Exception as error:  # a fault of ours: it is this command's alone, as in ``decide``
             effects.faults.append((blocked.command, error))
-            self._blocked.fail(blocked, fault(blocked.command, error), effects)
+            if isinstance(blocked.command, c.Commit):
+                self._transactions.fail(blocked.command, error, effects)
+            else:
+                self._blocked.fail(blocked, fault(blocked.command, error), effects)
             return True
 
     def give_up_client(self, client: int, now_ms: int, effects: Effects) -> None:

@@ -3,7 +3,8 @@
 Theory of operation
     A commit is first checked, matched with the selectors of the topics that it sends to, and given room.  Until then
     it may be refused, or wait, and nothing has changed but that queues were made for it, which are removed again.
-    Afterwards nothing can fail: its messages are stored and its deliveries settled.
+    Afterwards nothing can fail: its messages are stored and its deliveries settled.  Where something does, which is a
+    fault in the engine, the commit is in doubt.
 
     The number of the last commit of each session is remembered, so that a commit that is made again is not carried out
     again, and a client that lost its connection can ask what became of one.
@@ -22,7 +23,7 @@ from broker_adapter.engine.blocked_sends import BlockedSends
 from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.failures import message_too_large, rolled_back
+from broker_adapter.engine.failures import fault, message_too_large, rolled_back
 from broker_adapter.engine.identities import LastNumbers, Sequences, checked_number
 from broker_adapter.engine.intake import Intake
 from broker_adapter.engine.matching import MATCHING, Matching, still_subscribed
@@ -35,6 +36,7 @@ from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
     ResourceAllocationException,
+    TransactionInDoubtException,
     TransactionRolledBackException,
 )
 
@@ -68,6 +70,7 @@ class Transactions:
         self._deliveries = deliveries
         self._commits = commits
         self._totals = totals
+        self.has_begun = False  #: whether the last commit that was tried has changed something
 
     def resolve(self, command: c.ResolveCommit, now_ms: int, effects: Effects) -> None:
         """Carry out a ResolveCommit."""
@@ -81,10 +84,21 @@ class Transactions:
     def commit(self, blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """Carry out a commit; returns False where it waits (again)."""
         made: list[QueueState] = []
+        self.has_begun = False
         try:
             return self._commit(made, blocked, now_ms, effects)
         finally:
             self._directory.unmake(made, effects)
+
+    def fail(self, command: c.Commit, cause: Exception, effects: Effects) -> None:
+        """A fault of the engine has ended the commit that was tried last: it is rolled back, if it had not begun."""
+        failure = fault(command, cause)
+        if self.has_begun:
+            doubt = TransactionInDoubtException(f"{failure.reason}; a part of it may have been done")
+            doubt.__cause__ = cause
+            effects.answer(command, doubt)
+        else:
+            self._deliveries.roll_back(command, rolled_back(failure), effects)
 
     def _commit(self, made: list[QueueState], blocked: BlockedSend, now_ms: int, effects: Effects) -> bool:
         """As ``commit``; notes the queues that are made for it."""
@@ -112,7 +126,9 @@ class Transactions:
             if isinstance(found, Full):
                 return not self._blocked.block(blocked, found.queue, found.reason, effects, needs=found.needs)
             room.take()
+            self.has_begun = True
             self._take(found, now_ms, effects)
+        self.has_begun = True
         self._deliveries.settle_committed(settled, effects)
         self._totals.settled += len(command.settlements)
         if commit_id is not None:

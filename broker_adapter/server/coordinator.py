@@ -25,7 +25,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer
 from broker_adapter.amqp.values import Described, Reader, Symbol
-from broker_adapter.amqp.wire import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE
+from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.errors import (
@@ -33,6 +33,7 @@ from broker_adapter.errors import (
     JMSException,
     ResourceAllocationException,
     StoreException,
+    TransactionInDoubtException,
     TransactionRolledBackException,
 )
 from broker_adapter.server.budget import Budget
@@ -274,6 +275,12 @@ class Coordinator:
         assert isinstance(txn_id, bytes)
         if transaction.refusal is None and self._peer.has_unfinished(txn_id):
             transaction.refusal = IllegalStateException("a message of the transaction has not come as a whole")
+        size = annotations.get(COMMIT_SIZE)
+        if transaction.refusal is None and size not in (None, [len(transaction.sends), len(transaction.settlements)]):
+            transaction.refusal = IllegalStateException(
+                f"{len(transaction.sends)} messages and {len(transaction.settlements)} acknowledgements of the"
+                f" transaction have come, and {size!r:.100} belong to it"
+            )
         if transaction.refusal is not None:
             self._on_committed(link, number, transaction, 0, transaction.refusal)
             return
@@ -299,7 +306,7 @@ class Coordinator:
 
     def _why_nothing(self, error: JMSException) -> AmqpError:
         """What a refused discharge says: the condition of its cause, since clients take ``rollback`` for a doubt."""
-        if isinstance(error, StoreException):  # it may have been written all the same
+        if isinstance(error, StoreException | TransactionInDoubtException):  # it may have been done all the same
             return AmqpError(IN_DOUBT if self._client.is_own else _ROLLED_BACK, error.reason)
         cause = error.__cause__
         condition = error_for(error).condition

@@ -35,7 +35,7 @@ from broker_adapter.amqp.events import (
     Terminus,
 )
 from broker_adapter.amqp.values import Described, ULong, encode
-from broker_adapter.amqp.wire import COMMIT_ID, DECLARE_CODE, DISCHARGE_CODE, OUTCOMES
+from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE, DECLARE_CODE, DISCHARGE_CODE, OUTCOMES
 from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
@@ -369,7 +369,8 @@ class Coordinator(Link):
         commit.discharged = True
         commit.is_in_doubt = commit.refusal is None
         body = encode(Described(ULong(DISCHARGE_CODE), [self._txn_id, commit.refusal is not None]))
-        annotations = encode({COMMIT_ID: [self._session_name, commit.number]})
+        size = [len(commit.sends), len(commit.settlements)]
+        annotations = encode({COMMIT_ID: [self._session_name, commit.number], COMMIT_SIZE: size})
         self._txn_id = None
         payload = b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
         self._queue.append((payload, partial(self._on_discharged, commit)))

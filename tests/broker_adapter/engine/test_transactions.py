@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
-from broker_adapter.errors import (
-    TransactionRolledBackException,
-)
+from broker_adapter.errors import TransactionInDoubtException, TransactionRolledBackException
 from tests.broker_adapter.engine.rules import Q, Rules, commit
 
 
@@ -64,3 +64,38 @@ def test_a_transaction_has_limits(settings: dict[str, int], sends: list[bytes]) 
     with pytest.raises(TransactionRolledBackException, match=next(iter(settings))):
         rules.do(commit(client, 1, [(Q, body) for body in sends], []))
     rules.do(commit(client, 2, [(Q, body) for body in sends[1:]], []))
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "when there is room"])
+@pytest.mark.parametrize("step", ["before", "in the middle"])
+def test_a_commit_that_a_fault_of_the_engine_ends_is_in_doubt_where_it_had_begun(
+    step: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = Rules(max_queue_messages=1)
+    client = rules.connect()
+    if waits:
+        rules.send(client, Q, b"full")
+    answers: list[Any] = []
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    command = commit(client, 1, [(Q, b"x")], [])._replace(reply=answers.append)
+    transactions = rules.state._transactions
+    if waits:
+        rules._decide(command)
+        assert answers == []
+    if step == "before":
+        monkeypatch.setattr(transactions, "_settled_by", fail)
+    else:
+        monkeypatch.setattr(transactions._deliveries, "settle_committed", fail)
+    if waits:
+        consumer = rules.attach(client, Q, 1)
+        rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    else:
+        for reply, result in rules.state.decide([command], rules.now_ms).replies:
+            reply(result)
+    (error,) = answers
+    assert type(error) is (TransactionRolledBackException if step == "before" else TransactionInDoubtException)
+    assert "could not carry out Commit" in str(error)
+    assert rules.depth("q") == (step != "before")

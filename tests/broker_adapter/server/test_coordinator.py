@@ -19,6 +19,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong, encode
 from broker_adapter.amqp.wire import (
+    COMMIT_SIZE,
     DECLARE_CODE,
     DISCHARGE_CODE,
 )
@@ -514,6 +515,30 @@ def test_a_discharge_behind_what_cannot_be_decoded_commits_nothing(
     assert closed.error.condition == "amqp:decode-error"
     assert waiting(broker, "out") == []
     assert waiting(broker, "in") == ["first", "second"]
+
+
+@pytest.mark.parametrize("size", [[2, 1], [3, 1], [2, 0], [2, 2], [], "2", None])
+def test_a_discharge_that_says_how_much_belongs_to_it_is_done_where_all_of_that_has_come(
+    client: Client, broker: Broker, size: Any
+) -> None:
+    """A message or an acknowledgement whose frame was changed may be that of another transaction."""
+    client.send(client.sender("in", name="in"), "request")
+    consumer = client.receiver("in", 1, name="r")
+    producer, coordinator = client.sender("out"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, "a", "b", state=in_transaction(txn_id))
+    client.settle(consumer, client.receive(consumer, 1), in_transaction(txn_id, ACCEPTED_STATE))
+    annotations = b"" if size is None else b"\x00\x53\x72" + encode({COMMIT_SIZE: size})
+    body = b"\x00\x53\x77" + encode(Described(ULong(DISCHARGE_CODE), [txn_id, False]))
+    state = client.raw(coordinator, annotations + body)
+    if size in ([2, 1], None):
+        assert state == ACCEPTED_STATE
+        assert (waiting(broker, "out"), depth(broker, "in")) == (["a", "b"], 0)
+    else:
+        assert code_of(state) == (REJECTED, "amqp:illegal-state")
+        assert "2 messages and 1 acknowledgements of the transaction have come" in str(state.error)
+        client.rest()
+        assert (depth(broker, "out"), waiting(broker, "in")) == (0, ["request"])
 
 
 def test_a_discharge_is_refused_where_the_transaction_of_an_unfinished_message_cannot_be_decoded(

@@ -21,7 +21,7 @@ from broker_adapter.amqp.events import (
     Transfers,
 )
 from broker_adapter.amqp.management import Answer
-from broker_adapter.amqp.wire import COMMIT_ID
+from broker_adapter.amqp.wire import COMMIT_ID, COMMIT_SIZE
 from broker_adapter.errors import (
     ConnectionLostException,
     JMSException,
@@ -55,7 +55,7 @@ def test_a_commit_does_sends_and_settlements_in_one_transaction(holdfast: bool) 
     sent = [each for event in wired.broker.of(Transfers) for each in event.deliveries if each.payload == BODY]
     assert [each.state for each in sent] == [transaction] * 3
     assert wired.broker.of(Dispositions)[-1].state == transaction._replace(outcome=ACCEPTED_STATE)
-    assert wired.broker.discharges == [(False, {COMMIT_ID: ["prefix:1", 7]})]
+    assert wired.broker.discharges == [(False, {COMMIT_ID: ["prefix:1", 7], COMMIT_SIZE: [3, 1]})]
     assert wired.broker.next_txn == 3  # the next transaction is declared already
     assert wired.sends_done == 0
 
