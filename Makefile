@@ -16,7 +16,7 @@ QUICK := tests/ack_modes tests/contracts/test_selectors.py tests/test_docs.py te
     sends.py store.py transactions.py wait_queues.py) \
   $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py payloads.py sasl.py values.py) \
   $(addprefix tests/broker_adapter/server/test_,consumers.py coordinator.py permissions.py producers.py protocol.py) \
-  $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py lifecycle.py message.py) \
+  $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py envelopes.py lifecycle.py message.py message_types.py message_values.py) \
   $(addprefix tests/spark_connector/test_,batches.py offsets.py options.py)
 
 .PHONY: setup demo test quick coverage check format docs bench interop soak torture clean preflight

@@ -58,15 +58,8 @@ from sdk.connection import Connection, ConnectionMetaData
 from sdk.connection_factory import ConnectionFactory
 from sdk.consumer import MessageConsumer
 from sdk.context import JMSConsumer, JMSContext, JMSProducer
-from sdk.message import (
-    BytesMessage,
-    DeliveryMode,
-    MapMessage,
-    Message,
-    ObjectMessage,
-    StreamMessage,
-    TextMessage,
-)
+from sdk.message import DeliveryMode, Message
+from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
 from sdk.requestor import Requestor, reply
 from sdk.session import Session

@@ -18,8 +18,9 @@ from broker_adapter import (
     copied,
 )
 from sdk.dropped import dropped
+from sdk.envelopes import message_of
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.message import Message, message_of
+from sdk.message import Message
 from sdk.session_state import SessionState, log
 
 #: Copies held at a time where the connection has no prefetch.

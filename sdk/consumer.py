@@ -40,8 +40,9 @@ from sdk.acknowledgements import Given, Source, given_for
 from sdk.checks import check_timeout
 from sdk.closing import Closing
 from sdk.dropped import drain_end, dropped, taken_out
+from sdk.envelopes import message_of
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.message import Message, message_of
+from sdk.message import Message
 from sdk.session_state import SessionState, log
 
 Listener = Callable[[Message], object]

@@ -26,17 +26,10 @@ from sdk.browser import QueueBrowser
 from sdk.connection import Connection, ConnectionMetaData, EventListener, ExceptionListener
 from sdk.consumer import Listener, MessageConsumer
 from sdk.dropped import dropped
-from sdk.message import (
-    BytesMessage,
-    DeliveryMode,
-    MapMessage,
-    Message,
-    ObjectMessage,
-    PropertyValue,
-    StreamMessage,
-    TextMessage,
-    wrapped,
-)
+from sdk.envelopes import wrapped
+from sdk.message import DeliveryMode, Message
+from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
+from sdk.message_values import PropertyValue
 from sdk.producer import MessageProducer
 from sdk.session import Session
 from sdk.session_state import OnCompletion

@@ -15,8 +15,9 @@ from broker_adapter import (
     JMSException,
 )
 from sdk.dropped import dropped
+from sdk.envelopes import envelope_of, wrapped
 from sdk.lifecycle import Event, Lifecycle, State
-from sdk.message import DeliveryMode, Message, envelope_of, wrapped
+from sdk.message import DeliveryMode, Message
 from sdk.session_state import Completion, OnCompletion, SessionState, log
 
 

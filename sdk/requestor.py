@@ -14,7 +14,8 @@ from broker_adapter import (
 )
 from sdk.checks import check_timeout
 from sdk.consumer import MessageConsumer
-from sdk.message import Message, wrapped
+from sdk.envelopes import wrapped
+from sdk.message import Message
 from sdk.producer import MessageProducer
 from sdk.session import Session
 from sdk.session_state import log

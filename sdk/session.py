@@ -49,7 +49,8 @@ from sdk.closing import Closing
 from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, WeakTable, detach_all, dropped, stop_flows, taken_from
 from sdk.lifecycle import Event, State
-from sdk.message import BytesMessage, MapMessage, Message, ObjectMessage, StreamMessage, TextMessage
+from sdk.message import Message
+from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
 from sdk.producer import MessageProducer
 from sdk.session_state import SessionState, log, too_late
 from sdk.session_thread import SessionThread

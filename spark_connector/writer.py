@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from broker_adapter import Destination, DestinationKind, Envelope
 from sdk import AcknowledgeMode, Connection, JMSException, MessageFormatException, ResourceAllocationException
-from sdk.message import message_of
+from sdk.envelopes import message_of
 from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published
 from spark_connector.batches import (
     Attempt,
