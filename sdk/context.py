@@ -28,7 +28,7 @@ from sdk.consumer import Listener, MessageConsumer
 from sdk.dropped import dropped
 from sdk.envelopes import wrapped
 from sdk.message import DeliveryMode, Message
-from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
+from sdk.message_factory import MessageFactory
 from sdk.message_values import PropertyValue
 from sdk.producer import MessageProducer
 from sdk.session import Session
@@ -78,7 +78,7 @@ def _session_is_gone(reference: weakref.ref[_SharedConnection], number: int) -> 
         dropped(shared, partial(shared.leave, number), shared.connection._transport, warns=False)
 
 
-class JMSContext:
+class JMSContext(MessageFactory):
     """A session and the connection it belongs to.  Made by ``ConnectionFactory.create_context``.
 
     For one thread at a time, as a session; ``create_context`` makes others on the same connection.
@@ -233,30 +233,6 @@ class JMSContext:
     def delete_temporary(self, destination: Destination) -> None:
         """See ``Session.delete_temporary``."""
         self._session.delete_temporary(destination)
-
-    def create_message(self) -> Message:
-        """See ``Session.create_message``."""
-        return self._session.create_message()
-
-    def create_text_message(self, text: str | None = None) -> TextMessage:
-        """See ``Session.create_text_message``."""
-        return self._session.create_text_message(text)
-
-    def create_bytes_message(self, body: bytes | None = None) -> BytesMessage:
-        """See ``Session.create_bytes_message``."""
-        return self._session.create_bytes_message(body)
-
-    def create_map_message(self, body: dict[str, Any] | None = None) -> MapMessage:
-        """See ``Session.create_map_message``."""
-        return self._session.create_map_message(body)
-
-    def create_stream_message(self, body: list[Any] | None = None) -> StreamMessage:
-        """See ``Session.create_stream_message``."""
-        return self._session.create_stream_message(body)
-
-    def create_object_message(self, body: Any = None) -> ObjectMessage:
-        """See ``Session.create_object_message``."""
-        return self._session.create_object_message(body)
 
     # Producers, consumers, browsers.
 

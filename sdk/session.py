@@ -15,7 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement, contradiction
 from broker_adapter import (
@@ -49,8 +49,7 @@ from sdk.closing import Closing
 from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, WeakTable, detach_all, dropped, stop_flows, taken_from
 from sdk.lifecycle import Event, State
-from sdk.message import Message
-from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
+from sdk.message_factory import MessageFactory
 from sdk.producer import MessageProducer
 from sdk.session_state import SessionState, log, too_late
 from sdk.session_thread import SessionThread
@@ -60,7 +59,7 @@ _T = TypeVar("_T")
 MAX_PREFETCH = 32767
 
 
-class Session:
+class Session(MessageFactory):
     """Makes producers, consumers, browsers and messages, and ends deliveries.  Made by ``connection.create_session``.
 
     For one thread at a time.  Where it has listeners, they are called on a thread of its own, and while the connection
@@ -224,32 +223,6 @@ class Session:
 
     def _declare(self, kind: DestinationKind) -> Destination:
         return self._set_up(lambda: self._transport.declare_temporary(kind, self._settings.request_timeout_seconds))
-
-    # Messages.
-
-    def create_message(self) -> Message:
-        """A message without a body."""
-        return Message()
-
-    def create_text_message(self, text: str | None = None) -> TextMessage:
-        """A message that carries a str."""
-        return TextMessage(text)
-
-    def create_bytes_message(self, body: bytes | None = None) -> BytesMessage:
-        """A message that carries bytes."""
-        return BytesMessage(body)
-
-    def create_map_message(self, body: dict[str, Any] | None = None) -> MapMessage:
-        """A message that carries names and values."""
-        return MapMessage({} if body is None else body)
-
-    def create_stream_message(self, body: list[Any] | None = None) -> StreamMessage:
-        """A message that carries a list of values."""
-        return StreamMessage([] if body is None else body)
-
-    def create_object_message(self, body: Any = None) -> ObjectMessage:
-        """A message that carries one value of the types that a map can hold."""
-        return ObjectMessage(body)
 
     # Producers, consumers, browsers.
 
