@@ -41,7 +41,7 @@ from broker_adapter import (
 _log = logging.getLogger("holdfast.sdk")
 
 #: Most acknowledgements of a connection that wait for their message to come again; the oldest is forgotten.
-MAX_GIVEN: Final = 100_000
+MAX_ACK_RECORDS: Final = 100_000
 #: Deliveries beyond the windows of the consumers that an acknowledgement is remembered for.
 _MARGIN: Final = 16
 #: Positions in one request to our own broker.
@@ -62,7 +62,7 @@ class Source:
 Key = tuple[Source, Identity | str | None]
 #: An acknowledgement: the same; at which position of its source the message was, where the broker
 #: says so; how many deliveries of it had failed before; and its message id.
-Given = tuple[Source, Identity | str | None, int | None, int, str | None]
+AckRecord = tuple[Source, Identity | str | None, int | None, int, str | None]
 #: Hears the ids of messages that were acknowledged, and that others have, since the acknowledgements were lost.
 TooLate = Callable[[list[str]], None]
 
@@ -71,7 +71,7 @@ TooLate = Callable[[list[str]], None]
 Request = Callable[[str, Mapping[str, Any], float | None], Any]
 
 
-def given_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> Given | None:
+def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery) -> AckRecord | None:
     """What to remember of a message, where it can be known again.
 
     Args:
@@ -94,7 +94,7 @@ class LostAcknowledgements:
     """
 
     def __init__(self) -> None:
-        self._lost: OrderedDict[Key, tuple[Given, TooLate]] = OrderedDict()
+        self._lost: OrderedDict[Key, tuple[AckRecord, TooLate]] = OrderedDict()
         self._seen: OrderedDict[Key, None] = OrderedDict()
         #: Positions of what was seen, until the broker has heard of it; None: there were too many.
         self._untold: dict[Source, set[int]] | None = {}
@@ -108,49 +108,49 @@ class LostAcknowledgements:
     def __len__(self) -> int:
         return len(self._lost)
 
-    def add(self, given: Iterable[Given], too_late: TooLate) -> None:
+    def add(self, records: Iterable[AckRecord], too_late: TooLate) -> None:
         """These were under way when the connection was lost; ``too_late`` hears of those that others have."""
         with self._changing:
-            for each in given:
+            for each in records:
                 if each[1] is not None:
                     self._lost[each[0], each[1]] = each, too_late
                 else:  # it comes again as any other
                     self._note_seen(each)
-            while len(self._lost) > MAX_GIVEN:
+            while len(self._lost) > MAX_ACK_RECORDS:
                 self._lost.popitem(last=False)
             self._bound_untold()
 
-    def add_seen(self, given: Iterable[Given]) -> None:
+    def add_seen(self, records: Iterable[AckRecord]) -> None:
         """The application had these when the connection was lost, and had not acknowledged them."""
         with self._changing:
-            for each in given:
+            for each in records:
                 if each[1] is not None:
                     self._seen[each[0], each[1]] = None
                 self._note_seen(each)
-            while len(self._seen) > MAX_GIVEN:
+            while len(self._seen) > MAX_ACK_RECORDS:
                 self._seen.popitem(last=False)
             self._bound_untold()
 
-    def _note_seen(self, given: Given) -> None:
+    def _note_seen(self, record: AckRecord) -> None:
         """Under the lock: what has a position is to be told to our own broker."""
-        source, _, position = given[:3]
+        source, _, position = record[:3]
         if position is not None and self._untold is not None:
             self._untold.setdefault(source, set()).add(position)
 
     def _bound_untold(self) -> None:
-        """Under the lock: nothing is forgiven any more where more was seen than is remembered."""
-        if self._untold is not None and sum(map(len, self._untold.values())) > MAX_GIVEN:
+        """Under the lock: no delivery is uncounted any more where more was seen than is remembered."""
+        if self._untold is not None and sum(map(len, self._untold.values())) > MAX_ACK_RECORDS:
             self._untold = None
 
-    def was_seen(self, given: Given) -> bool:
+    def was_seen(self, record: AckRecord) -> bool:
         """A message has come: returns whether the application had it before."""
         with self._changing:
-            return self._seen.pop(given[:2], _NOT_THERE) is not _NOT_THERE
+            return self._seen.pop(record[:2], _NOT_THERE) is not _NOT_THERE
 
-    def take(self, given: Given) -> bool:
+    def take(self, record: AckRecord) -> bool:
         """A message has come: returns whether it was acknowledged already, which is to be said again."""
         with self._changing:
-            return self._lost.pop(given[:2], _NOT_THERE) is not _NOT_THERE
+            return self._lost.pop(record[:2], _NOT_THERE) is not _NOT_THERE
 
     def give_again(self, request: Request) -> None:
         """Say all of it again to our own broker, before it hands anything out.
@@ -181,7 +181,7 @@ class LostAcknowledgements:
             for too_late, ids in late.items():
                 too_late(ids)
 
-    def forgive_rest(self, request: Request, token: str) -> None:
+    def uncount_rest(self, request: Request, token: str) -> None:
         """Say to our own broker what was seen of a lost connection: all else that it had was lost on its way.
 
         Args:
@@ -193,7 +193,7 @@ class LostAcknowledgements:
         """
         with self._changing:
             if self._untold is None:
-                return  # the broker would take what it was not told of for unseen, also after another loss
+                return  # the broker would take what it was not told of for never delivered, also after another loss
             untold, self._untold = self._untold, {}
         try:
             for source, seen in untold.items():
@@ -225,20 +225,20 @@ class LostAcknowledgements:
             self._untold = {}
 
 
-def forgive(request: Request, unseen: Iterable[tuple[Given, int]]) -> None:
-    """Say to our own broker that these, lost with the connection, were never seen: their delivery has not failed.
+def uncount_deliveries(request: Request, never_delivered: Iterable[tuple[AckRecord, int]]) -> None:
+    """Say to our own broker that these, lost with the connection, were never delivered: do not count them as failed.
 
     Else a message that waits behind others in a client would become a dead letter by the losses of a bad network alone.
 
     Args:
         request: asks the broker, as ``Transport.request``.
-        unseen: what had come, each with its deliveries that had failed before this one; so that asking twice takes
-            back one delivery.
+        never_delivered: what had come, each with its deliveries that had failed before this one; so that asking twice
+            takes back one delivery.
 
     Raises:
         JMSException: the connection is lost again.
     """
-    for part, done in _asked(request, "forgive", dict(unseen)):
+    for part, done in _asked(request, "forgive", dict(never_delivered)):
         _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done or 0)
 
 
@@ -246,9 +246,11 @@ def _named(source: Source) -> dict[str, Any]:
     return {key: value for key, value in attrs.asdict(source).items() if value is not None}
 
 
-def _asked(request: Request, operation: str, failures: Mapping[Given, int]) -> Iterator[tuple[list[Given], Any]]:
+def _asked(
+    request: Request, operation: str, failures: Mapping[AckRecord, int]
+) -> Iterator[tuple[list[AckRecord], Any]]:
     """Ask something of the messages that have a position, source by source, in parts; with the answer, or None."""
-    by_source: dict[Source, list[Given]] = {}
+    by_source: dict[Source, list[AckRecord]] = {}
     for each in failures:
         if each[2] is not None:
             by_source.setdefault(each[0], []).append(each)
@@ -284,9 +286,10 @@ class Acknowledgements:
         self.too_late = too_late
         self._reach = _MARGIN  #: deliveries that an acknowledgement is remembered for
         self._delivered = 0
-        self._held: dict[DeliveryTag, Given] = {}
-        self._recent: deque[tuple[int, Given]] = deque()
-        self._returned: deque[tuple[int, Given]] = deque()  #: what was seen and given back, which is remembered as long
+        self._held: dict[DeliveryTag, AckRecord] = {}
+        self._recent: deque[tuple[int, AckRecord]] = deque()
+        #: What was seen and given back, which is remembered as long.
+        self._returned: deque[tuple[int, AckRecord]] = deque()
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -299,18 +302,18 @@ class Acknowledgements:
         """A consumer with this prefetch has left, and the broker knows that it has."""
         self._reach -= 2 * max(1, prefetch)
 
-    def delivered(self, tag: DeliveryTag, given: Given | None) -> None:
+    def delivered(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """The application is about to see a message."""
         self._delivered += 1
-        if given is not None:
-            self._held[tag] = given
+        if record is not None:
+            self._held[tag] = record
 
-    def accepted(self, given: Given | None) -> None:
+    def accepted(self, record: AckRecord | None) -> None:
         """A message was delivered, and its acknowledgement is on its way: both in one step."""
         self._delivered = now = self._delivered + 1
-        if given is not None:
+        if record is not None:
             recent = self._recent
-            recent.append((now, given))
+            recent.append((now, record))
             if recent[0][0] < now - self._reach:
                 recent.popleft()
 
@@ -318,9 +321,9 @@ class Acknowledgements:
         """These are on their way to the broker."""
         held, recent, returned, now = self._held, self._recent, self._returned, self._delivered
         for tag, outcome in settlements:
-            given = held.pop(tag, None)
-            if given is not None:
-                (recent if outcome is _ACCEPTED else returned).append((now, given))
+            record = held.pop(tag, None)
+            if record is not None:
+                (recent if outcome is _ACCEPTED else returned).append((now, record))
         while recent and recent[0][0] < now - self._reach:
             recent.popleft()
         while returned and returned[0][0] < now - self._reach:
@@ -333,8 +336,8 @@ class Acknowledgements:
 
     def interrupted(self) -> None:
         """The connection was lost."""
-        self.lost.add([given for _, given in self._recent], self.too_late)
-        self.lost.add_seen([given for _, given in self._returned])
+        self.lost.add([record for _, record in self._recent], self.too_late)
+        self.lost.add_seen([record for _, record in self._returned])
         self.lost.add_seen(self._held.values())
         self._recent.clear()
         self._returned.clear()

@@ -37,7 +37,7 @@ from broker_adapter import (
     statistics_from,
     uninterrupted,
 )
-from sdk.acknowledgements import LostAcknowledgements, forgive
+from sdk.acknowledgements import LostAcknowledgements, uncount_deliveries
 from sdk.checks import check_request, check_timeout
 from sdk.closing import Closing
 from sdk.dropped import Sink, WeakTable, close_what_is_dropped, dropped, stop_flows, taken_from, weakly
@@ -350,7 +350,7 @@ class Connection:
                 self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
             for session in sessions:
                 session._shut(deadline)
-            self._give_back_unseen(deadline)
+            self._give_back_never_delivered(deadline)
         finally:
             self._transport.close(max(0.001, deadline - time.monotonic()))
         # Not where the handler of a signal has raised: the next call closes the sessions that are left.
@@ -358,14 +358,14 @@ class Connection:
             self._lifecycle.process(Event.END_CLOSE)
         self._closed.set()
 
-    def _give_back_unseen(self, deadline: float) -> None:
+    def _give_back_never_delivered(self, deadline: float) -> None:
         """Give back what came for consumers whose sessions are not there any more."""
         sinks = [sink for sinks in list(self._sinks.values()) for sink in list(sinks.values())]
         if sinks:
             stop_flows(self._transport, sinks, deadline)
-            unseen = taken_from(sinks, self._standing[0])
+            never_delivered = taken_from(sinks, self._standing[0])
             try:
-                self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in unseen])
+                self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in never_delivered])
             except JMSException as error:
                 log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
 
@@ -394,8 +394,8 @@ class Connection:
             # In the order of what happens: what was lost is given again before the broker hands anything out.
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
-                forgive(event.request, [each for session in sessions for each in session._unseen()])
-                self._lost_acknowledgements.forgive_rest(event.request, event.token)
+                uncount_deliveries(event.request, [each for session in sessions for each in session._never_delivered()])
+                self._lost_acknowledgements.uncount_rest(event.request, event.token)
             else:
                 self._lost_acknowledgements.forget_untold()
             return

@@ -36,7 +36,7 @@ from broker_adapter import (
     MessageFormatException,
     OperationTimedOutException,
 )
-from sdk.acknowledgements import Given, Source, given_for
+from sdk.acknowledgements import AckRecord, Source, ack_record_for
 from sdk.checks import check_timeout
 from sdk.closing import Closing
 from sdk.dropped import drain_end, dropped, taken_out
@@ -415,15 +415,15 @@ class MessageConsumer:
             # Ahead of settling: a handler of a signal that raises behind that loses what is not returned yet.
             message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
             acknowledgements = state.acknowledgements
-            given = None if acknowledgements is None else given_for(self._source, envelope, delivery)
+            record = None if acknowledgements is None else ack_record_for(self._source, envelope, delivery)
             self._unsettled = settlements = policy.consumed(tag, time.monotonic())
             at_once = len(settlements) == 1
             if acknowledgements is not None and not at_once:
-                acknowledgements.delivered(tag, given)
+                acknowledgements.delivered(tag, record)
             if settlements:
                 try:
                     if at_once and acknowledgements is not None:
-                        state.settle_at_once(settlements, given)
+                        state.settle_at_once(settlements, record)
                     else:
                         state.settle(settlements)
                     self._unsettled = ()
@@ -511,23 +511,23 @@ class MessageConsumer:
         """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
         state = self._state
         acknowledgements = state.acknowledgements
-        given = given_for(self._source, envelope, delivery)
-        if acknowledgements is None or given is None:
+        record = ack_record_for(self._source, envelope, delivery)
+        if acknowledgements is None or record is None:
             return False
-        if not acknowledgements.lost.take(given):
-            if acknowledgements.lost.was_seen(given):
+        if not acknowledgements.lost.take(record):
+            if acknowledgements.lost.was_seen(record):
                 delivery.delivery_count = max(1, delivery.delivery_count)
             return False
         tag = delivery.tag
         with state.settling:
             try:
                 if not self._is_stale(tag):
-                    acknowledgements.delivered(tag, given)  # this one may be lost as well
+                    acknowledgements.delivered(tag, record)  # this one may be lost as well
                     state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
                 else:
-                    acknowledgements.lost.add((given,), acknowledgements.too_late)
+                    acknowledgements.lost.add((record,), acknowledgements.too_late)
             except ConnectionLostException:
-                acknowledgements.lost.add((given,), acknowledgements.too_late)
+                acknowledgements.lost.add((record,), acknowledgements.too_late)
         self._ended_here += 1
         self._count_used()
         return True
@@ -629,7 +629,7 @@ class MessageConsumer:
             policy.delivered(tag)
             self._buffer.popleft()
             if state.acknowledgements is not None:
-                state.acknowledgements.delivered(tag, given_for(self._source, envelope, delivery))
+                state.acknowledgements.delivered(tag, ack_record_for(self._source, envelope, delivery))
         raised = False
         try:
             listener(message_of(envelope, delivery.delivery_count, self._acknowledge, tag))
@@ -872,7 +872,7 @@ class MessageConsumer:
                 for _ in found:
                     self._buffer.popleft()
 
-    def _unseen(self) -> list[tuple[Given, int]]:
+    def _never_delivered(self) -> list[tuple[AckRecord, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
 
         For the session, from any thread.
@@ -882,9 +882,9 @@ class MessageConsumer:
         for delivery in self._buffer.copy():
             if delivery.tag.epoch != epoch and self._source is not None:
                 with contextlib.suppress(MessageFormatException):
-                    given = given_for(self._source, delivery.envelope, delivery)
-                    if given is not None:
-                        found.append((given, delivery.delivery_count))
+                    record = ack_record_for(self._source, delivery.envelope, delivery)
+                    if record is not None:
+                        found.append((record, delivery.delivery_count))
         return found
 
     def _link_interrupted(self, tag_link: int) -> None:

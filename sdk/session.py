@@ -42,7 +42,7 @@ from broker_adapter import (
     topic,
     uninterrupted,
 )
-from sdk.acknowledgements import Given, LostAcknowledgements, Source
+from sdk.acknowledgements import AckRecord, LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.closing import Closing
@@ -692,9 +692,9 @@ class Session(MessageFactory):
             browser._interrupted()
         self._state.lose(epoch)
 
-    def _unseen(self) -> list[tuple[Given, int]]:
+    def _never_delivered(self) -> list[tuple[AckRecord, int]]:
         """What its consumers had prefetched on a connection that is lost, with the failures; for the connection."""
-        return [each for consumer in self._consumers.values() for each in consumer._unseen()]
+        return [each for consumer in self._consumers.values() for each in consumer._never_delivered()]
 
     def _restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""
@@ -795,9 +795,9 @@ class Session(MessageFactory):
         # back has to be there before that.
         sinks = list(self._sinks.values())
         stop_flows(self._transport, sinks, deadline)
-        unseen = taken_from(sinks, state.epoch)
+        never_delivered = taken_from(sinks, state.epoch)
         with self._perhaps_without_the_broker(), state.settling:
-            state.settle([*state.policy.recover(), *state.policy.passed_over(unseen, Outcome.RELEASED)])
+            state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
         detach_all(self._transport, sinks, state.epoch, deadline)
         for browser in self._browsers.values():
             browser._shut(deadline)

@@ -43,7 +43,7 @@ from broker_adapter import (
     Waiters,
     pack,
 )
-from sdk.acknowledgements import Acknowledgements, Given, LostAcknowledgements
+from sdk.acknowledgements import Acknowledgements, AckRecord, LostAcknowledgements
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 
@@ -317,11 +317,11 @@ class SessionState:
             if self.acknowledgements is not None:
                 self.acknowledgements.settled(settlements)
 
-    def settle_at_once(self, settlements: Sequence[Settlement], given: Given | None) -> None:
+    def settle_at_once(self, settlements: Sequence[Settlement], record: AckRecord | None) -> None:
         """``settle`` for one message that was delivered just now; under ``settling``."""
         self._hand_over(settlements)
         if self.acknowledgements is not None:
-            self.acknowledgements.accepted(given)
+            self.acknowledgements.accepted(record)
 
     def _hand_over(self, settlements: Sequence[Settlement]) -> None:
         try:

@@ -24,19 +24,19 @@ from broker_adapter import (
 )
 from sdk import acknowledgements
 from sdk.acknowledgements import (
-    MAX_GIVEN,
+    MAX_ACK_RECORDS,
     Acknowledgements,
-    Given,
+    AckRecord,
     LostAcknowledgements,
     Source,
-    forgive,
-    given_for,
+    ack_record_for,
+    uncount_deliveries,
 )
 
 SOURCE = Source("orders")
 
 
-def given(number: int, source: Source = SOURCE, position: int | None = -1) -> Given:
+def record(number: int, source: Source = SOURCE, position: int | None = -1) -> AckRecord:
     return source, Identity("producer", 1, number), number if position == -1 else position, number % 3, f"ID:{number}"
 
 
@@ -50,12 +50,12 @@ def tag(number: int, link: int = 1) -> DeliveryTag:
 
 def accept(session: Acknowledgements, *numbers: int, outcome: Outcome = Outcome.ACCEPTED) -> None:
     for number in numbers:
-        session.delivered(tag(number), given(number))
+        session.delivered(tag(number), record(number))
         session.settled([Settlement(tag(number), outcome)])
 
 
 def keys(lost: LostAcknowledgements, *numbers: int) -> list[bool]:
-    return [lost.take(given(number)) for number in numbers]
+    return [lost.take(record(number)) for number in numbers]
 
 
 # What a message is known by.
@@ -76,14 +76,14 @@ def delivery(envelope: Envelope, position: int | None = 7) -> Delivery:
 def test_a_message_is_known_by_its_identity_or_else_its_id(
     envelope: Envelope, source: Source | None, expected: object
 ) -> None:
-    found = given_for(source, envelope, delivery(envelope))
+    found = ack_record_for(source, envelope, delivery(envelope))
     assert found == (None if expected is None else (source, expected, 7, 0, "ID:1"))
 
 
 def test_a_message_without_a_name_has_at_most_a_position() -> None:
     envelope = Envelope(queue("q"), BodyKind.TEXT, "no name")
-    assert given_for(SOURCE, envelope, delivery(envelope)) == (SOURCE, None, 7, 0, None)
-    assert given_for(SOURCE, envelope, delivery(envelope, None)) is None
+    assert ack_record_for(SOURCE, envelope, delivery(envelope)) == (SOURCE, None, 7, 0, None)
+    assert ack_record_for(SOURCE, envelope, delivery(envelope, None)) is None
 
 
 # What is remembered.
@@ -95,7 +95,7 @@ def test_what_was_accepted_last_is_lost_with_the_connection() -> None:
     session.widen(10)
     accept(session, 1, 2)
     accept(session, 3, outcome=Outcome.MODIFIED)
-    session.delivered(tag(4), given(4))  # held, and not acknowledged
+    session.delivered(tag(4), record(4))  # held, and not acknowledged
     session.interrupted()
     assert keys(lost, 1, 2, 3, 4) == [True, True, False, False]
     assert keys(lost, 1) == [False], "once"
@@ -119,7 +119,7 @@ def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> N
     session = Acknowledgements(lost, ignore)
     session.widen(10)
     for number in range(50):
-        session.accepted(given(number))
+        session.accepted(record(number))
     session.accepted(None)
     session.interrupted()
     assert keys(lost, 12, 13, 49) == [False, True, True]
@@ -129,13 +129,13 @@ def test_what_was_seen_and_not_acknowledged_is_known_again_once() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
     accept(session, 1)
-    session.delivered(tag(2, link=1), given(2))
-    session.delivered(tag(3, link=2), given(3))
+    session.delivered(tag(2, link=1), record(2))
+    session.delivered(tag(3, link=2), record(3))
     assert not lost.knows_any
     session.link_lost(2)
     session.interrupted()
     assert lost.knows_any
-    assert [lost.was_seen(given(number)) for number in (1, 2, 3, 2)] == [False, True, True, False]
+    assert [lost.was_seen(record(number)) for number in (1, 2, 3, 2)] == [False, True, True, False]
 
 
 def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
@@ -143,7 +143,7 @@ def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
     session = Acknowledgements(lost, ignore)
     session.widen(5)
     for number in range(1000):
-        session.delivered(tag(number), given(number))
+        session.delivered(tag(number), record(number))
     session.settled([Settlement(tag(number), Outcome.ACCEPTED) for number in range(1000)])
     session.interrupted()
     assert len(lost) == 1000
@@ -152,7 +152,7 @@ def test_many_that_are_acknowledged_together_are_all_remembered() -> None:
 def test_what_a_commit_settled_is_done_and_not_remembered() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
-    session.delivered(tag(1), given(1))
+    session.delivered(tag(1), record(1))
     session.committed([Settlement(tag(1), Outcome.ACCEPTED)])
     session.settled([Settlement(tag(1), Outcome.ACCEPTED)])
     session.interrupted()
@@ -163,8 +163,8 @@ def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
     accept(session, 1)
-    session.delivered(tag(2, link=1), given(2))
-    session.delivered(tag(3, link=2), given(3))
+    session.delivered(tag(2, link=1), record(2))
+    session.delivered(tag(3, link=2), record(3))
     session.link_lost(1)
     session.settled([Settlement(tag(2, 1), Outcome.ACCEPTED), Settlement(tag(3, 2), Outcome.ACCEPTED)])
     session.interrupted()
@@ -173,10 +173,10 @@ def test_what_came_on_a_lost_link_is_forgotten_but_not_what_was_acknowledged() -
 
 def test_only_so_many_lost_acknowledgements_are_kept_the_newest() -> None:
     lost = LostAcknowledgements()
-    lost.add_seen(given(number) for number in range(MAX_GIVEN + 3))
-    assert [lost.was_seen(given(number)) for number in (2, 3)] == [False, True]
-    lost.add([given(number) for number in range(MAX_GIVEN + 3)], ignore)
-    assert len(lost) == MAX_GIVEN
+    lost.add_seen(record(number) for number in range(MAX_ACK_RECORDS + 3))
+    assert [lost.was_seen(record(number)) for number in (2, 3)] == [False, True]
+    lost.add([record(number) for number in range(MAX_ACK_RECORDS + 3)], ignore)
+    assert len(lost) == MAX_ACK_RECORDS
     assert keys(lost, 2, 3) == [False, True]
 
 
@@ -199,7 +199,7 @@ class Broker:
 def test_they_are_given_again_by_source_with_positions_and_names() -> None:
     lost = LostAcknowledgements()
     subscription = Source("news", "topic", "mine", "client")
-    lost.add([given(1), given(2), given(3, subscription), (SOURCE, "ID:4", 4, 7, "ID:4")], ignore)
+    lost.add([record(1), record(2), record(3, subscription), (SOURCE, "ID:4", 4, 7, "ID:4")], ignore)
     broker = Broker()
     lost.give_again(broker.request)
     assert broker.asked == [
@@ -221,7 +221,7 @@ def test_they_are_given_again_by_source_with_positions_and_names() -> None:
 
 def test_a_source_that_is_gone_is_passed_over_and_a_loss_is_not() -> None:
     lost = LostAcknowledgements()
-    lost.add([given(1, Source("gone")), given(2)], ignore)
+    lost.add([record(1, Source("gone")), record(2)], ignore)
     asked: list[str] = []
 
     def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
@@ -235,16 +235,16 @@ def test_a_source_that_is_gone_is_passed_over_and_a_loss_is_not() -> None:
     assert len(lost) == 0
 
 
-def test_what_nobody_saw_is_forgiven_where_it_has_a_position() -> None:
+def test_what_was_never_delivered_is_uncounted_where_it_has_a_position() -> None:
     asked: list[tuple[str, Any]] = []
 
     def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
         asked.append((operation, arguments["given"]))
         return 1
 
-    forgive(request, [(given(1), 3), (given(2, position=None), 0)])
+    uncount_deliveries(request, [(record(1), 3), (record(2, position=None), 0)])
     assert asked == [("forgive", [(1, ["producer", 1, 1], 3)])]
-    forgive(request, [])
+    uncount_deliveries(request, [])
     assert len(asked) == 1
 
 
@@ -262,13 +262,13 @@ class Told:
         return 1
 
 
-def test_what_was_seen_is_told_once_by_position_and_the_rest_is_forgiven() -> None:
+def test_what_was_seen_is_told_once_by_position_and_the_rest_is_uncounted() -> None:
     lost = LostAcknowledgements()
-    lost.add_seen([given(1), given(2, position=None)])
-    lost.add([given(3), (SOURCE, None, 4, 0, None)], ignore)
+    lost.add_seen([record(1), record(2, position=None)])
+    lost.add([record(3), (SOURCE, None, 4, 0, None)], ignore)
     broker = Told()
-    lost.forgive_rest(broker.request, "token")
-    lost.forgive_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [1, 4]), ("forgive_rest", None), ("forgive_rest", None)]
 
 
@@ -282,63 +282,63 @@ def test_what_was_given_back_may_not_have_arrived_and_was_seen() -> None:
     session.settled([Settlement(tag(61), Outcome.RELEASED)])  # which was only prefetched
     session.interrupted()
     broker = Told()
-    lost.forgive_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [60]), ("forgive_rest", None)]
-    assert lost.was_seen(given(60))
+    assert lost.was_seen(record(60))
 
 
 def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() -> None:
     lost = LostAcknowledgements()
-    lost.add_seen([given(1)])
+    lost.add_seen([record(1)])
     broker = Told(InvalidDestinationException("gone"), ConnectionLostException("cut"))
     with pytest.raises(ConnectionLostException):
-        lost.forgive_rest(broker.request, "token")
-    lost.add_seen([given(2)])
-    lost.forgive_rest(broker.request, "token")
+        lost.uncount_rest(broker.request, "token")
+    lost.add_seen([record(2)])
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [1]), ("forgive_rest", None), ("seen", [1, 2]), ("forgive_rest", None)]
 
 
-def test_nothing_is_forgiven_by_a_broker_that_does_not_know_how() -> None:
+def test_nothing_is_uncounted_by_a_broker_that_does_not_know_how() -> None:
     lost = LostAcknowledgements()
-    lost.add_seen([given(1)])
+    lost.add_seen([record(1)])
     broker = Told(MessageFormatException("unknown operation"))
-    lost.forgive_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [1])]
 
 
-def test_nothing_is_forgiven_where_more_was_seen_than_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledgements, "MAX_GIVEN", 10)
+def test_nothing_is_uncounted_where_more_was_seen_than_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 10)
     lost = LostAcknowledgements()
-    lost.add_seen([given(number) for number in range(11)])
+    lost.add_seen([record(number) for number in range(11)])
     broker = Told()
-    lost.forgive_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == []
-    lost.add_seen([given(12)])
-    lost.forgive_rest(broker.request, "token")
+    lost.add_seen([record(12)])
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [], "nor after another loss of the same connection"
 
 
 def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:
     lost = LostAcknowledgements()
-    lost.add_seen([given(1)])
+    lost.add_seen([record(1)])
     broker = Told(ResourceAllocationException("the disk is full"))
-    lost.forgive_rest(broker.request, "token")
-    lost.forgive_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("seen", [1]), ("seen", [1]), ("forgive_rest", None)]
 
 
 def test_what_was_seen_of_another_broker_is_not_told() -> None:
     lost = LostAcknowledgements()
-    lost.add_seen([given(1)])
+    lost.add_seen([record(1)])
     lost.forget_untold()
     broker = Told()
-    lost.forgive_rest(broker.request, "token")
+    lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("forgive_rest", None)]
 
 
 def test_those_without_a_position_wait_for_their_message() -> None:
     lost = LostAcknowledgements()
-    lost.add([given(1, position=None)], ignore)
+    lost.add([record(1, position=None)], ignore)
     broker = Broker()
     lost.give_again(broker.request)
     assert broker.asked == []
@@ -347,7 +347,7 @@ def test_those_without_a_position_wait_for_their_message() -> None:
 
 def test_a_long_list_is_given_in_parts_and_what_was_not_given_is_kept() -> None:
     lost = LostAcknowledgements()
-    lost.add([given(number) for number in range(12_000)], ignore)
+    lost.add([record(number) for number in range(12_000)], ignore)
     broker = Broker(fails_after=2)
     with pytest.raises(ConnectionLostException):
         lost.give_again(broker.request)
@@ -359,8 +359,8 @@ def test_each_session_hears_of_what_others_have_once() -> None:
     lost = LostAcknowledgements()
     told: dict[str, list[list[str]]] = {"a": [], "b": []}
     other = Source("other")
-    lost.add([given(1), given(2), given(3, other)], told["a"].append)
-    lost.add([given(1, other), given(4)], told["b"].append)
+    lost.add([record(1), record(2), record(3, other)], told["a"].append)
+    lost.add([record(1, other), record(4)], told["b"].append)
 
     def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
         return {"settled": 0, "lost": [1, 2, 3] if arguments["destination"] == "other" else [1, 2, 4]}
@@ -374,7 +374,7 @@ def test_each_session_hears_of_what_others_have_once() -> None:
 def test_what_others_have_is_told_also_where_the_connection_is_lost_again_meanwhile() -> None:
     lost = LostAcknowledgements()
     told: list[list[str]] = []
-    lost.add([given(number) for number in range(6000)], told.append)
+    lost.add([record(number) for number in range(6000)], told.append)
     asked = 0
 
     def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
@@ -408,7 +408,7 @@ def test_acknowledgements_may_be_lost_while_others_are_given_again() -> None:
         for thread in threads:
             thread.start()
         for _ in range(3):
-            lost.add([given(number) for number in range(2000)], ignore)
+            lost.add([record(number) for number in range(2000)], ignore)
             lost.give_again(lambda _operation, _arguments, _timeout: {"settled": 0, "lost": []})
     finally:
         stop.set()
