@@ -184,7 +184,7 @@ class Sink:
         selects: whether the consumer has a selector.
     """
 
-    __slots__ = ("_accept", "_consumer", "buffer", "link", "presettled", "selects")
+    __slots__ = ("_accept", "_prefetch", "buffer", "link", "presettled", "selects")
 
     def __init__(
         self,
@@ -197,13 +197,13 @@ class Sink:
         """A sink without a link yet.
 
         Args:
-            accept: the consumer's method that puts deliveries into the buffer.
+            accept: the method of the consumer's prefetch that puts deliveries into the buffer.
             buffer: the consumer's.
             presettled: whether what comes is not to be settled.
             selects: whether the consumer has a selector.
         """
         assert isinstance(accept, MethodType)
-        self._consumer: weakref.ref[Any] = weakref.ref(accept.__self__)
+        self._prefetch: weakref.ref[Any] = weakref.ref(accept.__self__)
         self._accept = accept.__func__
         self.buffer = buffer
         self.presettled = presettled
@@ -212,9 +212,9 @@ class Sink:
 
     def __call__(self, deliveries: Sequence[Delivery]) -> None:
         """Take deliveries, in the transport's thread."""
-        consumer = self._consumer()
-        if consumer is not None:
-            self._accept(consumer, deliveries)
+        prefetch = self._prefetch()
+        if prefetch is not None:
+            self._accept(prefetch, deliveries)
         else:
             self.buffer.extend(deliveries)
 

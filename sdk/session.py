@@ -403,16 +403,16 @@ class Session(MessageFactory):
                 exclusive=exclusive,
             )
             sink = Sink(
-                *(consumer._accept, consumer._buffer),
+                *(consumer._prefetch.accept, consumer._prefetch.buffer),
                 presettled=state.policy.presettled,
                 selects=wanted is not None,
             )
-            consumer._link = state.attach(spec, sink)
-            sink.link = consumer._link
-            self._sinks[sink.link] = sink
-            self._consumers[consumer._link] = consumer
+            link = consumer._prefetch.link = state.attach(spec, sink)
+            sink.link = link
+            self._sinks[link] = sink
+            self._consumers[link] = consumer
             if state.running:
-                consumer._open_credit()
+                consumer._prefetch.open_credit()
             return consumer
 
         return self._set_up(make)
@@ -461,9 +461,9 @@ class Session(MessageFactory):
             self._detach(producer._link)
 
     def _forget_consumer(self, consumer: MessageConsumer) -> None:
-        self._sinks.pop(consumer._link, None)
-        if self._consumers.pop(consumer._link) and self._state.acknowledgements is not None:
-            self._state.acknowledgements.narrow(consumer._prefetch)
+        self._sinks.pop(consumer._prefetch.link, None)
+        if self._consumers.pop(consumer._prefetch.link) and self._state.acknowledgements is not None:
+            self._state.acknowledgements.narrow(consumer._prefetch.size)
 
     def _detach(self, link: int) -> None:
         try:
@@ -613,12 +613,14 @@ class Session(MessageFactory):
             return
         if consumers is None:
             consumers = self._consumers.values()
-        consumers = [consumer for consumer in consumers if not consumer._closing]  # who closes it gives back the rest
+        consumers = [
+            consumer for consumer in consumers if not consumer._prefetch.closing
+        ]  # who closes it gives back the rest
         deadline = time.monotonic() + self._settings.poll_timeout_seconds
         try:
             for consumer in consumers:
-                consumer._hold_flow(deadline)
-            prefetched = [delivery.tag for consumer in consumers for delivery in consumer._take_prefetched()]
+                consumer._prefetch.hold_flow(deadline)
+            prefetched = [delivery.tag for consumer in consumers for delivery in consumer._prefetch.take_all()]
             with state.settling:
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
         except JMSException as error:
@@ -626,10 +628,10 @@ class Session(MessageFactory):
             log.debug("! %s gives back without the broker: %s", state.name, error)
         finally:
             for consumer in consumers:
-                consumer._let_flow()
+                consumer._prefetch.resume_flow()
         with contextlib.suppress(JMSException):
             for consumer in consumers:
-                consumer._open_credit()
+                consumer._prefetch.open_credit()
 
     def _acknowledge(self, tag: DeliveryTag) -> None:
         """What ``message.acknowledge()`` does."""
@@ -664,7 +666,7 @@ class Session(MessageFactory):
         """Let messages through, unless it is being closed; for the connection."""
         if self._state.start_or_stop(Event.START):
             for consumer in self._consumers.values():
-                consumer._open_credit()
+                consumer._prefetch.open_credit()
 
     def _stop(self) -> None:
         """Hold messages back, unless it is being closed; for the connection."""
@@ -694,19 +696,23 @@ class Session(MessageFactory):
 
     def _never_delivered(self) -> list[tuple[AckRecord, int]]:
         """What its consumers had prefetched on a connection that is lost, with the failures; for the connection."""
-        return [each for consumer in self._consumers.values() for each in consumer._never_delivered()]
+        found: list[tuple[AckRecord, int]] = []
+        for consumer in self._consumers.values():
+            if consumer._source is not None:
+                found += consumer._prefetch.never_delivered(consumer._source)
+        return found
 
     def _restored(self, epoch: int) -> None:
         """The connection works again; for the connection."""
         for consumer in self._consumers.values():
-            consumer._restored()
+            consumer._prefetch.restored()
         self._state.restore(epoch)
 
     def _link_interrupted(self, link: int, tag_link: int) -> bool:
         """The broker closed a link, which is being attached again; returns whether it was one of this session."""
         consumer = self._consumers.get(link)
         if consumer is not None:
-            consumer._link_interrupted(tag_link)
+            consumer._prefetch.link_interrupted(tag_link)
             self._state.lose_link(tag_link)
         return consumer is not None or link in self._producers
 
@@ -714,7 +720,7 @@ class Session(MessageFactory):
         """A link is attached again; returns whether it was one of this session; for the connection."""
         consumer = self._consumers.get(link)
         if consumer is not None:
-            consumer._link_restored()
+            consumer._prefetch.link_restored()
         return consumer is not None or link in self._producers
 
     def _link_lost(self, link: int, error: JMSException) -> bool:

@@ -542,7 +542,9 @@ def test_client_a_dirty_session_says_so_once_and_with_how_many_messages(
     with client.connection.create_session(AcknowledgeMode.CLIENT) as session:
         consumer = session.create_consumer(session.create_queue(name))
         before = [consumer.receive(WAIT) for _ in range(3)]
-        assert wait_for(lambda: len(consumer._buffer) == 2), "what the network still has would count as delivered"
+        assert wait_for(lambda: len(consumer._prefetch.buffer) == 2), (
+            "what the network still has would count as delivered"
+        )
         cut(client, proxy)
         assert before[2] is not None
         with pytest.raises(StaleAcknowledgementException) as raised:

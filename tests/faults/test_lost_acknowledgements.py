@@ -46,7 +46,7 @@ def acknowledged_into_the_void(client: Client, proxy: Proxy, name: str, mode: Ac
     """A session that has received and acknowledged all; the server has heard nothing of it."""
     session = client.connection.create_session(mode)
     consumer = session.create_consumer(session.create_queue(name))
-    assert wait_for(lambda: len(consumer._buffer) == COUNT)
+    assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)
     proxy.hold(Direction.TO_SERVER)
     received = []
     for _ in range(COUNT):

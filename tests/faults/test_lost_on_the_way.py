@@ -79,7 +79,7 @@ def test_a_network_that_is_lost_again_and_again_makes_no_dead_letters(
                 client.wait_for_restore(loss + 1)
                 client.connection.stop()
                 client.connection.start()  # which gives credit again
-                assert wait_for(lambda count=loss + 2: len(consumer._buffer) == count)  # type: ignore[misc]
+                assert wait_for(lambda count=loss + 2: len(consumer._prefetch.buffer) == count)  # type: ignore[misc]
             again = [received(consumer) for _ in range(1 + LOSSES)]
             assert [str(each) for each in again] == ["seen", *map(str, range(LOSSES))]
             assert [each.delivery_count for each in again] == [2, *[1] * LOSSES]

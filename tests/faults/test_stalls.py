@@ -42,7 +42,7 @@ def give_back(session: Session) -> None:
 
 
 def wait_for_prefetched(consumer: MessageConsumer) -> None:
-    assert wait_for(lambda: len(consumer._buffer) == PREFETCH)
+    assert wait_for(lambda: len(consumer._prefetch.buffer) == PREFETCH)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_receiving_ends_in_time_while_nothing_may_be_given_out(proxy: Proxy, con
     assert consumer.receive_nowait() is None
     assert consumer.receive(timeout=0.2) is None
     proxy.hold()
-    assert wait_for(lambda: consumer._buffer)  # what was on its way
+    assert wait_for(lambda: consumer._prefetch.buffer)  # what was on its way
     assert [int(str(consumer.receive_nowait())) for _ in NUMBERS] == NUMBERS
 
 

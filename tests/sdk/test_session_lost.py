@@ -179,10 +179,10 @@ def test_nothing_of_a_link_that_was_closed_twice_is_given_out(
     if listens:
         consumer.listener = listener
         assert first.wait(120)
-    broker.interrupt_link(consumer._link)
-    broker.restore_link(consumer._link, 77)
-    broker._listener(LinkInterrupted(consumer._link, ConnectionLostException("closed again"), 77))
-    broker.restore_link(consumer._link, 78)
+    broker.interrupt_link(consumer._prefetch.link)
+    broker.restore_link(consumer._prefetch.link, 77)
+    broker._listener(LinkInterrupted(consumer._prefetch.link, ConnectionLostException("closed again"), 77))
+    broker.restore_link(consumer._prefetch.link, 78)
     go_on.set()
     expected = [str(number) for number in range(20)]
     if listens:
@@ -196,7 +196,7 @@ def test_a_consumer_whose_link_is_lost_keeps_nothing_in_its_session(
 ) -> None:
     session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 5)
     assert len(session._sinks) == 1
-    broker.lose_link(consumer._link)
+    broker.lose_link(consumer._prefetch.link)
     assert not session._sinks
 
 
@@ -428,7 +428,7 @@ def test_lost_link_ends_its_consumer_alone(
     session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 1)
     other = session.create_consumer(session.create_queue("other"))
     producer = session.create_producer(session.create_queue("other"))
-    broker.lose_link(consumer._link)
+    broker.lose_link(consumer._prefetch.link)
 
     with pytest.raises(ConnectionLostException, match="link closed"):
         consumer.receive()
@@ -535,10 +535,10 @@ def test_client_what_came_on_a_closed_link_is_stale_once_and_comes_again(
 ) -> None:
     session, consumer = _with_messages(connection, AcknowledgeMode.CLIENT, 4)
     messages = [_received(consumer) for _ in range(2)]
-    broker.interrupt_link(consumer._link)
+    broker.interrupt_link(consumer._prefetch.link)
     assert "link closed by the broker" in told.get(timeout=120).reason
     assert consumer.receive(0.05) is None, "what was prefetched is stale as well"
-    broker.restore_link(consumer._link, 77)
+    broker.restore_link(consumer._prefetch.link, 77)
     with pytest.raises(StaleAcknowledgementException) as raised:
         messages[1].acknowledge()
     assert raised.value.stale_count == 2
@@ -558,7 +558,7 @@ def test_a_link_that_comes_back_with_the_whole_connection_delivers_again(
     session, consumer = _with_messages(connection, AcknowledgeMode.AUTO, 3)
     assert _received(consumer).body == "0"
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-    broker.interrupt_link(consumer._link)
+    broker.interrupt_link(consumer._prefetch.link)
     if listens:
         consumer.listener = lambda message: heard.put(message.body)
     broker.interrupt()
@@ -575,8 +575,8 @@ def test_a_transaction_that_received_on_a_closed_link_is_rolled_back(
 ) -> None:
     session, consumer = _with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
     _received(consumer)
-    broker.interrupt_link(consumer._link)
-    broker.restore_link(consumer._link, 78)
+    broker.interrupt_link(consumer._prefetch.link)
+    broker.restore_link(consumer._prefetch.link, 78)
     with pytest.raises(TransactionRolledBackException):
         session.commit()
     assert [_received(consumer).body for _ in range(2)] == ["0", "1"]

@@ -30,6 +30,7 @@ from sdk import (
     TransactionRolledBackException,
     session_thread,
 )
+from sdk.prefetch import Prefetch
 from tests.contracts.transports import eventually
 from tests.sdk.small_broker import SmallBroker
 from tests.threads import no_new_threads
@@ -114,7 +115,7 @@ def test_a_receive_that_fails_puts_nothing_back_that_another_thread_has_received
     session = connection.create_session(AcknowledgeMode.CLIENT)
     consumer = session.create_consumer(session.create_queue("q"))
     state, got, plain = session._state, [], session._state.disown
-    eventually(lambda: len(consumer._buffer) == 2)
+    eventually(lambda: len(consumer._prefetch.buffer) == 2)
 
     def disown() -> None:
         state.disown = plain
@@ -140,14 +141,14 @@ def test_stop_waits_for_a_receiver_though_another_thread_is_refused_meanwhile(
     _send(connection, "x")
     session = connection.create_session()
     consumer = session.create_consumer(session.create_queue("q"))
-    inside, go_on, plain = threading.Event(), threading.Event(), MessageConsumer._count_used
+    inside, go_on, plain = threading.Event(), threading.Event(), Prefetch.count_used
 
-    def slow(this: MessageConsumer) -> None:
+    def slow(this: Prefetch) -> None:
         inside.set()
         assert go_on.wait(_WAIT)
         plain(this)
 
-    monkeypatch.setattr(MessageConsumer, "_count_used", slow)
+    monkeypatch.setattr(Prefetch, "count_used", slow)
     receiver, results = _in_thread(lambda: consumer.receive(_WAIT))
     assert inside.wait(_WAIT)
     with pytest.raises(IllegalStateException, match="in use by another thread"):
@@ -418,8 +419,8 @@ def test_a_receive_whose_messages_another_thread_gives_back_as_it_closes_returns
             return super().__getitem__(index)
 
     _send(connection, "a")
-    eventually(lambda: len(consumer._buffer) == 1)
-    consumer._buffer = session._sinks[consumer._link].buffer = Emptied(consumer._buffer)
+    eventually(lambda: len(consumer._prefetch.buffer) == 1)
+    consumer._prefetch.buffer = session._sinks[consumer._prefetch.link].buffer = Emptied(consumer._prefetch.buffer)
     assert consumer.receive(timeout) is None
     assert [outcome.name for outcome in broker.outcomes()] == ["RELEASED"]
 
@@ -833,7 +834,7 @@ def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
     session = connection.create_session()
     consumer = session.create_consumer(session.create_queue("q"))
     _send(connection, "1", "2")
-    eventually(lambda: len(consumer._buffer) == 2)
+    eventually(lambda: len(consumer._prefetch.buffer) == 2)
     opened = MessageConsumer._opened
 
     def stop_first(self: MessageConsumer, delivery: Any) -> Any:
@@ -982,7 +983,7 @@ def test_a_start_while_something_is_given_back_grants_nothing_before_that_is_bac
     consumers = [session.create_consumer(session.create_queue(name), prefetch=4) for name in ("a", "b")]
     _send_to(connection, "a", 10)
     assert [str(consumers[0].receive(_WAIT)) for _ in range(3)] == ["0", "1", "2"]
-    drain, receiver, on_its_way = broker.drain, broker._receivers[consumers[0]._link], list[Any]()
+    drain, receiver, on_its_way = broker.drain, broker._receivers[consumers[0]._prefetch.link], list[Any]()
     sink, restarts = receiver.sink, 0
 
     def restart_behind_it(link: int, timeout: float | None) -> bool:
@@ -1144,7 +1145,7 @@ def test_a_listener_that_closes_its_consumer_does_not_wait_for_a_thread_that_wai
         def listen(message: Message) -> None:
             running.set()
             assert closing.wait(_WAIT)
-            eventually(lambda: consumer._closing)
+            eventually(lambda: consumer._prefetch.closing)
             consumer.close()
             ended.set()
 

@@ -123,7 +123,7 @@ def test_credit_that_a_late_drain_took_away_is_found_missing(broker: SmallBroker
     broker.hold_drains = True
     assert consumer.receive_nowait() is None
     broker.hold_drains = False
-    broker.drain(consumer._link, None)  # the broker answers what nobody waits for any more
+    broker.drain(consumer._prefetch.link, None)  # the broker answers what nobody waits for any more
     _fill(session, 1)
 
     assert str(consumer.receive()) == "0"
