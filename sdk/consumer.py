@@ -12,23 +12,22 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import monotonic
 
 from ack_modes import DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     Delivery,
     Destination,
-    Envelope,
     IllegalStateException,
     JMSException,
-    MessageFormatException,
 )
 from sdk.acknowledgements import Source, ack_record_for
 from sdk.checks import check_timeout
 from sdk.closing import Closing
+from sdk.delivery_filter import DeliveryFilter
 from sdk.dropped import drain_end, dropped
 from sdk.envelopes import message_of
 from sdk.lifecycle import Event, Lifecycle, State
@@ -47,8 +46,6 @@ _DRAIN_SECONDS = 0.1
 _LISTENER_DRAIN_SECONDS = 0.5
 #: The usual types of time-outs.
 _SECONDS = frozenset((int, float))
-#: Messages redelivered too often, of which one is in the log.
-_REJECTIONS_PER_LINE = 100
 #: How long a listener rests that raised on a redelivered message, in seconds: each time twice as long, up to a limit.
 _FIRST_REST = 0.1
 _LONGEST_REST = 30.0
@@ -63,15 +60,13 @@ class MessageConsumer:
         "_acknowledge",
         "_check",
         "_destination",
-        "_ended_here",
-        "_expires",
+        "_filter",
         "_lifecycle",
         "_listener",
-        "_max_redeliveries",
         "_no_local",
         "_on_close",
+        "_opened",
         "_prefetch",
-        "_rejected",
         "_resumes_at",
         "_selector",
         "_source",
@@ -117,14 +112,12 @@ class MessageConsumer:
         self._listener: Listener | None = None
         self._turns = Closing()
         self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
-        self._ended_here = 0  #: messages that were not given out, and do not come again
-        self._rejected = 0  #: messages that were redelivered too often
-        self._max_redeliveries = state.settings.max_redeliveries
-        self._expires = state.settings.local_message_expiry  #: whether it looks for messages that have expired
         self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
         self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
         self._resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
         self._prefetch = Prefetch(state, self._lifecycle.name, prefetch)
+        self._filter = DeliveryFilter(state, self._prefetch, source)
+        self._opened = self._filter.opened  # called for each message, without a look-up on the way
 
     def __repr__(self) -> str:
         return (
@@ -253,7 +246,7 @@ class MessageConsumer:
         if self._state.listening:
             raise IllegalStateException(f"cannot receive: {self._state.name} has listeners, which take its messages")
         check_timeout(timeout)
-        deadline = time.monotonic() + (timeout or 0)
+        deadline = monotonic() + (timeout or 0)
         if prefetch.miscounted:
             prefetch.recount(timeout)
         if timeout is None:
@@ -264,7 +257,7 @@ class MessageConsumer:
                 return message
             if self._state.running:
                 # What waits at the broker comes with certainty, and not only if it happens to come in time.
-                prefetch.drain_if_there(max(0.0, deadline - time.monotonic()))
+                prefetch.drain_if_there(max(0.0, deadline - monotonic()))
                 message = self._take_any()
                 if message is not None or self._ended():
                     return message
@@ -281,15 +274,15 @@ class MessageConsumer:
         """What waits at the broker by now."""
         prefetch = self._prefetch
         while True:
-            while not prefetch.drain_if_there(max(0.0, deadline - time.monotonic())):
+            while not prefetch.drain_if_there(max(0.0, deadline - monotonic())):
                 if not self._state.wait_until(lambda: prefetch.needs_reset or self._is_over, deadline):
                     return None
                 if self._ended():
                     return None
             # This may be more than one message, or some that cannot be given out, with others behind them.
-            ended = self._ended_here
+            ended = self._filter.ended
             message = self._take_any()
-            if message is not None or self._ended_here == ended or time.monotonic() >= deadline:
+            if message is not None or self._filter.ended == ended or monotonic() >= deadline:
                 return message
 
     def _receive_before(self, deadline: float | None) -> Message | None:
@@ -299,9 +292,7 @@ class MessageConsumer:
             prefetch.reset()
             if prefetch.undrained and (deadline is None or prefetch.gives_back):
                 limit = state.settings.request_timeout_seconds
-                prefetch.drain_if_there(
-                    limit if deadline is None else max(0.0, min(limit, deadline - time.monotonic()))
-                )
+                prefetch.drain_if_there(limit if deadline is None else max(0.0, min(limit, deadline - monotonic())))
             prefetch.pull()
             if not state.wait_until(self._something, deadline):
                 return None
@@ -311,7 +302,7 @@ class MessageConsumer:
             message = self._take_any()
             if message is not None:
                 return message
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and monotonic() >= deadline:
                 return None  # a broker whose clock is behind sends again and again what has expired here
 
     def _something(self) -> bool:
@@ -355,11 +346,11 @@ class MessageConsumer:
             delivery = buffer[0]
         except IndexError:  # another thread closes it, and has taken what was there
             return None
-        envelope = self._opened(delivery)
+        state, tag = self._state, delivery.tag
+        envelope = self._opened(delivery, tag)
         if envelope is None:
             prefetch.drop(delivery)
             return None
-        state, tag = self._state, delivery.tag
         if self._check is not None:
             self._check(message_of(envelope, delivery.delivery_count))
         policy = state.policy
@@ -381,8 +372,8 @@ class MessageConsumer:
             message = message_of(envelope, delivery.delivery_count, self._acknowledge, tag)
             acknowledgements = state.acknowledgements
             record = None if acknowledgements is None else ack_record_for(self._source, envelope, delivery)
-            self._unsettled = settlements = policy.consumed(tag, time.monotonic())
-            at_once = len(settlements) == 1
+            self._unsettled = settlements = policy.consumed(tag, monotonic())
+            at_once = len(settlements) == 1  # this one, and accepted: what is consumed is always accepted
             if acknowledgements is not None and not at_once:
                 acknowledgements.delivered(tag, record)
             if settlements:
@@ -423,79 +414,6 @@ class MessageConsumer:
             elif not (prefetch.buffer and prefetch.buffer[0] is delivery):
                 prefetch.buffer.appendleft(delivery)
 
-    def _opened(self, delivery: Delivery) -> Envelope | None:
-        """The envelope of the first delivery of the buffer; None where it is not given out.
-
-        What cannot be read, has expired, was acknowledged before or was redelivered too often is settled here.
-        """
-        state, tag = self._state, delivery.tag
-        if tag.epoch != state.epoch or tag.link <= self._prefetch.stale_link:  # is_stale, without a call
-            return None  # lost with its connection: it comes again
-        try:
-            envelope = delivery.envelope
-        except MessageFormatException as error:
-            # Nobody can read it: it goes to the dead letters, and the application is told.
-            state.pass_over((tag,), Outcome.REJECTED)
-            self._ended_here += 1
-            self._prefetch.count_used()
-            state.report(error)
-            return None
-        acknowledgements = state.acknowledgements
-        if (
-            acknowledgements is not None
-            and acknowledgements.lost.knows_any
-            and self._was_acknowledged(delivery, envelope)
-        ):
-            return None
-        if self._max_redeliveries is not None and delivery.delivery_count > self._max_redeliveries:
-            if self._rejected % _REJECTIONS_PER_LINE == 0:
-                log.warning(
-                    "! %s rejects %r after %d redeliveries (option max_redeliveries); it rejected %d others before",
-                    *(self._lifecycle.name, envelope.message_id, self._max_redeliveries, self._rejected),
-                )
-            self._rejected += 1
-            self._ended_here += 1
-            state.pass_over((tag,), Outcome.REJECTED)
-            self._prefetch.count_used()
-            return None
-        expires_at_ms = envelope.expires_at_ms if self._expires else None
-        if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
-            # The broker has the last word on that: clocks differ, and a message given back as failed so often that
-            # it becomes a dead letter is not lost.
-            state.pass_over((tag,), Outcome.MODIFIED)
-            self._prefetch.count_used()
-            return None
-        # The broker counts a delivery first that may have ended the process.
-        if delivery.take_in_hand is not None and not delivery.take_in_hand():
-            self._prefetch.count_used()
-            return None
-        return envelope
-
-    def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
-        """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
-        state = self._state
-        acknowledgements = state.acknowledgements
-        record = ack_record_for(self._source, envelope, delivery)
-        if acknowledgements is None or record is None:
-            return False
-        if not acknowledgements.lost.take(record):
-            if acknowledgements.lost.was_seen(record):
-                delivery.delivery_count = max(1, delivery.delivery_count)
-            return False
-        tag = delivery.tag
-        with state.settling:
-            try:
-                if not self._prefetch.is_stale(tag):
-                    acknowledgements.delivered(tag, record)  # this one may be lost as well
-                    state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
-                else:
-                    acknowledgements.lost.add((record,), acknowledgements.too_late)
-            except ConnectionLostException:
-                acknowledgements.lost.add((record,), acknowledgements.too_late)
-        self._ended_here += 1
-        self._prefetch.count_used()
-        return True
-
     # Listening.
 
     @property
@@ -531,7 +449,7 @@ class MessageConsumer:
                 if owned:  # else it is served, or was refused
                     raise
         if listener is None:
-            self._wait_for_listener(time.monotonic() + state.settings.close_timeout_seconds, "is taken away")
+            self._wait_for_listener(monotonic() + state.settings.close_timeout_seconds, "is taken away")
         else:
             try:
                 state.ensure_thread()
@@ -545,7 +463,7 @@ class MessageConsumer:
     def _has_work(self) -> bool:
         """Whether the session's thread has something to do for this consumer."""
         if self._resumes_at is not None:
-            if time.monotonic() < self._resumes_at:
+            if monotonic() < self._resumes_at:
                 return False
             self._resumes_at = None
         prefetch = self._prefetch
@@ -567,9 +485,9 @@ class MessageConsumer:
         prefetch = self._prefetch
         prefetch.reset()
         if prefetch.gives_back or (prefetch.undrained and not prefetch.buffer):
-            prefetch.stop_flow(time.monotonic() + _LISTENER_DRAIN_SECONDS)
+            prefetch.stop_flow(monotonic() + _LISTENER_DRAIN_SECONDS)
             if prefetch.undrained:
-                self._resumes_at = time.monotonic() + _FIRST_REST
+                self._resumes_at = monotonic() + _FIRST_REST
             else:
                 prefetch.open_credit()
             return
@@ -580,11 +498,11 @@ class MessageConsumer:
             delivery = prefetch.buffer[0]
         except IndexError:  # another thread closes it, and has taken what was there
             return
-        envelope = self._opened(delivery)
+        state, tag = self._state, delivery.tag
+        envelope = self._opened(delivery, tag)
         if envelope is None:
             prefetch.drop(delivery)
             return
-        state, tag = self._state, delivery.tag
         policy = state.policy
         with state.settling:
             if prefetch.is_stale(tag):
@@ -604,7 +522,7 @@ class MessageConsumer:
             log.exception("! the listener of %s raised on %r", self._lifecycle.name, envelope.message_id)
         try:
             with state.settling:
-                now = time.monotonic()
+                now = monotonic()
                 is_stale = prefetch.is_stale(tag)
                 failed = policy.listener_raised(tag, now) if raised else ()
                 settlements = () if raised else policy.consumed(tag, now)
@@ -618,7 +536,7 @@ class MessageConsumer:
                 # Our own engine holds back what fails again and again; for others it is done here.
                 failures = delivery.delivery_count + 1
                 if failures > 1:
-                    self._resumes_at = time.monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
+                    self._resumes_at = monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
             if state.confirms and settlements:
                 state.confirm()
             if is_stale and not raised and policy.tells_lost_acknowledgements:
@@ -651,7 +569,7 @@ class MessageConsumer:
         the session; what is recovered then may come behind later messages, which the next consumer of a group or
         exclusive queue gets meanwhile.
         """
-        self._shut(time.monotonic() + self._state.settings.close_timeout_seconds)
+        self._shut(monotonic() + self._state.settings.close_timeout_seconds)
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds)."""
@@ -677,7 +595,7 @@ class MessageConsumer:
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
         try:
-            state.transport.detach(self._prefetch.link, max(0.001, deadline - time.monotonic()))
+            state.transport.detach(self._prefetch.link, max(0.001, deadline - monotonic()))
             self._prefetch.release_all()
         except JMSException as error:
             # The network is away: the broker takes back what this consumer held by itself.

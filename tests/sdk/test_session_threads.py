@@ -22,7 +22,6 @@ from sdk import (
     IllegalStateException,
     JMSException,
     Message,
-    MessageConsumer,
     MessageFormatException,
     OperationTimedOutException,
     ResourceAllocationException,
@@ -835,16 +834,16 @@ def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
     consumer = session.create_consumer(session.create_queue("q"))
     _send(connection, "1", "2")
     eventually(lambda: len(consumer._prefetch.buffer) == 2)
-    opened = MessageConsumer._opened
+    opened = consumer._opened
 
-    def stop_first(self: MessageConsumer, delivery: Any) -> Any:
-        found = opened(self, delivery)
+    def stop_first(delivery: Any, tag: Any) -> Any:
+        found = opened(delivery, tag)
         stopper = threading.Thread(target=connection.stop)
         stopper.start()
         stopper.join(_WAIT)
         return found
 
-    monkeypatch.setattr(MessageConsumer, "_opened", stop_first)
+    monkeypatch.setattr(consumer, "_opened", stop_first)
     assert consumer.receive(0.05) is None
     monkeypatch.undo()
     connection.start()

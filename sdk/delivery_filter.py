@@ -1,0 +1,120 @@
+"""Decides which deliveries of a consumer the application gets.
+
+It does not get what is stale, cannot be read, was acknowledged before a loss, was redelivered too often or has expired.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ack_modes import DeliveryTag, Outcome
+from broker_adapter import ConnectionLostException, Delivery, Envelope, MessageFormatException
+from sdk.acknowledgements import Source, ack_record_for
+from sdk.prefetch import Prefetch
+from sdk.session_state import SessionState, log
+
+#: Messages redelivered too often, of which one is in the log.
+_REJECTIONS_PER_LINE = 100
+
+
+class DeliveryFilter:
+    """Opens the deliveries of one consumer, and settles those that the application does not get.
+
+    Attributes:
+        ended: deliveries that it settled, and that do not come again.
+    """
+
+    __slots__ = ("_expires", "_max_redeliveries", "_prefetch", "_rejected", "_source", "_state", "ended")
+
+    def __init__(self, state: SessionState, prefetch: Prefetch, source: Source | None) -> None:
+        """A filter that has seen nothing.
+
+        Args:
+            state: the session's.
+            prefetch: the consumer's.
+            source: the queue or subscription whose messages come again after a loss; None: none do.
+        """
+        self._state = state
+        self._prefetch = prefetch
+        self._source = source
+        self._max_redeliveries = state.settings.max_redeliveries
+        self._expires = state.settings.local_message_expiry  #: whether it looks for messages that have expired
+        self._rejected = 0  #: messages that were redelivered too often
+        self.ended = 0
+
+    def opened(self, delivery: Delivery, tag: DeliveryTag) -> Envelope | None:
+        """The envelope of the first delivery of the buffer; None where it is not given out.
+
+        What cannot be read, has expired, was acknowledged before or was redelivered too often is settled here.
+
+        Args:
+            delivery: the first one; the caller takes it out of the buffer.
+            tag: its tag.
+        """
+        state = self._state
+        if tag.epoch != state.epoch or tag.link <= self._prefetch.stale_link:  # is_stale, without a call
+            return None  # lost with its connection: it comes again
+        try:
+            envelope = delivery.envelope
+        except MessageFormatException as error:
+            # Nobody can read it: it goes to the dead letters, and the application is told.
+            state.pass_over((tag,), Outcome.REJECTED)
+            self.ended += 1
+            self._prefetch.count_used()
+            state.report(error)
+            return None
+        acknowledgements = state.acknowledgements
+        if (
+            acknowledgements is not None
+            and acknowledgements.lost.knows_any
+            and self._was_acknowledged(delivery, envelope)
+        ):
+            return None
+        if self._max_redeliveries is not None and delivery.delivery_count > self._max_redeliveries:
+            if self._rejected % _REJECTIONS_PER_LINE == 0:
+                log.warning(
+                    "! %s rejects %r after %d redeliveries (option max_redeliveries); it rejected %d others before",
+                    *(self._prefetch.name, envelope.message_id, self._max_redeliveries, self._rejected),
+                )
+            self._rejected += 1
+            self.ended += 1
+            state.pass_over((tag,), Outcome.REJECTED)
+            self._prefetch.count_used()
+            return None
+        expires_at_ms = envelope.expires_at_ms if self._expires else None
+        if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
+            # The broker has the last word on that: clocks differ, and a message given back as failed so often that
+            # it becomes a dead letter is not lost.
+            state.pass_over((tag,), Outcome.MODIFIED)
+            self._prefetch.count_used()
+            return None
+        # The broker counts a delivery first that may have ended the process.
+        if delivery.take_in_hand is not None and not delivery.take_in_hand():
+            self._prefetch.count_used()
+            return None
+        return envelope
+
+    def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
+        """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
+        state = self._state
+        acknowledgements = state.acknowledgements
+        record = ack_record_for(self._source, envelope, delivery)
+        if acknowledgements is None or record is None:
+            return False
+        if not acknowledgements.lost.take(record):
+            if acknowledgements.lost.was_seen(record):
+                delivery.delivery_count = max(1, delivery.delivery_count)
+            return False
+        tag = delivery.tag
+        with state.settling:
+            try:
+                if not self._prefetch.is_stale(tag):
+                    acknowledgements.delivered(tag, record)  # this one may be lost as well
+                    state.settle(state.policy.passed_over((tag,), Outcome.ACCEPTED))
+                else:
+                    acknowledgements.lost.add((record,), acknowledgements.too_late)
+            except ConnectionLostException:
+                acknowledgements.lost.add((record,), acknowledgements.too_late)
+        self.ended += 1
+        self._prefetch.count_used()
+        return True
