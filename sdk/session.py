@@ -1,12 +1,7 @@
 """Sessions: one thread's context for sending and receiving (Jakarta Messaging 3.1 section 6.2).
 
 Theory of operation
-    How threads share a session is told in :mod:`sdk.session_state`.  What becomes of deliveries is for the acknowledge
-    mode's policy to say; nothing here asks which mode it is.
-
-    *Giving back* keeps the order of the queue: what was prefetched must not be seen before what comes again.  So the
-    flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what is
-    given back, and only then the broker may send again, by position.
+    How threads share a session is told in :mod:`sdk.session_state`, and how deliveries end in :mod:`sdk.endings`.
 """
 
 from __future__ import annotations
@@ -17,10 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Ending, Outcome, Settlement, contradiction
+from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Outcome, Settlement, contradiction
 from broker_adapter import (
     ClientSettings,
-    ConnectionLostException,
     Destination,
     DestinationKind,
     Identity,
@@ -28,13 +22,9 @@ from broker_adapter import (
     InvalidDestinationException,
     InvalidSelectorException,
     JMSException,
-    OperationTimedOutException,
     ReceiverSpec,
     SenderSpec,
-    StaleAcknowledgementException,
-    StoreException,
     Subscription,
-    TransactionInDoubtException,
     TransactionRolledBackException,
     Transport,
     parse_selector,
@@ -48,6 +38,7 @@ from sdk.browser import QueueBrowser
 from sdk.closing import Closing
 from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, WeakTable, detach_all, dropped, stop_flows, taken_from
+from sdk.endings import Endings
 from sdk.lifecycle import Event, State
 from sdk.message_factory import MessageFactory
 from sdk.producer import MessageProducer
@@ -69,12 +60,12 @@ class Session(MessageFactory):
     # A misspelt attribute is an error.
     __slots__ = (
         "__weakref__",
+        "_acknowledge_now",
         "_browsers",
         "_client_id",
         "_closing",
-        "_commits",
         "_consumers",
-        "_detach_later",
+        "_endings",
         "_identify",
         "_made",
         "_mode",
@@ -142,8 +133,8 @@ class Session(MessageFactory):
         self._browsers: WeakTable[QueueBrowser] = WeakTable()
         self._closing = Closing()
         self._made = 0  #: producers, consumers and browsers so far
-        self._commits = 0
-        self._detach_later: list[int] = []  #: links of producers that closed in the transaction
+        self._endings = Endings(state, mode, self._consumers)
+        self._acknowledge_now = self._endings.acknowledge  # called for each message, without a look-up on the way
         self._state = state  # at the end: what a handler of a signal interrupts here is not closed
 
     def __repr__(self) -> str:
@@ -456,20 +447,14 @@ class Session(MessageFactory):
     def _forget_producer(self, producer: MessageProducer) -> None:
         self._producers.pop(producer._link)
         if any(link == producer._link for link, _ in self._state.sends):
-            self._detach_later.append(producer._link)
+            self._endings.detach_later(producer._link)
         else:
-            self._detach(producer._link)
+            self._state.detach(producer._link)
 
     def _forget_consumer(self, consumer: MessageConsumer) -> None:
         self._sinks.pop(consumer._prefetch.link, None)
         if self._consumers.pop(consumer._prefetch.link) and self._state.acknowledgements is not None:
             self._state.acknowledgements.narrow(consumer._prefetch.size)
-
-    def _detach(self, link: int) -> None:
-        try:
-            self._transport.detach(link, self._settings.close_timeout_seconds)
-        except JMSException as error:
-            log.debug("! %s detaches without the broker: %s", self._state.name, error)
 
     # The ends of deliveries.
 
@@ -482,7 +467,7 @@ class Session(MessageFactory):
             TransactionInDoubtException: nobody can tell whether it was done.
             IllegalStateException: the session is not transacted, or closed.
         """
-        self._state.in_one_call(self._end, "commit", True, self._commit)
+        self._state.in_one_call(self._endings.commit)
 
     def rollback(self) -> None:
         """Drop what was sent, and have what was received come again, since the last commit or rollback.
@@ -490,7 +475,7 @@ class Session(MessageFactory):
         Raises:
             IllegalStateException: the session is not transacted, or closed.
         """
-        self._state.in_one_call(self._end, "rollback", True, self._rollback)
+        self._state.in_one_call(self._endings.rollback)
 
     def acknowledge(self) -> None:
         """Acknowledge everything that this session has received, where its mode is CLIENT; other modes ignore it.
@@ -507,158 +492,15 @@ class Session(MessageFactory):
         Raises:
             IllegalStateException: the session is transacted (use ``rollback``), or closed.
         """
-        self._state.in_one_call(self._end, "recover", False, self._recover)
-
-    def _end(self, what: str, transacted: bool, act: Callable[[], None]) -> None:
-        state = self._state
-        self._require_usable()
-        if state.policy.transacted != transacted:
-            raise IllegalStateException(
-                f"cannot {what}: session is {self._mode.name}, not TRANSACTED"
-                if transacted
-                else f"cannot {what}: session is {self._mode.name}, use rollback()"
-            )
-        if state.in_own_thread() and state.dispatching is None:
-            raise IllegalStateException(f"cannot {what}: a completion callback runs, which must not end a transaction")
-        act()
-
-    def _commit(self) -> None:
-        self._state.committing = True
-        try:
-            self._commit_now()
-        finally:
-            self._state.committing = False
-
-    def _commit_now(self) -> None:
-        state = self._state
-        with state.settling:
-            ending = state.policy.commit()
-        if ending.dirty:
-            error = TransactionRolledBackException(
-                f"the transaction of {state.name} is rolled back: the connection was lost during it, "
-                f"with {ending.stale_count} received messages"
-            )
-            self._end_sends(error)
-            self._give_back(ending.settlements)
-            raise error
-        if not state.sends and not ending.settlements:
-            return
-        self._commits += 1
-        try:
-            self._transport.commit(
-                state.number, self._commits, state.sends, ending.settlements, self._settings.request_timeout_seconds
-            )
-        except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
-            self._committed(ending.settlements, error)
-            if isinstance(error, TransactionInDoubtException):
-                raise
-            raise TransactionInDoubtException(f"nobody can tell whether the commit was done: {error.reason}") from error
-        except JMSException as error:
-            self._rollback(error)
-            if isinstance(error, TransactionRolledBackException):
-                raise
-            raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
-        except BaseException:  # the handler of a signal: the commit may have been done, or be done yet
-            self._committed(ending.settlements, TransactionInDoubtException("the commit was interrupted"))
-            raise
-        self._committed(ending.settlements, None)
-
-    def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
-        """The broker has done it, or nobody can tell: what it settled is not ours any more."""
-        state = self._state
-        with state.settling:
-            state.policy.committed()
-            if state.acknowledgements is not None:
-                state.acknowledgements.committed(settlements)
-        self._end_sends(error)
-
-    def _rollback(self, error: JMSException | None = None) -> None:
-        self._end_sends(
-            error or TransactionRolledBackException(f"the transaction of {self._state.name} was rolled back")
-        )
-        self._recover()
-
-    def _end_sends(self, error: JMSException | None) -> None:
-        state = self._state
-        state.end_sends(error)
-        # Jakarta Messaging 3.1 section 7.3.4: a transaction has ended when its completion callbacks have returned.
-        if not state.in_own_thread() and not state.wait_until(
-            lambda: not state.completions, time.monotonic() + self._settings.request_timeout_seconds
-        ):
-            log.warning("! a completion callback of %s has not returned in time", state.name)
-        links, self._detach_later = self._detach_later, []
-        for link in links:
-            self._detach(link)
-
-    def _recover(self) -> None:
-        with self._state.settling:
-            settlements = self._state.policy.recover()
-        self._give_back(settlements)
-
-    def _redeliver(self, consumer: MessageConsumer, settlements: Sequence[Settlement]) -> None:
-        """Give back what its listener raised on: it comes again next."""
-        self._give_back(settlements, (consumer,))
-
-    def _give_back(self, settlements: Sequence[Settlement], consumers: Sequence[MessageConsumer] | None = None) -> None:
-        """Settle, such that what comes again comes before what these consumers (None: all) have prefetched.
-
-        Where the network is away there is nothing to give: all that was held comes again by itself.
-        """
-        state = self._state
-        if state.interrupted:
-            return
-        if all(outcome is Outcome.ACCEPTED for _, outcome in settlements):
-            with state.settling, contextlib.suppress(ConnectionLostException):
-                state.settle(settlements)
-            return
-        if consumers is None:
-            consumers = self._consumers.values()
-        consumers = [
-            consumer for consumer in consumers if not consumer._prefetch.closing
-        ]  # who closes it gives back the rest
-        deadline = time.monotonic() + self._settings.poll_timeout_seconds
-        try:
-            for consumer in consumers:
-                consumer._prefetch.hold_flow(deadline)
-            prefetched = [delivery.tag for consumer in consumers for delivery in consumer._prefetch.take_all()]
-            with state.settling:
-                state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
-        except JMSException as error:
-            # The network is away: everything that was held comes again by itself, and recovering has succeeded.
-            log.debug("! %s gives back without the broker: %s", state.name, error)
-        finally:
-            for consumer in consumers:
-                consumer._prefetch.resume_flow()
-        with contextlib.suppress(JMSException):
-            for consumer in consumers:
-                consumer._prefetch.open_credit()
+        self._state.in_one_call(self._endings.recover)
 
     def _acknowledge(self, tag: DeliveryTag) -> None:
         """What ``message.acknowledge()`` does."""
         self._state.in_one_call(self._acknowledge_now, tag)
 
-    def _acknowledge_now(self, tag: DeliveryTag) -> None:
-        state = self._state
-        self._require_usable()
-        with state.settling:
-            ending = state.policy.acknowledge(tag)
-            if not ending.dirty:
-                try:
-                    state.settle(ending.settlements)
-                except ConnectionLostException:  # before the session was told
-                    ending = Ending((), dirty=True, stale_count=len(ending.settlements))
-        if ending.dirty:
-            self._give_back(ending.settlements)
-            raise StaleAcknowledgementException(
-                f"cannot acknowledge: the connection was lost while {ending.stale_count} messages were held by "
-                f"{state.name}; they will come again",
-                stale_count=ending.stale_count,
-            )
-        if state.confirms and ending.settlements:
-            state.confirm()
-        late = state.take_too_late()
-        if late:
-            raise too_late(state.name, late)
+    def _redeliver(self, consumer: MessageConsumer, settlements: Sequence[Settlement]) -> None:
+        """Give back what the listener of a consumer raised on: it comes again next."""
+        self._endings.give_back(settlements, (consumer,))
 
     # What the connection does with its sessions.
 

@@ -304,6 +304,13 @@ class SessionState:
             self.lifecycle.require_usable()
         return link
 
+    def detach(self, link: int) -> None:
+        """Detach a link; where the network is away, that is logged: the broker ends the link by itself."""
+        try:
+            self.transport.detach(link, self.settings.close_timeout_seconds)
+        except JMSException as error:
+            log.debug("! %s detaches without the broker: %s", self.name, error)
+
     # Settling.
 
     def settle(self, settlements: Sequence[Settlement]) -> None:

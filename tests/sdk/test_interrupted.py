@@ -160,7 +160,7 @@ queue = filled(1)
 session = session_of()
 producer = session.create_producer(queue)
 link = producer._link
-type(session)._detach = once(type(session)._detach)
+session._state.detach = once(session._state.detach)
 interrupted(producer.close)
 producer.close()
 assert link not in transport._senders

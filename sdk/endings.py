@@ -1,0 +1,209 @@
+"""Ends the deliveries and the transactions of one session.
+
+Theory of operation
+    What becomes of deliveries is for the acknowledge mode's policy to say; nothing here asks which mode it is.
+
+    *Giving back* keeps the order of the queue: what was prefetched must not be delivered before what comes again.  So
+    the flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what is
+    given back, and only then the broker may send again, by position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from ack_modes import AcknowledgeMode, DeliveryTag, Ending, Outcome, Settlement
+from broker_adapter import (
+    ConnectionLostException,
+    IllegalStateException,
+    JMSException,
+    OperationTimedOutException,
+    StaleAcknowledgementException,
+    StoreException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from sdk.consumer import MessageConsumer
+from sdk.dropped import WeakTable
+from sdk.session_state import SessionState, log, too_late
+
+
+class Endings:
+    """Commits, rolls back, recovers and acknowledges, for the thread that owns the session."""
+
+    __slots__ = ("_commits", "_consumers", "_detach_later", "_mode", "_state")
+
+    def __init__(self, state: SessionState, mode: AcknowledgeMode, consumers: WeakTable[MessageConsumer]) -> None:
+        """Nothing has ended yet.
+
+        Args:
+            state: the session's.
+            mode: the session's, for errors.
+            consumers: the session's.
+        """
+        self._state = state
+        self._mode = mode
+        self._consumers = consumers
+        self._commits = 0
+        self._detach_later: list[int] = []  #: links of producers that closed in the transaction
+
+    def detach_later(self, link: int) -> None:
+        """Detach a producer's link when the transaction has ended, whose sends it has to make."""
+        self._detach_later.append(link)
+
+    def commit(self) -> None:
+        """``Session.commit``."""
+        self._require("commit", transacted=True)
+        self._state.committing = True
+        try:
+            self._commit_now()
+        finally:
+            self._state.committing = False
+
+    def rollback(self) -> None:
+        """``Session.rollback``."""
+        self._require("rollback", transacted=True)
+        self._roll_back()
+
+    def recover(self) -> None:
+        """``Session.recover``."""
+        self._require("recover", transacted=False)
+        self._take_back()
+
+    def acknowledge(self, tag: DeliveryTag) -> None:
+        """``message.acknowledge()``, of the delivery with this tag."""
+        state = self._state
+        state.lifecycle.require_usable()
+        with state.settling:
+            ending = state.policy.acknowledge(tag)
+            if not ending.dirty:
+                try:
+                    state.settle(ending.settlements)
+                except ConnectionLostException:  # before the session was told
+                    ending = Ending((), dirty=True, stale_count=len(ending.settlements))
+        if ending.dirty:
+            self.give_back(ending.settlements)
+            raise StaleAcknowledgementException(
+                f"cannot acknowledge: the connection was lost while {ending.stale_count} messages were held by "
+                f"{state.name}; they will come again",
+                stale_count=ending.stale_count,
+            )
+        if state.confirms and ending.settlements:
+            state.confirm()
+        late = state.take_too_late()
+        if late:
+            raise too_late(state.name, late)
+
+    def give_back(self, settlements: Sequence[Settlement], consumers: Sequence[MessageConsumer] | None = None) -> None:
+        """Settle, such that what comes again comes before what these consumers (None: all) have prefetched.
+
+        Where the network is away there is nothing to give: all that was held comes again by itself.
+        """
+        state = self._state
+        if state.interrupted:
+            return
+        if all(outcome is Outcome.ACCEPTED for _, outcome in settlements):
+            with state.settling, contextlib.suppress(ConnectionLostException):
+                state.settle(settlements)
+            return
+        if consumers is None:
+            consumers = self._consumers.values()
+        # A consumer that is being closed gives back the rest itself.
+        consumers = [consumer for consumer in consumers if not consumer._prefetch.closing]
+        deadline = time.monotonic() + state.settings.poll_timeout_seconds
+        try:
+            for consumer in consumers:
+                consumer._prefetch.hold_flow(deadline)
+            prefetched = [delivery.tag for consumer in consumers for delivery in consumer._prefetch.take_all()]
+            with state.settling:
+                state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
+        except JMSException as error:
+            # The network is away: everything that was held comes again by itself, and recovering has succeeded.
+            log.debug("! %s gives back without the broker: %s", state.name, error)
+        finally:
+            for consumer in consumers:
+                consumer._prefetch.resume_flow()
+        with contextlib.suppress(JMSException):
+            for consumer in consumers:
+                consumer._prefetch.open_credit()
+
+    def _require(self, what: str, *, transacted: bool) -> None:
+        """Raise where a call of the application is not for this session, or not now."""
+        state = self._state
+        state.lifecycle.require_usable()
+        if state.policy.transacted != transacted:
+            raise IllegalStateException(
+                f"cannot {what}: session is {self._mode.name}, not TRANSACTED"
+                if transacted
+                else f"cannot {what}: session is {self._mode.name}, use rollback()"
+            )
+        if state.in_own_thread() and state.dispatching is None:
+            raise IllegalStateException(f"cannot {what}: a completion callback runs, which must not end a transaction")
+
+    def _commit_now(self) -> None:
+        state = self._state
+        with state.settling:
+            ending = state.policy.commit()
+        if ending.dirty:
+            error = TransactionRolledBackException(
+                f"the transaction of {state.name} is rolled back: the connection was lost during it, "
+                f"with {ending.stale_count} received messages"
+            )
+            self._end_sends(error)
+            self.give_back(ending.settlements)
+            raise error
+        if not state.sends and not ending.settlements:
+            return
+        self._commits += 1
+        try:
+            state.transport.commit(
+                state.number, self._commits, state.sends, ending.settlements, state.settings.request_timeout_seconds
+            )
+        except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
+            self._committed(ending.settlements, error)
+            if isinstance(error, TransactionInDoubtException):
+                raise
+            raise TransactionInDoubtException(f"nobody can tell whether the commit was done: {error.reason}") from error
+        except JMSException as error:
+            self._roll_back(error)
+            if isinstance(error, TransactionRolledBackException):
+                raise
+            raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+        except BaseException:  # the handler of a signal: the commit may have been done, or be done yet
+            self._committed(ending.settlements, TransactionInDoubtException("the commit was interrupted"))
+            raise
+        self._committed(ending.settlements, None)
+
+    def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
+        """The broker has done it, or nobody can tell: what it settled is not ours any more."""
+        state = self._state
+        with state.settling:
+            state.policy.committed()
+            if state.acknowledgements is not None:
+                state.acknowledgements.committed(settlements)
+        self._end_sends(error)
+
+    def _roll_back(self, error: JMSException | None = None) -> None:
+        self._end_sends(
+            error or TransactionRolledBackException(f"the transaction of {self._state.name} was rolled back")
+        )
+        self._take_back()
+
+    def _end_sends(self, error: JMSException | None) -> None:
+        state = self._state
+        state.end_sends(error)
+        # Jakarta Messaging 3.1 section 7.3.4: a transaction has ended when its completion callbacks have returned.
+        if not state.in_own_thread() and not state.wait_until(
+            lambda: not state.completions, time.monotonic() + state.settings.request_timeout_seconds
+        ):
+            log.warning("! a completion callback of %s has not returned in time", state.name)
+        links, self._detach_later = self._detach_later, []
+        for link in links:
+            state.detach(link)
+
+    def _take_back(self) -> None:
+        with self._state.settling:
+            settlements = self._state.policy.recover()
+        self.give_back(settlements)
