@@ -238,15 +238,15 @@ class Connection:
                 interrupted=standing[1],
             )
             self._sessions[id(session)] = session
-            self._sinks[id(session)] = session._sinks
+            self._sinks[id(session)] = session._links.sinks
             if self._standing != standing:  # the news came while it was made
-                session._interrupted(self._standing[0])
+                session._links.interrupted(self._standing[0])
                 if not self._standing[1]:
-                    session._restored(self._standing[0])
+                    session._links.restored(self._standing[0])
             if self._lifecycle.state is State.STARTED:
                 session._start()
             if self._lifecycle.error is not None:  # likewise
-                session._fail(self._lifecycle.error)
+                session._state.fail(self._lifecycle.error)
             return session
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None = None) -> Any:
@@ -318,8 +318,8 @@ class Connection:
                 self._lifecycle.process(Event.STOP)
                 sessions = self._sessions.values()
             for session in sessions:
-                session._stop()
-        late = [session._state.name for session in sessions if not session._wait_until_stopped(deadline)]
+                session._state.start_or_stop(Event.STOP)
+        late = [session._state.name for session in sessions if not session._state.wait_until_stopped(deadline)]
         if late:
             raise OperationTimedOutException(
                 f"a listener of {' and of '.join(late)} has not returned in time; no other message is given out"
@@ -372,7 +372,7 @@ class Connection:
     def _refuse_own_threads(self, what: str) -> None:
         with self._lock:
             sessions = self._sessions.values()
-        if any(session._in_own_thread for session in sessions):
+        if any(session._state.in_own_thread() for session in sessions):
             raise IllegalStateException(f"cannot {what}: a listener or callback of one of its sessions calls it")
 
     def _forget(self, session: Session) -> None:
@@ -388,13 +388,15 @@ class Connection:
             epoch = self._standing[0] + 1
             self._standing = (epoch, True)
             for session in self._sessions.values():
-                session._interrupted(epoch)
+                session._links.interrupted(epoch)
             self._report(event.error)
         elif isinstance(event, Restoring):
             # In the order of what happens: what was lost is given again before the broker hands anything out.
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
-                uncount_deliveries(event.request, [each for session in sessions for each in session._never_delivered()])
+                uncount_deliveries(
+                    event.request, [each for session in sessions for each in session._links.never_delivered()]
+                )
                 self._lost_acknowledgements.uncount_rest(event.request, event.token)
             else:
                 self._lost_acknowledgements.forget_untold()
@@ -404,22 +406,22 @@ class Connection:
                 self._peer = event.peer
             self._standing = (event.epoch, False)
             for session in self._sessions.values():
-                session._restored(event.epoch)
+                session._links.restored(event.epoch)
         elif isinstance(event, LinkInterrupted):
-            any(session._link_interrupted(event.link, event.tag_link) for session in sessions)
+            any(session._links.link_interrupted(event.link, event.tag_link) for session in sessions)
             self._report(event.error)
         elif isinstance(event, LinkRestored):
-            any(session._link_restored(event.link) for session in sessions)
+            any(session._links.link_restored(event.link) for session in sessions)
         elif isinstance(event, LinkLost):
             for session in sessions:
-                if session._link_lost(event.link, event.error):
+                if session._links.link_lost(event.link, event.error):
                     break
             self._report(event.error)
         else:
             assert isinstance(event, Failed)
             self._lifecycle.fail(event.error)
             for session in self._sessions.values():
-                session._fail(event.error)
+                session._state.fail(event.error)
             self._report(_as_lost(event.error))
         if self._event_listener is not None:
             self._report(event)

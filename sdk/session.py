@@ -6,13 +6,12 @@ Theory of operation
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Outcome, Settlement, contradiction
+from ack_modes import AcknowledgeMode, Batch, DeliveryTag, Settlement, contradiction
 from broker_adapter import (
     ClientSettings,
     Destination,
@@ -32,16 +31,17 @@ from broker_adapter import (
     topic,
     uninterrupted,
 )
-from sdk.acknowledgements import AckRecord, LostAcknowledgements, Source
+from sdk.acknowledgements import LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
 from sdk.closing import Closing
 from sdk.consumer import MessageConsumer
-from sdk.dropped import Sink, WeakTable, detach_all, dropped, stop_flows, taken_from
+from sdk.dropped import Sink, dropped
 from sdk.endings import Endings
 from sdk.lifecycle import Event, State
 from sdk.message_factory import MessageFactory
 from sdk.producer import MessageProducer
+from sdk.session_links import SessionLinks
 from sdk.session_state import SessionState, log, too_late
 from sdk.session_thread import SessionThread
 
@@ -61,18 +61,14 @@ class Session(MessageFactory):
     __slots__ = (
         "__weakref__",
         "_acknowledge_now",
-        "_browsers",
         "_client_id",
         "_closing",
-        "_consumers",
         "_endings",
         "_identify",
-        "_made",
+        "_links",
         "_mode",
         "_on_close",
-        "_producers",
         "_settings",
-        "_sinks",
         "_state",
         "_thread",
         "_transport",
@@ -127,13 +123,9 @@ class Session(MessageFactory):
         )
         state.epoch, state.interrupted = epoch, interrupted
         self._thread: SessionThread | None = None
-        self._producers: WeakTable[MessageProducer] = WeakTable()
-        self._consumers: WeakTable[MessageConsumer] = WeakTable()
-        self._sinks: dict[int, Sink] = {}  #: of the consumers, and of those that are not there any more
-        self._browsers: WeakTable[QueueBrowser] = WeakTable()
+        self._links = SessionLinks(state)
         self._closing = Closing()
-        self._made = 0  #: producers, consumers and browsers so far
-        self._endings = Endings(state, mode, self._consumers)
+        self._endings = Endings(state, mode, self._links.consumers)
         self._acknowledge_now = self._endings.acknowledge  # called for each message, without a look-up on the way
         self._state = state  # at the end: what a handler of a signal interrupts here is not closed
 
@@ -174,7 +166,7 @@ class Session(MessageFactory):
             InvalidDestinationException: a queue cannot have this name, or its options are not understood.
             IllegalStateException: the session is closed.
         """
-        self._require_usable()
+        self._state.lifecycle.require_usable()
         name, reliability = split_address(name)
         return addressed(queue(name), reliability)
 
@@ -188,7 +180,7 @@ class Session(MessageFactory):
             InvalidDestinationException: a topic cannot have this name, or its options are not understood.
             IllegalStateException: the session is closed.
         """
-        self._require_usable()
+        self._state.lifecycle.require_usable()
         name, reliability = split_address(name)
         return addressed(topic(name), reliability)
 
@@ -207,7 +199,7 @@ class Session(MessageFactory):
             IllegalStateException: a consumer uses it.
             InvalidDestinationException: it is not a temporary one of this connection.
         """
-        self._require_usable()
+        self._state.lifecycle.require_usable()
         if not isinstance(destination, Destination) or not destination.is_temporary:
             raise InvalidDestinationException(f"{destination!r} is not a temporary destination")
         self._transport.delete_temporary(destination, self._settings.request_timeout_seconds)
@@ -227,14 +219,14 @@ class Session(MessageFactory):
             InvalidDestinationException: the broker refuses it.
         """
         if destination is not None:
-            self._check_reliability(_checked(destination))
+            _check_reliability(_checked(destination), self._mode)
 
         def make() -> MessageProducer:
             link = self._state.attach(SenderSpec(self._state.number, destination), None)
             producer = MessageProducer(
-                self._state, link, self._next_number(), destination, self._identify(), self._forget_producer
+                self._state, link, self._links.next_number(), destination, self._identify(), self._remove_producer
             )
-            self._producers[link] = producer
+            self._links.producers[link] = producer
             return producer
 
         return self._set_up(make)
@@ -331,9 +323,9 @@ class Session(MessageFactory):
         wanted = _checked_selector(selector)
 
         def make() -> QueueBrowser:
-            number = self._next_number()
-            browser = QueueBrowser(self._state, number, destination, wanted, lambda: self._browsers.pop(number))
-            self._browsers[number] = browser
+            number = self._links.next_number()
+            browser = QueueBrowser(self._state, number, destination, wanted, lambda: self._links.browsers.pop(number))
+            self._links.browsers[number] = browser
             return browser
 
         return self._set_up(make)
@@ -366,20 +358,20 @@ class Session(MessageFactory):
         exclusive: bool = False,
         prefetch: int | None = None,
     ) -> MessageConsumer:
-        self._check_reliability(_checked(destination))
+        _check_reliability(_checked(destination), self._mode)
         if prefetch is None:
-            prefetch = self._prefetch_for(destination, subscription)
+            prefetch = _prefetch_for(destination, subscription, self._settings)
         elif type(prefetch) is not int or not 0 <= prefetch <= MAX_PREFETCH:
             raise ValueError(f"prefetch={prefetch!r} is not a number of messages from 0 to {MAX_PREFETCH}")
         wanted = _checked_selector(selector)
         state = self._state
 
         def make() -> MessageConsumer:
-            number = self._next_number()
+            number = self._links.next_number()
             # What is settled as it is sent does not come again.
             source = None if state.policy.presettled else _source_of(destination, subscription, self._client_id)
             consumer = MessageConsumer(
-                *(state, number, destination, wanted, no_local, prefetch, self._forget_consumer, self._acknowledge),
+                *(state, number, destination, wanted, no_local, prefetch, self._remove_consumer, self._acknowledge),
                 source,
             )
             if state.acknowledgements is not None:
@@ -400,29 +392,13 @@ class Session(MessageFactory):
             )
             link = consumer._prefetch.link = state.attach(spec, sink)
             sink.link = link
-            self._sinks[link] = sink
-            self._consumers[link] = consumer
+            self._links.sinks[link] = sink
+            self._links.consumers[link] = consumer
             if state.running:
                 consumer._prefetch.open_credit()
             return consumer
 
         return self._set_up(make)
-
-    def _check_reliability(self, destination: Destination) -> None:
-        if isinstance(destination, AddressedDestination):
-            reason = contradiction(destination.reliability, self._mode)
-            if reason is not None:
-                raise InvalidDestinationException(f"{str(destination)!r} cannot be used here: {reason}")
-
-    def _prefetch_for(self, destination: Destination, subscription: Subscription | None) -> int:
-        settings = self._settings
-        if not destination.is_topic:
-            prefetch = settings.queue_prefetch_messages
-        elif subscription is not None and subscription.durable:
-            prefetch = settings.durable_prefetch_messages
-        else:
-            prefetch = settings.topic_prefetch_messages
-        return settings.prefetch_messages if prefetch is None else prefetch
 
     def _set_up(self, make: Callable[[], _T]) -> _T:
         """Make something in this session; also while its listeners are served, in whichever thread."""
@@ -430,7 +406,7 @@ class Session(MessageFactory):
         owned = False
         try:
             owned = state.own(False) or state.own_unless_served()
-            self._require_usable()
+            self._state.lifecycle.require_usable()
             return make()
         finally:
             try:
@@ -439,22 +415,17 @@ class Session(MessageFactory):
                 if owned:  # else it is served, or was refused
                     raise
 
-    def _next_number(self) -> int:
-        with self._state.lock:
-            self._made += 1
-            return self._made
+    # Producers and consumers keep their session: what they call when they close is a method of it.
 
-    def _forget_producer(self, producer: MessageProducer) -> None:
-        self._producers.pop(producer._link)
+    def _remove_producer(self, producer: MessageProducer) -> None:
+        self._links.producers.pop(producer._link)
         if any(link == producer._link for link, _ in self._state.sends):
             self._endings.detach_later(producer._link)
         else:
             self._state.detach(producer._link)
 
-    def _forget_consumer(self, consumer: MessageConsumer) -> None:
-        self._sinks.pop(consumer._prefetch.link, None)
-        if self._consumers.pop(consumer._prefetch.link) and self._state.acknowledgements is not None:
-            self._state.acknowledgements.narrow(consumer._prefetch.size)
+    def _remove_consumer(self, consumer: MessageConsumer) -> None:
+        self._links.remove_consumer(consumer)
 
     # The ends of deliveries.
 
@@ -507,75 +478,7 @@ class Session(MessageFactory):
     def _start(self) -> None:
         """Let messages through, unless it is being closed; for the connection."""
         if self._state.start_or_stop(Event.START):
-            for consumer in self._consumers.values():
-                consumer._prefetch.open_credit()
-
-    def _stop(self) -> None:
-        """Hold messages back, unless it is being closed; for the connection."""
-        self._state.start_or_stop(Event.STOP)
-
-    def _wait_until_stopped(self, deadline: float) -> bool:
-        """Wait until no listener runs and no receiver returns a message, or it is started again; whether that is so."""
-        state = self._state
-        state.settling.acquire()  # what is being taken out of a buffer was taken before this, or stays there
-        state.settling.release()
-        return state.wait_until(lambda: state.running or (state.dispatching is None and not state.gives_out), deadline)
-
-    @property
-    def _in_own_thread(self) -> bool:
-        """Whether the caller is a listener or completion callback of this session."""
-        return self._state.in_own_thread()
-
-    def _fail(self, error: JMSException) -> None:
-        """The connection is gone for good; for the connection."""
-        self._state.fail(error)
-
-    def _interrupted(self, epoch: int) -> None:
-        """The connection was lost and is being restored; for the connection."""
-        for browser in self._browsers.values():
-            browser._interrupted()
-        self._state.lose(epoch)
-
-    def _never_delivered(self) -> list[tuple[AckRecord, int]]:
-        """What its consumers had prefetched on a connection that is lost, with the failures; for the connection."""
-        found: list[tuple[AckRecord, int]] = []
-        for consumer in self._consumers.values():
-            if consumer._source is not None:
-                found += consumer._prefetch.never_delivered(consumer._source)
-        return found
-
-    def _restored(self, epoch: int) -> None:
-        """The connection works again; for the connection."""
-        for consumer in self._consumers.values():
-            consumer._prefetch.restored()
-        self._state.restore(epoch)
-
-    def _link_interrupted(self, link: int, tag_link: int) -> bool:
-        """The broker closed a link, which is being attached again; returns whether it was one of this session."""
-        consumer = self._consumers.get(link)
-        if consumer is not None:
-            consumer._prefetch.link_interrupted(tag_link)
-            self._state.lose_link(tag_link)
-        return consumer is not None or link in self._producers
-
-    def _link_restored(self, link: int) -> bool:
-        """A link is attached again; returns whether it was one of this session; for the connection."""
-        consumer = self._consumers.get(link)
-        if consumer is not None:
-            consumer._prefetch.link_restored()
-        return consumer is not None or link in self._producers
-
-    def _link_lost(self, link: int, error: JMSException) -> bool:
-        """The broker closed a link; returns whether it was one of this session; for the connection."""
-        consumer, producer = self._consumers.get(link), self._producers.get(link)
-        if consumer is not None:
-            consumer._lost(error)
-            self._sinks.pop(link, None)  # the broker has taken back what it held
-        elif producer is not None:
-            producer._lost(error)
-        else:
-            return any(browser._lost(link, error) for browser in self._browsers.values())
-        return True
+            self._links.open_credit()
 
     # The end.
 
@@ -607,7 +510,7 @@ class Session(MessageFactory):
         state = self._state
         state.process(Event.BEGIN_CLOSE)
         if not state.policy.transacted:
-            for producer in self._producers.values():
+            for producer in self._links.producers.values():
                 if not producer._wait_for_answers(deadline):
                     log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
         owned = False
@@ -615,7 +518,7 @@ class Session(MessageFactory):
             owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)
-            self._end_links(deadline)
+            self._links.end_all(deadline)
             late = state.take_too_late()
             if late:
                 state.report(too_late(state.name, late))  # nobody will acknowledge any more
@@ -634,38 +537,6 @@ class Session(MessageFactory):
                 if owned:  # else another thread has it
                     raise
 
-    def _end_links(self, deadline: float) -> None:
-        state = self._state
-        consumers = self._consumers.values()
-        for consumer in consumers:
-            consumer._begin_close(deadline)
-        # Once a link is gone, another consumer of its group or exclusive queue gets what comes next: all that comes
-        # back has to be there before that.
-        sinks = list(self._sinks.values())
-        stop_flows(self._transport, sinks, deadline)
-        never_delivered = taken_from(sinks, state.epoch)
-        with self._perhaps_without_the_broker(), state.settling:
-            state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
-        detach_all(self._transport, sinks, state.epoch, deadline)
-        for browser in self._browsers.values():
-            browser._shut(deadline)
-        with self._perhaps_without_the_broker():
-            self._transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
-        for consumer in consumers:
-            consumer._end_close()
-        for producer in self._producers.values():
-            producer._end()
-        self._producers.clear()
-
-    @contextlib.contextmanager
-    def _perhaps_without_the_broker(self) -> Iterator[None]:
-        """A step of closing: where the network is away, what comes after it is done all the same."""
-        try:
-            yield
-        except JMSException as error:
-            log.debug("! %s closes without the broker: %s", self._state.name, error)
-            self._state.forget_nothing()
-
     def _start_thread(self) -> None:
         uninterrupted(self._make_thread)
 
@@ -682,9 +553,6 @@ class Session(MessageFactory):
         except RuntimeError:  # the process has as many threads as it may
             self._state.thread = self._thread = None
             raise
-
-    def _require_usable(self) -> None:
-        self._state.lifecycle.require_usable()
 
 
 #: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
@@ -722,3 +590,22 @@ def _checked_selector(selector: object) -> str | None:
         raise InvalidSelectorException(f"selector {selector!r} is not a str")
     parse_selector(selector)  # a broker that is not ours may not say what is wrong, and where
     return selector
+
+
+def _check_reliability(destination: Destination, mode: AcknowledgeMode) -> None:
+    """Raise where the destination asks for a link reliability that contradicts the mode."""
+    if isinstance(destination, AddressedDestination):
+        reason = contradiction(destination.reliability, mode)
+        if reason is not None:
+            raise InvalidDestinationException(f"{str(destination)!r} cannot be used here: {reason}")
+
+
+def _prefetch_for(destination: Destination, subscription: Subscription | None, settings: ClientSettings) -> int:
+    """What the options say of the prefetch of a consumer."""
+    if not destination.is_topic:
+        prefetch = settings.queue_prefetch_messages
+    elif subscription is not None and subscription.durable:
+        prefetch = settings.durable_prefetch_messages
+    else:
+        prefetch = settings.topic_prefetch_messages
+    return settings.prefetch_messages if prefetch is None else prefetch

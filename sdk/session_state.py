@@ -523,6 +523,12 @@ class SessionState:
         with self.lock:
             return self.lifecycle.usable and self.process(event)
 
+    def wait_until_stopped(self, deadline: float) -> bool:
+        """Wait until no listener runs and no receiver returns a message, or it is started again; whether that is so."""
+        self.settling.acquire()  # what is being taken out of a buffer was taken before this, or stays there
+        self.settling.release()
+        return self.wait_until(lambda: self.running or (self.dispatching is None and not self.gives_out), deadline)
+
     def fail(self, error: JMSException) -> None:
         """The connection is gone for good: everybody who waits is to raise this."""
         self.lifecycle.fail(error)

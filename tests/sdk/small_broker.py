@@ -37,7 +37,7 @@ from broker_adapter import (
     TransportEvent,
 )
 from broker_adapter.transport import OnSettled, Sink
-from sdk.connection import Connection
+from sdk import AcknowledgeMode, Connection, Message, MessageConsumer, Session
 
 
 @attrs.define
@@ -273,3 +273,33 @@ class SmallBroker:
         if stored.position in self.unreadable:
             raise MessageFormatException("the payload cannot be decoded")
         return stored.envelope
+
+
+def with_messages(connection: Connection, mode: AcknowledgeMode, count: int) -> tuple[Session, MessageConsumer]:
+    """A session, and its consumer of so many messages."""
+    session = connection.create_session(mode)
+    with connection.create_session() as other, other.create_producer(other.create_queue("q")) as producer:
+        for number in range(count):
+            producer.send(str(number))
+    return session, session.create_consumer(session.create_queue("q"))
+
+
+def received(consumer: MessageConsumer) -> Message:
+    """The next message."""
+    message = consumer.receive(120)
+    assert message is not None
+    return message
+
+
+def lose(broker: SmallBroker) -> None:
+    """Lose the connection, and restore it."""
+    broker.interrupt()
+    broker.restore()
+
+
+def all_again(broker: SmallBroker, consumer: MessageConsumer) -> list[tuple[str, bool]]:
+    """Four messages after a loss, with whether each is redelivered."""
+    lose(broker)
+    messages = [received(consumer) for _ in range(4)]
+    messages[-1].acknowledge()
+    return [(message.body, message.redelivered) for message in messages]

@@ -363,7 +363,7 @@ def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotte
             assert wait_for(lambda: not looks)
         del browser
         gc.collect()
-        assert wait_for(lambda: not session._browsers._references)
+        assert wait_for(lambda: not session._links.browsers._references)
 
 
 def test_a_consumer_with_a_listener_goes_on_though_nobody_has_it(make: Callable[[], Connection]) -> None:
@@ -389,10 +389,10 @@ def test_a_producer_that_is_dropped_leaves_no_link_and_no_warning(make: Callable
             for number in range(1100):  # a connection has 1,024 links
                 session.create_producer(orders).send(str(number))
                 if not number % 100:
-                    assert wait_for(lambda: len(session._producers._references) < 100)
+                    assert wait_for(lambda: len(session._links.producers._references) < 100)
 
         assert drop(send) == []
-        assert wait_for(lambda: not session._producers._references)
+        assert wait_for(lambda: not session._links.producers._references)
         found: list[tuple[str, bool]] = []
         assert wait_for(lambda: found.extend(taken(connection, name)) or len(found) >= 1100)
         assert sorted(found) == sorted((str(number), False) for number in range(1100))

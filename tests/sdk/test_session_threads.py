@@ -419,7 +419,9 @@ def test_a_receive_whose_messages_another_thread_gives_back_as_it_closes_returns
 
     _send(connection, "a")
     eventually(lambda: len(consumer._prefetch.buffer) == 1)
-    consumer._prefetch.buffer = session._sinks[consumer._prefetch.link].buffer = Emptied(consumer._prefetch.buffer)
+    consumer._prefetch.buffer = session._links.sinks[consumer._prefetch.link].buffer = Emptied(
+        consumer._prefetch.buffer
+    )
     assert consumer.receive(timeout) is None
     assert [outcome.name for outcome in broker.outcomes()] == ["RELEASED"]
 

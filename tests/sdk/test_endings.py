@@ -1,0 +1,246 @@
+"""How a session ends deliveries and transactions, also behind a loss of the connection (DESIGN 7)."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter import OperationTimedOutException
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    IllegalStateException,
+    JMSException,
+    ResourceAllocationException,
+    StaleAcknowledgementException,
+    TransactionInDoubtException,
+    TransactionRolledBackException,
+)
+from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
+
+
+@pytest.fixture
+def broker() -> SmallBroker:
+    return SmallBroker(prefetch_messages=10)
+
+
+@pytest.fixture
+def told() -> queue.SimpleQueue[JMSException]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def connection(broker: SmallBroker, told: queue.SimpleQueue[JMSException]) -> Iterator[Connection]:
+    with broker.connect() as connection:
+        connection.exception_listener = told.put
+        connection.start()
+        yield connection
+
+
+def test_dirty_client_session_says_so_once(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 5)
+    received(consumer)
+    last = received(consumer)
+    lose(broker)
+
+    with pytest.raises(StaleAcknowledgementException, match="2 messages") as caught:
+        last.acknowledge()
+
+    assert caught.value.stale_count == 2
+    again = [received(consumer) for _ in range(5)]
+    assert [str(message) for message in again] == ["0", "1", "2", "3", "4"]
+    assert again[0].redelivered
+    again[-1].acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED] * 5
+
+
+def test_dirty_client_session_recovers_what_came_since(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    received(consumer)
+    lose(broker)
+    new = received(consumer)
+    assert str(new) == "0"
+
+    with pytest.raises(StaleAcknowledgementException):
+        new.acknowledge()
+
+    assert [str(received(consumer)) for _ in range(3)] == ["0", "1", "2"]
+
+
+def test_recover_makes_a_dirty_session_clean(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 2)
+    received(consumer)
+    lose(broker)
+
+    session.recover()
+
+    message = received(consumer)
+    message.acknowledge()
+    assert str(message) == "0"
+
+
+def test_clean_client_session_notices_nothing(broker: SmallBroker, connection: Connection) -> None:
+    _, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    received(consumer).acknowledge()
+    lose(broker)
+
+    message = received(consumer)
+    message.acknowledge()
+
+    assert (str(message), broker.outcomes()) == ("1", [Outcome.ACCEPTED] * 2)
+
+
+def test_dirty_transaction_is_rolled_back_by_its_commit(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    out = session.create_queue("out")
+    producer = session.create_producer(out)
+    producer.send(received(consumer).body)
+    lose(broker)
+
+    with pytest.raises(TransactionRolledBackException, match="connection was lost"):
+        session.commit()
+
+    assert broker.waiting.get(out) is None
+    producer.send(received(consumer).body)
+    session.commit()
+    assert len(broker.waiting[out]) == 1
+
+
+def test_the_commit_of_a_dirty_transaction_returns_when_its_callbacks_have_and_ends_closed_producers(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    producer = session.create_producer(session.create_queue("out"))
+    told: list[tuple[str, type]] = []
+    for body in "ab":
+        producer.send(body, on_completion=lambda message, error: told.append((str(message), type(error))))
+    received(consumer)
+    link = producer._link
+    producer.close()
+    assert link in broker._senders
+    lose(broker)
+
+    with pytest.raises(TransactionRolledBackException):
+        session.commit()
+    assert told == [("a", TransactionRolledBackException), ("b", TransactionRolledBackException)]
+    assert link not in broker._senders
+
+
+def test_rollback_of_a_dirty_transaction_succeeds(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    received(consumer)
+    lose(broker)
+
+    session.rollback()
+
+    assert str(received(consumer)) == "0"
+    session.commit()
+
+
+def test_transaction_that_had_done_nothing_notices_nothing(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 1)
+    lose(broker)
+
+    received(consumer)
+    session.commit()
+
+    assert broker.outcomes() == [Outcome.ACCEPTED]
+
+
+def test_client_is_stale_once_before_the_news_of_a_loss_and_after_it(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 4)
+    messages = [received(consumer) for _ in range(2)]
+    broker.cut_untold = True
+    with pytest.raises(StaleAcknowledgementException) as raised:
+        messages[1].acknowledge()
+    assert raised.value.stale_count == 2
+    assert consumer.receive(0.05) is None
+    assert all_again(broker, consumer) == [(str(number), True) for number in range(4)]
+    session.close()
+
+
+def test_refused_commit_rolls_back(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    received(consumer)
+    broker.refuse_commit = ResourceAllocationException("the queue is full")
+
+    with pytest.raises(TransactionRolledBackException, match="the queue is full"):
+        session.commit()
+
+    broker.refuse_commit = None
+    message = received(consumer)
+    assert (str(message), message.delivery_count) == ("0", 2)
+
+
+@pytest.mark.parametrize(
+    "error", [OperationTimedOutException("no answer within 60 s"), TransactionInDoubtException("lost in mid-commit")]
+)
+def test_commit_that_nobody_can_tell_about_is_in_doubt(
+    broker: SmallBroker, connection: Connection, error: JMSException
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    received(consumer)
+    broker.refuse_commit = error
+
+    with pytest.raises(TransactionInDoubtException):
+        session.commit()
+
+    # The transaction is over: its message is settled by nobody here, whatever became of it.
+    broker.refuse_commit = None
+    session.rollback()
+    assert broker.outcomes() == []
+    assert str(received(consumer)) == "1"
+
+
+def test_transaction_is_one_commit_numbered_upwards(broker: SmallBroker, connection: Connection) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+    producer = session.create_producer(session.create_queue("out"))
+
+    session.commit()  # nothing to do
+    producer.send(received(consumer).body)
+    assert broker.outcomes() == []
+    session.commit()
+    producer.send(received(consumer).body)
+    session.commit()
+
+    assert broker.commits == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [({"transaction_messages": 2}, "transaction_messages"), ({"transaction_bytes": 400}, "transaction_bytes")],
+)
+def test_transaction_has_a_limit(settings: dict[str, int], what: str) -> None:
+    broker = SmallBroker(**settings)
+    with broker.connect() as connection:
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        producer = session.create_producer(session.create_queue("q"))
+        producer.send("x" * 30)
+        producer.send("x" * 30)
+
+        with pytest.raises(ResourceAllocationException, match=what):
+            producer.send("x" * 300)
+
+        session.commit()
+        producer.send("x")
+        session.commit()
+        assert sum(len(waiting) for waiting in broker.waiting.values()) == 3
+
+
+def test_producer_closed_in_a_transaction_leaves_its_messages_in_it(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    with session.create_producer(session.create_queue("q")) as producer:
+        producer.send("x")
+
+    session.commit()
+
+    assert sum(len(waiting) for waiting in broker.waiting.values()) == 1
+    with pytest.raises(IllegalStateException, match="CLOSED"):
+        producer.send("y")
