@@ -193,7 +193,7 @@ class LostAcknowledgements:
         """
         with self._changing:
             if self._untold is None:
-                return  # the broker would take what it was not told of for never delivered, also after another loss
+                return  # the broker would count what it was not told of as never delivered, also after another loss
             untold, self._untold = self._untold, {}
         try:
             for source, seen in untold.items():

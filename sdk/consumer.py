@@ -99,7 +99,7 @@ class MessageConsumer:
             prefetch: messages that it may hold which the application has not received; 0: it asks for each.
             on_close: called once, when the link is detached.
             acknowledge: what ``message.acknowledge()`` calls.
-            source: the queue or subscription whose messages come again after a loss; None: none do.
+            source: the queue or subscription whose messages are redelivered after a loss; None: none are.
         """
         self._source = source
         self._destination = destination
@@ -218,7 +218,7 @@ class MessageConsumer:
                     if entered:  # else it was refused
                         raise
                 if not state.running:
-                    state.wake()  # whoever stops the session waits for this
+                    state.wake()  # a thread that stops the session waits for this
         except BaseException:  # of the handler of a signal, on the last steps
             self._put_back(taken)
             raise
@@ -319,7 +319,7 @@ class MessageConsumer:
         return self._prefetch.closing or not self._state.lifecycle.usable
 
     def _ended(self) -> bool:
-        """Whether there is nothing more to receive, because somebody closed; raises where something failed."""
+        """Whether there is nothing more to receive, because it was closed; raises where something failed."""
         state = self._state
         for lifecycle in (self._lifecycle, state.lifecycle):
             if lifecycle.error is not None:
@@ -328,7 +328,7 @@ class MessageConsumer:
 
     def _take_any(self) -> Message | None:
         prefetch = self._prefetch
-        # What cannot be given out may come again at once: not more than what is there now.
+        # What cannot be given out may be redelivered at once: not more than what is there now.
         for _ in range(len(prefetch.buffer)):
             if not self._state.running or not prefetch.buffer or prefetch.gives_back:
                 break
@@ -453,7 +453,7 @@ class MessageConsumer:
         else:
             try:
                 state.ensure_thread()
-            except BaseException:  # nobody would call it
+            except BaseException:  # no thread would call it
                 with state.lock:
                     self._listener = None
                     state.listening.pop(self._prefetch.link, None)
@@ -480,7 +480,7 @@ class MessageConsumer:
         """Give one message to the listener; for the session's thread, which owns the session.
 
         Args:
-            redeliver: gives back what the listener raised on, such that it comes again next.
+            redeliver: gives back what the listener raised on, such that it is redelivered next.
         """
         prefetch = self._prefetch
         prefetch.reset()
@@ -543,7 +543,7 @@ class MessageConsumer:
                 raise ConnectionLostException("the connection was lost while its listener ran")
         except ConnectionLostException as error:
             if policy.tells_lost_acknowledgements and not raised:
-                # Nobody waits for this thread, so the exception listener is told.
+                # This thread has no caller that could be told, so the exception listener is.
                 state.report(
                     ConnectionLostException(
                         f"message {envelope.message_id!r} could not be acknowledged, and comes again: {error.reason}"

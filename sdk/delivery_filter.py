@@ -21,7 +21,7 @@ class DeliveryFilter:
     """Opens the deliveries of one consumer, and settles those that the application does not get.
 
     Attributes:
-        ended: deliveries that it settled, and that do not come again.
+        ended: deliveries that it settled, and that the broker does not redeliver.
     """
 
     __slots__ = ("_expires", "_max_redeliveries", "_prefetch", "_rejected", "_source", "_state", "ended")
@@ -32,7 +32,7 @@ class DeliveryFilter:
         Args:
             state: the session's.
             prefetch: the consumer's.
-            source: the queue or subscription whose messages come again after a loss; None: none do.
+            source: the queue or subscription whose messages are redelivered after a loss; None: none are.
         """
         self._state = state
         self._prefetch = prefetch
@@ -53,11 +53,11 @@ class DeliveryFilter:
         """
         state = self._state
         if tag.epoch != state.epoch or tag.link <= self._prefetch.stale_link:  # is_stale, without a call
-            return None  # lost with its connection: it comes again
+            return None  # lost with its connection: the broker redelivers it
         try:
             envelope = delivery.envelope
         except MessageFormatException as error:
-            # Nobody can read it: it goes to the dead letters, and the application is told.
+            # No consumer can read it: the broker makes it a dead letter, and the exception listener is told.
             state.pass_over((tag,), Outcome.REJECTED)
             self.ended += 1
             self._prefetch.count_used()
@@ -83,7 +83,7 @@ class DeliveryFilter:
             return None
         expires_at_ms = envelope.expires_at_ms if self._expires else None
         if expires_at_ms is not None and time.time_ns() // 1_000_000 >= expires_at_ms:
-            # The broker has the last word on that: clocks differ, and a message given back as failed so often that
+            # Rejecting is left to the broker: clocks differ, and a message that is given back as failed so often that
             # it becomes a dead letter is not lost.
             state.pass_over((tag,), Outcome.MODIFIED)
             self._prefetch.count_used()
@@ -95,7 +95,7 @@ class DeliveryFilter:
         return envelope
 
     def _was_acknowledged(self, delivery: Delivery, envelope: Envelope) -> bool:
-        """Whether a message comes again only because its acknowledgement was lost; it is then given again."""
+        """Whether a message is redelivered only because its acknowledgement was lost; it is then acknowledged again."""
         state = self._state
         acknowledgements = state.acknowledgements
         record = ack_record_for(self._source, envelope, delivery)

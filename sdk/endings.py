@@ -3,9 +3,9 @@
 Theory of operation
     What becomes of deliveries is for the acknowledge mode's policy to say; nothing here asks which mode it is.
 
-    *Giving back* keeps the order of the queue: what was prefetched must not be delivered before what comes again.  So
-    the flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what is
-    given back, and only then the broker may send again, by position.
+    *Giving back* keeps the order of the queue: what was prefetched must not be delivered before what is redelivered.
+    So the flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what
+    is given back, and only then the broker may send again, by position.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Endings:
             raise too_late(state.name, late)
 
     def give_back(self, settlements: Sequence[Settlement], consumers: Sequence[MessageConsumer] | None = None) -> None:
-        """Settle, such that what comes again comes before what these consumers (None: all) have prefetched.
+        """Settle, such that what is redelivered precedes what these consumers (None: all) have prefetched.
 
-        Where the network is away there is nothing to give: all that was held comes again by itself.
+        Where the network is away there is nothing to give back: the broker redelivers all that was held.
         """
         state = self._state
         if state.interrupted:
@@ -120,7 +120,7 @@ class Endings:
             with state.settling:
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
         except JMSException as error:
-            # The network is away: everything that was held comes again by itself, and recovering has succeeded.
+            # The network is away: the broker redelivers everything that was held, and recovering has succeeded.
             log.debug("! %s gives back without the broker: %s", state.name, error)
         finally:
             for consumer in consumers:
@@ -177,7 +177,7 @@ class Endings:
         self._committed(ending.settlements, None)
 
     def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
-        """The broker has done it, or nobody can tell: what it settled is not ours any more."""
+        """The commit is done or in doubt: what it settled is not held any more."""
         state = self._state
         with state.settling:
             state.policy.committed()

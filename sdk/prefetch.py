@@ -5,8 +5,7 @@ Theory of operation
     together are n; when half of it is used up, that half is granted again.  With a prefetch of 0, one credit is granted
     when ``receive`` or a listener asks, and not before.
 
-    That the buffer is empty does not say that the queue is: the last word has a *drain*, which comes back when the
-    broker has sent what it can.
+    An empty buffer does not mean an empty queue.  A *drain* tells: the broker answers it when it has sent what it can.
 
     Where something is given back, and the broker does not answer the drain in time, messages may be on their way that
     belong behind it.  Until there is an answer, nothing is given out and no credit is granted; then what has come by
@@ -168,7 +167,8 @@ class Prefetch:
         if state.interrupted or self._away or not (self._relinked or self._epoch != epoch):
             return
         self._relinked, self._epoch = False, epoch
-        # What came before the loss comes again.  There was no credit since, but for what was granted as it was lost.
+        # The broker redelivers what came before the loss.  Since then there is no credit, but for what was granted as
+        # the link was lost.
         with state.settling:  # another thread may close it, and take what is there
             while self.buffer and self.is_stale(self.buffer[0].tag):
                 self.buffer.popleft()
@@ -185,7 +185,7 @@ class Prefetch:
 
     def restored(self) -> None:
         """The connection works again, and with it the link; for the session, before its state says so."""
-        self.stale_link = -1  # numbers of links begin anew with a connection
+        self.stale_link = -1  # each connection numbers its links from the start
         self._away = False
 
     def link_restored(self) -> None:
@@ -206,7 +206,7 @@ class Prefetch:
         self.reset(grants=False)
         if self.is_away or self.gives_back:
             return
-        with self._state.settling:  # who starts the connection may be another thread
+        with self._state.settling:  # another thread may start the connection
             self._used = 0
             missing = self.size - (self._granted - self._arrived) - len(self.buffer)
             if missing > 0:
@@ -369,7 +369,7 @@ class Prefetch:
         For the session, from any thread.
 
         Args:
-            source: what it came from.
+            source: the queue or subscription of the consumer.
         """
         found = []
         epoch = self._state.epoch

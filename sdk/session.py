@@ -368,7 +368,7 @@ class Session(MessageFactory):
 
         def make() -> MessageConsumer:
             number = self._links.next_number()
-            # What is settled as it is sent does not come again.
+            # What is settled as it is sent is not redelivered.
             source = None if state.policy.presettled else _source_of(destination, subscription, self._client_id)
             consumer = MessageConsumer(
                 *(state, number, destination, wanted, no_local, prefetch, self._remove_consumer, self._acknowledge),
@@ -470,7 +470,7 @@ class Session(MessageFactory):
         self._state.in_one_call(self._acknowledge_now, tag)
 
     def _redeliver(self, consumer: MessageConsumer, settlements: Sequence[Settlement]) -> None:
-        """Give back what the listener of a consumer raised on: it comes again next."""
+        """Give back what the listener of a consumer raised on: it is redelivered next."""
         self._endings.give_back(settlements, (consumer,))
 
     # What the connection does with its sessions.
@@ -521,7 +521,7 @@ class Session(MessageFactory):
             self._links.end_all(deadline)
             late = state.take_too_late()
             if late:
-                state.report(too_late(state.name, late))  # nobody will acknowledge any more
+                state.report(too_late(state.name, late))  # no later call acknowledges
             if not state.committing:  # else commit(), in another thread or below this handler, knows what became of it
                 state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             if self._thread is not None:
@@ -569,7 +569,7 @@ def _check_subscription_name(name: object) -> None:
 
 
 def _source_of(destination: Destination, subscription: Subscription | None, client_id: str | None) -> Source | None:
-    """What messages come from that come again after a loss; None: what comes from there does not."""
+    """The source of messages that are redelivered after a loss; None: those of this destination are not."""
     if subscription is not None:
         return Source(destination.name, "topic", subscription.name, client_id)
     return Source(destination.name) if destination.kind is DestinationKind.QUEUE else None

@@ -109,7 +109,7 @@ class SessionLinks:
         return True
 
     def end_all(self, deadline: float) -> None:
-        """End all links, and give back what came on them; for who closes the session.
+        """End all links, and give back what came on them.
 
         Args:
             deadline: when to stop waiting for the broker (monotonic seconds).
