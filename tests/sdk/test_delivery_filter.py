@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from ack_modes import Outcome
-from sdk import Connection, MessageConsumer, Session
-from tests.sdk.small_broker import SmallBroker
+from broker_adapter import Destination
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionFactory,
+    ConnectionLostException,
+    MessageConsumer,
+    Session,
+)
+from sdk.acknowledgements import AckRecord, LostAcknowledgements, Source
+from tests.sdk.small_broker import SmallBroker, received, with_messages
 
 
 def _started(broker: SmallBroker) -> Connection:
     connection = broker.connect()
+    connection.start()
+    return connection
+
+
+_WAIT = 120.0
+
+
+def _with_options(path: Path, options: str) -> Connection:
+    """A started connection to an engine of this test's own."""
+    connection = ConnectionFactory(f"embedded:{path}?{options}").create_connection()
     connection.start()
     return connection
 
@@ -96,3 +116,104 @@ def test_unreadable_message_does_not_stop_a_listener(broker: SmallBroker) -> Non
         assert done.wait(120)
     assert got == ["1"]
     assert broker.outcomes() == [Outcome.REJECTED, Outcome.ACCEPTED]
+
+
+def test_a_message_redelivered_too_often_is_rejected_by_the_client(tmp_path: Path) -> None:
+    with _with_options(tmp_path, "max_redeliveries=2&redelivery_delay_seconds=0") as connection:
+        with connection.create_session(AcknowledgeMode.CLIENT) as session:
+            destination = session.create_queue("q")
+            producer = session.create_producer(destination)
+            producer.send("bad")
+            consumer = session.create_consumer(destination)
+            for count in (1, 2, 3):
+                message = consumer.receive(timeout=_WAIT)
+                assert message is not None
+                assert message.delivery_count == count
+                session.recover()
+            producer.send("good")
+            message = consumer.receive(timeout=_WAIT)
+            assert message is not None
+            assert message.body == "good"
+        with connection.create_session() as session:
+            dead = list(session.create_browser(session.create_queue("DLQ")))
+            assert [each.body for each in dead] == ["bad"]
+
+
+def test_of_many_messages_redelivered_too_often_some_are_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        _with_options(tmp_path, "max_redeliveries=0&redelivery_delay_seconds=0") as connection,
+        connection.create_session(AcknowledgeMode.CLIENT) as session,
+    ):
+        destination = session.create_queue("q")
+        producer = session.create_producer(destination)
+        for _ in range(150):
+            producer.send("bad")
+        consumer = session.create_consumer(destination)
+        for _ in range(150):
+            assert consumer.receive(timeout=_WAIT) is not None
+        session.recover()
+        producer.send("good")
+        message = consumer.receive(timeout=_WAIT)
+        assert message is not None
+        assert message.body == "good"
+    lines = [record.getMessage() for record in caplog.records if "max_redeliveries" in record.getMessage()]
+    assert [line.rpartition("; ")[2] for line in lines] == [f"it rejected {count} others before" for count in (0, 100)]
+
+
+def _lost(session: Session) -> LostAcknowledgements:
+    acknowledgements = session._state.acknowledgements
+    assert acknowledgements is not None
+    return acknowledgements.lost
+
+
+def _record(broker: SmallBroker, number: int) -> AckRecord:
+    """What an acknowledgement of the message with this number, in order, is remembered as."""
+    envelope = broker.waiting[Destination("q")][number].envelope
+    return Source("q"), envelope.identity, None, 0, envelope.message_id
+
+
+def test_a_message_that_was_acknowledged_before_a_loss_is_acknowledged_again_and_not_given_out() -> None:
+    broker = SmallBroker(prefetch_messages=10)
+    with _started(broker) as connection:
+        session = connection.create_session()
+        _fill(session, 3)
+        _lost(session).add([_record(broker, 0)], lambda ids: None)
+        consumer = _consumer(session)
+        assert [str(received(consumer)) for _ in range(2)] == ["1", "2"]
+        assert broker.outcomes() == [Outcome.ACCEPTED] * 3
+        assert len(_lost(session)) == 0
+
+
+def test_an_acknowledgement_that_is_lost_once_more_is_remembered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(prefetch_messages=10)
+    with _started(broker) as connection:
+        session = connection.create_session()
+        _fill(session, 1)
+        _lost(session).add([_record(broker, 0)], lambda ids: None)
+        consumer = _consumer(session)
+
+        def settle(settlements: object) -> None:
+            raise ConnectionLostException("lost")
+
+        monkeypatch.setattr(broker, "settle", settle)
+        assert consumer.receive(0.01) is None
+        assert len(_lost(session)) == 1
+
+
+def test_a_message_that_the_application_had_before_a_loss_is_redelivered() -> None:
+    broker = SmallBroker(prefetch_messages=10)
+    with _started(broker) as connection:
+        session = connection.create_session()
+        _fill(session, 2)
+        _lost(session).add_seen([_record(broker, 0)])
+        consumer = _consumer(session)
+        assert [received(consumer).redelivered for _ in range(2)] == [True, False]
+
+
+def test_a_message_that_the_broker_does_not_let_out_of_hand_is_not_given_out(broker: SmallBroker) -> None:
+    with _started(broker) as connection:
+        _, consumer = with_messages(connection, AcknowledgeMode.AUTO, 2)
+        consumer._prefetch.buffer[0].take_in_hand = lambda: False
+        assert str(received(consumer)) == "1"

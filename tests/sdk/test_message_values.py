@@ -10,6 +10,7 @@ import pytest
 from broker_adapter import MAX_BODY_DEPTH, MessageFormatException
 from sdk.envelopes import wrapped
 from sdk.message_types import ObjectMessage, StreamMessage, TextMessage
+from sdk.message_values import copied_body, shortened
 from tests.sdk.sent_messages import sent
 
 
@@ -59,3 +60,25 @@ def test_property_of_a_derived_type_becomes_plain() -> None:
     properties["colour"], properties["size"] = Colour.RED, Size.LARGE
 
     assert [type(value) for value in properties.values()] == [int, str]
+
+
+class Weight(float):
+    pass
+
+
+def test_values_of_derived_types_are_copied_as_plain_ones() -> None:
+    copied = copied_body({"a": [Weight(1.5), bytearray(b"x")], "b": memoryview(b"y"), "c": (1, None)}, 0)
+    assert copied == {"a": [1.5, b"x"], "b": b"y", "c": [1, None]}
+    assert type(copied["a"][0]) is float
+
+
+@pytest.mark.parametrize("value", [2**63, {1: "x"}, [object()], {"k": {1, 2}}])
+def test_a_value_that_a_body_cannot_carry_is_refused(value: Any) -> None:
+    with pytest.raises(MessageFormatException, match=r"a message cannot carry|a name in a message's map is a str"):
+        copied_body(value, 0)
+
+
+def test_a_long_value_is_cut_for_the_text_of_an_error() -> None:
+    assert shortened("x" * 100) == "x" * 60 + "..."
+    assert shortened(b"x" * 100) == b"x" * 60 + b"..."
+    assert shortened("x") == "x"

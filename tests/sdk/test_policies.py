@@ -158,50 +158,6 @@ def test_nobody_can_say_that_he_is_somebody_else(tmp_path: Path) -> None:
 # Redeliveries and expiry.
 
 
-def test_a_message_redelivered_too_often_is_rejected_by_the_client(tmp_path: Path) -> None:
-    with with_options(tmp_path, "max_redeliveries=2&redelivery_delay_seconds=0") as connection:
-        with connection.create_session(AcknowledgeMode.CLIENT) as session:
-            destination = session.create_queue("q")
-            producer = session.create_producer(destination)
-            producer.send("bad")
-            consumer = session.create_consumer(destination)
-            for count in (1, 2, 3):
-                message = consumer.receive(timeout=WAIT)
-                assert message is not None
-                assert message.delivery_count == count
-                session.recover()
-            producer.send("good")
-            message = consumer.receive(timeout=WAIT)
-            assert message is not None
-            assert message.body == "good"
-        with connection.create_session() as session:
-            dead = list(session.create_browser(session.create_queue("DLQ")))
-            assert [each.body for each in dead] == ["bad"]
-
-
-def test_of_many_messages_redelivered_too_often_some_are_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        with_options(tmp_path, "max_redeliveries=0&redelivery_delay_seconds=0") as connection,
-        connection.create_session(AcknowledgeMode.CLIENT) as session,
-    ):
-        destination = session.create_queue("q")
-        producer = session.create_producer(destination)
-        for _ in range(150):
-            producer.send("bad")
-        consumer = session.create_consumer(destination)
-        for _ in range(150):
-            assert consumer.receive(timeout=WAIT) is not None
-        session.recover()
-        producer.send("good")
-        message = consumer.receive(timeout=WAIT)
-        assert message is not None
-        assert message.body == "good"
-    lines = [record.getMessage() for record in caplog.records if "max_redeliveries" in record.getMessage()]
-    assert [line.rpartition("; ")[2] for line in lines] == [f"it rejected {count} others before" for count in (0, 100)]
-
-
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

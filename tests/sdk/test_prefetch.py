@@ -9,9 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 from ack_modes import Outcome
-from sdk import AcknowledgeMode, Connection, MessageConsumer, Session
+from broker_adapter.transport import TransportEvent
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    ConnectionLostException,
+    IllegalStateException,
+    MessageConsumer,
+    Session,
+)
+from sdk.acknowledgements import Source
 from tests.contracts.transports import eventually
-from tests.sdk.small_broker import SmallBroker
+from tests.sdk.small_broker import SmallBroker, lose, received, with_messages
 
 
 def _started(broker: SmallBroker) -> Connection:
@@ -23,6 +32,12 @@ def _started(broker: SmallBroker) -> Connection:
 @pytest.fixture
 def broker() -> SmallBroker:
     return SmallBroker(prefetch_messages=10)
+
+
+@pytest.fixture
+def connection(broker: SmallBroker) -> Iterator[Connection]:
+    with _started(broker) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -223,3 +238,143 @@ def test_each_batch_that_is_not_full_is_acknowledged_when_its_time_has_come() ->
             producer.send(str(number))
             assert consumer.receive(120) is not None
             eventually(lambda number=number: len(broker.settled) >= number)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED, AcknowledgeMode.INDIVIDUAL])
+def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_message_out_of_order(
+    broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
+) -> None:
+    """The thread that grants has looked whether the link is there, and stands still while it is lost and comes back."""
+    _, consumer = with_messages(connection, mode, 30)
+    credit = broker.credit
+
+    def late(link: int, messages: int) -> None:
+        broker.credit = credit  # type: ignore[method-assign]
+        lose(broker)
+        credit(link, messages)
+
+    broker.credit = late  # type: ignore[method-assign]
+    assert [str(received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    assert [str(received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
+def test_credit_for_a_link_that_is_there_again_before_its_session_knows_is_drained_by_a_recover(
+    broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
+) -> None:
+    session, consumer = with_messages(connection, mode, 40)
+    credit, listener = broker.credit, broker._listener
+    waiting: list[TransportEvent] = []
+
+    def late(link: int, messages: int) -> None:
+        broker.credit = credit  # type: ignore[method-assign]
+        broker.interrupt_link(link)
+        broker._listener = waiting.append
+        broker.restore_link(link, 77)
+        broker._listener = listener
+        broker._receivers[link].credit += messages  # what it brings is still on its way
+
+    broker.credit = late  # type: ignore[method-assign]
+    assert [str(received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    (restored,) = waiting
+    listener(restored)
+    for _ in range(10):
+        received(consumer)
+    drains = broker.drains
+    session.recover() if mode is AcknowledgeMode.CLIENT else session.rollback()
+    assert broker.drains > drains
+
+
+# What is given back, and what is lost.
+
+
+def _recovered(broker: SmallBroker, connection: Connection) -> MessageConsumer:
+    """A consumer whose first message is given back, while the broker does not answer its drain."""
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 5)
+    assert str(received(consumer)) == "0"
+    broker.hold_drains = True
+    session.recover()
+    assert consumer._prefetch.gives_back
+    return consumer
+
+
+def test_nothing_is_given_out_before_the_drain_of_a_recover_is_answered(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    consumer = _recovered(broker, connection)
+    assert consumer.receive(0.05) is None
+    assert consumer._prefetch.gives_back
+    broker.hold_drains = False
+    assert [str(received(consumer)) for _ in range(5)] == [str(number) for number in range(5)]
+
+
+def test_a_consumer_goes_on_where_the_drain_of_a_recover_has_no_answer_in_time(
+    broker: SmallBroker, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = _recovered(broker, connection)
+    consumer._prefetch._gives_back_until = time.monotonic()
+    assert str(received(consumer)) == "0"
+    assert "may come late" in caplog.text
+
+
+def test_a_consumer_goes_on_where_the_broker_cannot_say_that_nothing_is_on_its_way(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = _recovered(broker, connection)
+    monkeypatch.setattr(broker, "drain", lambda link, timeout: False)
+    assert str(received(consumer)) == "0"
+    assert not consumer._prefetch.gives_back
+
+
+def test_credit_that_an_interrupted_call_may_have_miscounted_is_counted_again(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.AUTO, 5)
+    prefetch = consumer._prefetch
+    assert [str(received(consumer)) for _ in range(5)] == [str(number) for number in range(5)]
+    prefetch.miscounted, prefetch._granted = True, prefetch._granted + 100
+    assert consumer.receive_nowait() is None
+    assert not prefetch.miscounted
+    assert broker.credits[-1] == 10  # the whole prefetch
+    _fill(session, 30)
+    assert [str(received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
+
+
+def test_what_was_prefetched_on_a_lost_connection_was_never_delivered(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    _, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    source = Source("q")
+    assert consumer._prefetch.never_delivered(source) == []
+    broker.interrupt()
+    found = consumer._prefetch.never_delivered(source)
+    assert [(record[0], failures) for record, failures in found] == [(source, 0)] * 3
+    assert consumer.receive(0.01) is None
+    broker.restore()
+    assert str(received(consumer)) == "0"
+
+
+def test_a_drain_ends_as_the_link_is_lost(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 0)
+
+    def lost(link: int, timeout: float | None) -> bool:
+        raise ConnectionLostException("lost")
+
+    monkeypatch.setattr(broker, "drain", lost)
+    assert consumer.receive(0.05) is None
+    session.recover()
+    assert not consumer._prefetch.drain_if_there(0.01)
+
+    def ended(link: int, timeout: float | None) -> bool:
+        raise IllegalStateException("no such link")
+
+    monkeypatch.setattr(broker, "drain", ended)
+    with pytest.raises(IllegalStateException, match="no such link"):
+        consumer._prefetch.drain_if_there(0.01)
+    with pytest.raises(IllegalStateException, match="no such link"):
+        consumer._prefetch.stop_flow(time.monotonic())
+    consumer._prefetch.closing = True
+    assert not consumer._prefetch.drain_if_there(0.01)
+    consumer._prefetch.stop_flow(time.monotonic())

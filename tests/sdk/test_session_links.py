@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter import LinkInterrupted
+from broker_adapter import BrowserInterruptedException, LinkInterrupted
+from broker_adapter import queue as queue_of
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -149,3 +150,34 @@ def test_a_transaction_that_received_on_a_closed_link_is_rolled_back(
     assert [received(consumer).body for _ in range(2)] == ["0", "1"]
     session.commit()
     session.close()
+
+
+def test_what_a_session_was_never_given_is_named_behind_a_loss(broker: SmallBroker, connection: Connection) -> None:
+    session, _ = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    session.create_consumer(session.create_temporary_topic())
+    broker.interrupt()
+    assert [failures for _, failures in session._links.never_delivered()] == [0, 0, 0]
+    broker.restore()
+
+
+def test_a_session_closes_all_that_it_has_made_also_where_the_network_is_away(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 30)
+    producer, browser = session.create_producer(session.create_queue("q")), session.create_browser(queue_of("q"))
+    looks = iter(browser)
+    next(looks)
+    received(consumer)
+
+    def lost(*_: object) -> None:
+        raise ConnectionLostException("lost")
+
+    monkeypatch.setattr(broker, "settle", lost)
+    monkeypatch.setattr(broker, "end_session", lost)
+    broker.interrupt()
+    session.close()
+    monkeypatch.undo()
+    assert [repr(each).split(", ")[1].strip(">") for each in (producer, browser, consumer)] == ["CLOSED"] * 3
+    assert not session._links.producers.values()
+    with pytest.raises(BrowserInterruptedException):
+        next(looks)

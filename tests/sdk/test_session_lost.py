@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker_adapter import ClientSettings
-from broker_adapter.transport import TransportEvent
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -59,51 +58,6 @@ def test_a_loss_that_no_thread_could_tell_of_is_told_with_the_next(
     assert told.empty()
     lose(broker)
     assert [type(told.get(timeout=120)) for _ in range(2)] == [ConnectionLostException] * 2
-
-
-@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED, AcknowledgeMode.INDIVIDUAL])
-def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_message_out_of_order(
-    broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
-) -> None:
-    """The thread that grants has looked whether the link is there, and stands still while it is lost and comes back."""
-    _, consumer = with_messages(connection, mode, 30)
-    credit = broker.credit
-
-    def late(link: int, messages: int) -> None:
-        broker.credit = credit  # type: ignore[method-assign]
-        lose(broker)
-        credit(link, messages)
-
-    broker.credit = late  # type: ignore[method-assign]
-    assert [str(received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
-    assert [str(received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
-
-
-@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
-def test_credit_for_a_link_that_is_there_again_before_its_session_knows_is_drained_by_a_recover(
-    broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
-) -> None:
-    session, consumer = with_messages(connection, mode, 40)
-    credit, listener = broker.credit, broker._listener
-    waiting: list[TransportEvent] = []
-
-    def late(link: int, messages: int) -> None:
-        broker.credit = credit  # type: ignore[method-assign]
-        broker.interrupt_link(link)
-        broker._listener = waiting.append
-        broker.restore_link(link, 77)
-        broker._listener = listener
-        broker._receivers[link].credit += messages  # what it brings is still on its way
-
-    broker.credit = late  # type: ignore[method-assign]
-    assert [str(received(consumer)) for _ in range(5)] == ["0", "1", "2", "3", "4"]
-    (restored,) = waiting
-    listener(restored)
-    for _ in range(10):
-        received(consumer)
-    drains = broker.drains
-    session.recover() if mode is AcknowledgeMode.CLIENT else session.rollback()
-    assert broker.drains > drains
 
 
 def test_receive_waits_across_an_outage(broker: SmallBroker, connection: Connection) -> None:
