@@ -174,12 +174,13 @@ class Connector:
                     return False
                 interrupted = self._links.attach_restored()
                 self._announced(peer.servers)
-            self._unanswered.resend_late()
             if event is not None:
                 current.listener(event)
             for link, error in interrupted:
                 if link.error is error:  # else the broker has closed it again, and it is being attached again already
                     self._reattacher.reattach(inner, link, error)
+        # Not under the lock of events: a send may wait for a place, which the thread that tells of events makes.
+        self._unanswered.resend_late()
         return True
 
     def close(self, timeout: float | None) -> None:

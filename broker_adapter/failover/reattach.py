@@ -214,10 +214,11 @@ class Reattacher:
                         link.rules.process(Connected(), current.clock())
                 current.changed.notify_all()
             if closed_again is None:
-                self._unanswered.resend_late()
                 current.listener(LinkRestored(link.number))
-                return
-        self.reattach(inner, link, closed_again)
+        if closed_again is None:
+            self._unanswered.resend_late()  # not under the lock of events, as with the connection
+        else:
+            self.reattach(inner, link, closed_again)
 
     def _link_gone(self, link: Link, error: JMSException) -> None:
         """A link is not attached any more, and will not be."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.destination import queue
 from broker_adapter.envelope import Envelope, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -17,8 +18,9 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.failover.inner import Inner
+from broker_adapter.failover.links import Link
 from broker_adapter.failover.unanswered import RESENT_PROPERTY, repeated
-from broker_adapter.transport import Interrupted, LinkInterrupted, LinkRestored, Peer, Restored
+from broker_adapter.transport import Interrupted, LinkInterrupted, LinkLost, LinkRestored, Peer, Restored, SenderSpec
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.scripted_broker import ScriptedBroker
 from tests.broker_adapter.failover.fake_inner import LOST, Connection, Failover, FakeInner
@@ -377,3 +379,49 @@ def test_a_send_that_fails_as_the_connection_is_restored_is_repeated_by_it() -> 
     assert [envelope.body for _, envelope, _ in restored.sent] == ["1"]
     restored.sent[0][2](None)
     assert answers == [None]
+
+
+@pytest.mark.parametrize("what", ["connection", "link"])
+def test_a_late_send_waits_for_its_place_without_keeping_events_from_being_told(what: str) -> None:
+    """The thread that makes places in the window tells of events as well."""
+    connection = Connection("", FakeInner(), FakeInner()).open()
+    link, first = connection.sender(), connection.inner
+    connection.transport.attach(SenderSpec(1, queue("other")), None, WAIT)
+    answers: list[JMSException | None] = []
+    connection.transport.send(link, message(1), answers.append, WAIT)
+    late = first.sent[-1][2]
+    waits, told = threading.Event(), threading.Event()
+
+    def place() -> None:
+        waits.set()
+        assert told.wait(WAIT), "the event was not told while the send waited"
+
+    current, links = connection.transport._current, connection.transport._links
+    restored = connection.next[0] if what == "connection" else first
+    plain_connect, plain_attach = current.connect, links.attach
+
+    def fail_late() -> None:  # behind the last look at what has no answer
+        restored.before["send"] = place
+        late(LOST)
+
+    def connect(inner: Inner, peer: Peer) -> bool:
+        if cast(FakeInner, inner) is restored:
+            fail_late()
+        return plain_connect(inner, peer)
+
+    def attach(attached: Link) -> None:
+        if attached.number == link:
+            fail_late()
+        plain_attach(attached)
+
+    current.connect = connect  # type: ignore[method-assign]
+    links.attach = attach  # type: ignore[method-assign]
+    if what == "connection":
+        first.cut()
+    else:
+        first.tell(LinkLost(1, ResourceAllocationException("idle")))
+    assert waits.wait(WAIT)
+    restored.tell(LinkLost(2, ResourceAllocationException("idle")))
+    told.set()
+    assert wait_for(lambda: [envelope.body for _, envelope, _ in restored.sent][-1:] == ["1"])
+    connection.transport.close(WAIT)
