@@ -12,7 +12,16 @@ from uuid import UUID
 
 from broker_adapter.amqp.values import Byte, Described, Reader, Symbol, Timestamp, UByte, UInt, ULong, compound, encode
 from broker_adapter.destination import Destination, DestinationKind
-from broker_adapter.envelope import AMQP_FORMAT, DEAD_LETTER_PREFIX, BodyKind, Envelope, Head, Identity, check_identity
+from broker_adapter.envelope import (
+    AMQP_FORMAT,
+    DEAD_LETTER_PREFIX,
+    MAX_PROPERTIES,
+    BodyKind,
+    Envelope,
+    Head,
+    Identity,
+    check_identity,
+)
 from broker_adapter.errors import MessageFormatException
 
 #: Message annotations of the JMS mapping, and ours.
@@ -52,6 +61,7 @@ _SECTIONS: Final[dict[Any, int]] = {
 _MAX_AHEAD_VALUES: Final = 20_000
 _TTL: Final = 2  #: its place in the header
 _CONTENT_TYPE: Final = 6  #: that of content-type in the properties
+_MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
 _MAX_REASON: Final = 1000  #: characters of the reason why a message cannot be decoded
 _EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
@@ -326,6 +336,7 @@ def _encoded_sections(envelope: Envelope) -> Iterator[bytes]:
         ],
     )
     if envelope.properties:
+        _check_properties(len(envelope.properties))
         for name, value in envelope.properties.items():
             if isinstance(value, (list, tuple, dict)):
                 raise ValueError(f"property {name!r} is a {type(value).__name__}, which no property can be")
@@ -492,6 +503,11 @@ _SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
 }
 
 
+def _check_properties(count: int) -> None:
+    if count > MAX_PROPERTIES:
+        raise ValueError(f"{count} properties, more than the limit of {MAX_PROPERTIES}")
+
+
 def _sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
     """The sections of a message as (code, value); stops at the first that is not ``wanted``, where given.
 
@@ -502,6 +518,8 @@ def _sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
     try:
         while reader.position < size:
             _, code, _ = _section_start(reader)
+            if code == _APPLICATION_PROPERTIES and reader.data[reader.position] == _MAP32:
+                _check_properties(int.from_bytes(payload[reader.position + 5 : reader.position + 9]) // 2)
             if wanted is not None and code not in wanted:
                 return
             value = reader.value()

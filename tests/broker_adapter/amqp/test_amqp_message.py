@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.amqp import amqp_message
-from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp, with_delivery
+from broker_adapter.amqp.amqp_message import decode_ahead, decode_amqp, encode_amqp, with_delivery
 from broker_adapter.amqp.payloads import decode_payload, decode_received, format_of, read_head, received
 from broker_adapter.amqp.values import Symbol, encode
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
-from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import AMQP_FORMAT, MAX_PROPERTIES, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import MessageFormatException
 
 NAMES = st.text(min_size=1, max_size=10)
@@ -309,3 +309,17 @@ def test_what_the_server_decodes_of_a_message_has_a_limit_of_its_own() -> None:
     assert decode_received(annotated(1) + body).body == [0] * (2 * most)
     with pytest.raises(MessageFormatException, match="more values than the limit"):
         read_head(annotated(most // 2), 0)
+
+
+def test_properties_have_a_limit() -> None:
+    properties = {f"p{number}": number for number in range(MAX_PROPERTIES)}
+    most = Envelope(queue("q"), BodyKind.TEXT, "x", properties=properties)
+    payload = encode_amqp(most)
+    assert decode_amqp(payload, queue("q")).properties == properties
+    assert read_head(payload, 0).destination == queue("q")
+    with pytest.raises(MessageFormatException, match="10001 properties, more than the limit of 10000"):
+        encode_amqp(most._replace(properties={**properties, "more": 1}))
+    more = b"\x00\x53\x74" + encode({**properties, "more": 1})
+    for read in (lambda: decode_amqp(more, queue("q")), lambda: decode_ahead(more), lambda: read_head(more, 0)):
+        with pytest.raises(MessageFormatException, match="10001 properties, more than the limit of 10000"):
+            read()
