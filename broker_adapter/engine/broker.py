@@ -39,7 +39,7 @@ from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.check import Change, Check, Finding, Tables
 from broker_adapter.engine.effects import Candidate, Effects, Load, Outgoing, Scan
 from broker_adapter.engine.failures import fault
-from broker_adapter.engine.lmdb_store import STORE_ERRORS, LmdbStore, failed, opening_failed
+from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import as_answer, check_records
 from broker_adapter.engine.operations import ONCE, checked_arguments, perform
 from broker_adapter.engine.pending import Pending, raw_entry
@@ -61,7 +61,7 @@ from broker_adapter.engine.runs import following, new_run
 from broker_adapter.engine.selection import Read, Selectable
 from broker_adapter.engine.split_sends import split
 from broker_adapter.engine.staging import batch_of
-from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.store import DurableStore, Loaded
 from broker_adapter.engine.stores import Message, Stores
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -146,8 +146,11 @@ class Broker:
         self._by_itself = by_itself
         self.failed: JMSException | None = None
         self.cycling_thread: int | None = None
-        self._stores = Stores(settings, path)
-        disk = self._stores.disk
+        self._disk = disk = LmdbStore(path, settings) if path is not None else None
+        self._stores = Stores(settings, disk)
+        self._store_errors: tuple[type[Exception], ...] = disk.errors if disk is not None else ()
+        #: errors that are not one command's
+        self._fatal_errors: tuple[type[Exception], ...] = (JMSException, *self._store_errors)
         self.is_durable = disk is not None
         self._requests = RecentRequests()
         self.unique = disk.unique if disk is not None else secrets.token_hex(8)
@@ -197,13 +200,13 @@ class Broker:
                 self._restore(disk)
             except BaseException as error:
                 disk.close()
-                if isinstance(error, STORE_ERRORS):
-                    raise opening_failed(disk.path, error) from error
+                if isinstance(error, disk.errors):
+                    raise disk.as_opening_failure(error) from error
                 raise
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()
 
-    def _restore(self, disk: LmdbStore) -> None:
+    def _restore(self, disk: DurableStore) -> None:
         queues = disk.queues()
         for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
             self._jobs.trim(self._trim_and_drop(queue))
@@ -322,9 +325,9 @@ class Broker:
     @property
     def store(self) -> LmdbStore:
         """The store on disk; raises IllegalStateException where there is none."""
-        if self._stores.disk is None:
+        if self._disk is None:
             raise IllegalStateException("the engine has no store on disk")
-        return self._stores.disk
+        return self._disk
 
     def check(self) -> list[Finding]:
         """Compare every table of the stores with every other, and with what is in memory; nothing is changed.
@@ -578,7 +581,7 @@ class Broker:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
             commands += self._sweep(self._stores.disk, now_ms)
 
-    def _sweep(self, disk: LmdbStore, now_ms: int) -> list[c.Command]:
+    def _sweep(self, disk: DurableStore, now_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""
         commands: list[c.Command] = []
         for numbers in (self._state.commits, self._state.published):
@@ -655,7 +658,7 @@ class Broker:
         """The command with what it asks for; None where that fails for a fault of the command, which has its answer."""
         try:
             return self._supplied(command)
-        except (JMSException, *STORE_ERRORS):
+        except self._fatal_errors:
             raise
         except Exception as error:
             _log.error("! %s failed unexpectedly", type(command).__name__, exc_info=error)
@@ -945,8 +948,8 @@ class Broker:
         """What callers are told from now on."""
         if isinstance(error, StoreException):
             return error
-        if self._stores.disk is not None and isinstance(error, STORE_ERRORS):
-            failure = failed(self._stores.disk.path, error)
+        if self._stores.disk is not None and isinstance(error, self._store_errors):
+            failure = self._stores.disk.as_failure(error)
         else:
             failure = StoreException(f"the engine stopped: {error!r}")
         failure.__cause__ = error

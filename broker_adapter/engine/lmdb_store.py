@@ -156,7 +156,7 @@ def map_bytes(settings: EngineSettings) -> int:
 
 
 class LmdbStore:
-    """The store port on a directory.
+    """The port :class:`~broker_adapter.engine.store.DurableStore` on a directory.
 
     Args:
         path: the directory; made where it does not exist.
@@ -166,6 +166,9 @@ class LmdbStore:
         is_kept: whether nothing is to be changed: only ``snapshot`` is of use then.
 
     Attributes:
+        path: the directory.
+        unique: a word that no other store has.
+        errors: what a call raises where the disk, or what is on it, has failed.
         mended_version: what stood where the version is noted, if that was damaged and is put right.
 
     Raises:
@@ -185,6 +188,7 @@ class LmdbStore:
         is_kept: bool = False,
     ) -> None:
         self.path = Path(path)
+        self.errors: tuple[type[Exception], ...] = STORE_ERRORS
         self.mended_version: bytes | None = None
         self._settings = settings
         self._is_checked = is_checked
@@ -211,6 +215,14 @@ class LmdbStore:
         except BaseException:
             self.close()
             raise
+
+    def as_failure(self, error: Exception) -> StoreException:
+        """What one of ``errors`` means that a call raised."""
+        return failed(self.path, error)
+
+    def as_opening_failure(self, error: Exception) -> StoreException:
+        """The same while the engine reads what it needs for its start."""
+        return opening_failed(self.path, error)
 
     def _open(self) -> None:
         try:
@@ -756,7 +768,7 @@ class LmdbStore:
                 except StoreCorruptException:
                     yield None
 
-    def annotations(self, key: bytes) -> dict[str, object] | None:
+    def annotations(self, key: bytes) -> dict[str, Any] | None:
         """The annotations of an entry."""
         with self._env.begin() as txn:
             value = txn.get(key, db=self._db["annotations"])

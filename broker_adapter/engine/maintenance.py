@@ -52,6 +52,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
+from broker_adapter.engine.store import DurableStore
 from broker_adapter.errors import StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -453,7 +454,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
 )
 
 
-def check_records(store: LmdbStore, progress: Progress = _silent) -> Report:
+def check_records(store: DurableStore, progress: Progress = _silent) -> Report:
     """Check the records of a store that an engine has open, as of its last commit; its pages are not looked at.
 
     The engine goes on meanwhile.  Pages that it frees are not used again until the check is done, so the file grows.
@@ -464,7 +465,7 @@ def check_records(store: LmdbStore, progress: Progress = _silent) -> Report:
 
 
 def _check_records(
-    store: LmdbStore, report: Report, repair: bool, progress: Progress, formats: Formats | None = None
+    store: DurableStore, report: Report, repair: bool, progress: Progress, formats: Formats | None = None
 ) -> None:
     with store.snapshot() as tables:
         check = Check(tables, lambda done, of: progress("records", done, of), formats)

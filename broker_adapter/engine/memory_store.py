@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush, merge
+from typing import Any
 
 from broker_adapter.engine.effects import EntryRecord, StoreBatch
 from broker_adapter.engine.records import (
@@ -182,7 +183,7 @@ class MemoryStore:
         """(format, payload) of one message."""
         return self._messages.get(number)
 
-    def annotations(self, key: bytes) -> dict[str, object] | None:
+    def annotations(self, key: bytes) -> dict[str, Any] | None:
         """The annotations of an entry."""
         value = self._annotations.get(key)
         return None if value is None else decode_annotations(key, value)

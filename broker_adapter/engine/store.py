@@ -1,15 +1,20 @@
-"""The port to what keeps the records.
+"""The ports to what keeps the records: :class:`Store`, and :class:`DurableStore` for what survives a restart.
 
-Each call is made by one thread at a time (the broker sees to it), and sees the last commit.
+The engine needs no more of a store than what stands here.  Each call is made by one thread at a time (the broker sees
+to it), and sees the last commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol
 
+from broker_adapter.engine.check import Change, Tables
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.records import CatalogRecord, Counters, RawEntry
+from broker_adapter.engine.records import CatalogRecord, Counters, LastRecord, RawEntry, RunRecord, SequencesRecord
+from broker_adapter.engine.room import Room
+from broker_adapter.errors import StoreException
 
 #: What a message in memory takes beside its bytes, and what each place of one in a queue or subscription takes.
 MESSAGE_BYTES: Final = 220
@@ -56,7 +61,7 @@ class Store(Protocol):
     def read_messages(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes] | None]:
         """(format, payload) of each; None where there is none or its checksum is wrong."""
 
-    def annotations(self, key: bytes) -> dict[str, object] | None:
+    def annotations(self, key: bytes) -> dict[str, Any] | None:
         """The annotations of an entry."""
 
     def due(self, now_ms: int, limit: int) -> list[tuple[int, RawEntry | None, bytes]]:
@@ -71,6 +76,78 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give the store free."""
+
+
+class DurableStore(Store, Protocol):
+    """Where records are kept that survive a restart.
+
+    Attributes:
+        unique: a word that no other store has.
+        errors: what a call raises where the disk, or what is on it, has failed.
+    """
+
+    unique: str
+    errors: tuple[type[Exception], ...]
+
+    def as_failure(self, error: Exception) -> StoreException:
+        """What one of ``errors`` means that a call raised."""
+
+    def as_opening_failure(self, error: Exception) -> StoreException:
+        """The same while the engine reads what it needs for its start."""
+
+    # What a start needs.
+
+    def queues(self) -> list[StoredQueue]:
+        """Every queue, with its counters."""
+
+    def streams(self) -> list[tuple[bytes, SequencesRecord]]:
+        """(key, sequences) of every producer's stream, the least recently used first."""
+
+    def next_message(self) -> int:
+        """The number for the next new message."""
+
+    def next_queue(self) -> int:
+        """The number for the next new queue, unless a queue has it."""
+
+    def begin_run(self, record: RunRecord) -> bool:
+        """Note a start of the engine; returns False where there is no room for it."""
+
+    def runs(self) -> list[str]:
+        """The starts of the engine that are known, in order."""
+
+    def run_positions(self, run: str) -> dict[int, int]:
+        """The position that each queue would give next when this run began; queues without messages are missing."""
+
+    # Reading.
+
+    def count(self, queue: int) -> Counters:
+        """Counters of a queue made from its entries."""
+
+    def last_number(self, table: str, name: str) -> LastRecord | None:
+        """The record of a name in ``commits`` or ``published``; None where there is none that can be trusted."""
+
+    def last_numbers(self, table: str, after: bytes, limit: int) -> list[tuple[bytes, LastRecord | None]]:
+        """Up to ``limit`` records of ``commits`` or ``published`` behind a key; None where one cannot be trusted."""
+
+    def room(self) -> Room | None:
+        """What messages may still take; None: more than is worth counting before the next look."""
+
+    def snapshot(self) -> AbstractContextManager[Tables]:
+        """All records as of the last commit, for a check; writing may go on meanwhile."""
+
+    # Records that cannot be trusted.
+
+    def quarantine_all(self, records: Sequence[tuple[str, bytes]]) -> bool:
+        """The same as ``quarantine`` for (table, key) each, as a whole."""
+
+    def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Those of these keys of the table ``quarantine`` that are there."""
+
+    def quarantined(self) -> int:
+        """How many records are in quarantine."""
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Write the changes of a repair."""
 
 
 def by_position(entry: RawEntry) -> int:

@@ -16,7 +16,6 @@ from typing import Any
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.identities import LastNumbers
-from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.memory_store import MemoryStore
 from broker_adapter.engine.records import (
     FLAG_ANNOTATED,
@@ -26,7 +25,7 @@ from broker_adapter.engine.records import (
     entry_key,
     message_key,
 )
-from broker_adapter.engine.store import Loaded, Store, by_lane_and_position, by_position
+from broker_adapter.engine.store import DurableStore, Loaded, Store, by_lane_and_position, by_position
 from broker_adapter.errors import StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -47,19 +46,16 @@ class Stores:
 
     Args:
         settings: the limits of the engine.
-        path: directory of the store on disk, made where it does not exist; None: everything is in memory.
+        disk: the store on disk, which is closed with this object; None: everything is in memory.
 
     Attributes:
-        disk: the store on disk, or None.
+        disk: as given.
         memory: the store in memory.
         due_ms: when the first item of both schedules is due, by the time of the day; None: there is none.
-
-    Raises:
-        StoreLockedException, StoreVersionException, StoreCorruptException, StoreException: see ``LmdbStore``.
     """
 
-    def __init__(self, settings: EngineSettings, path: str | None) -> None:
-        self.disk = LmdbStore(path, settings) if path is not None else None
+    def __init__(self, settings: EngineSettings, disk: DurableStore | None) -> None:
+        self.disk = disk
         self.memory = MemoryStore()
         self.due_ms: int | None = None
         self._cache_limit = settings.message_cache_bytes

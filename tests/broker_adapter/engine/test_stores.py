@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import LAST_POSITION, RawEntry
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Stores
@@ -18,7 +19,7 @@ from broker_adapter.settings import EngineSettings
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Stores]:
-    found = Stores(EngineSettings(), str(tmp_path))
+    found = Stores(EngineSettings(), LmdbStore(tmp_path, EngineSettings()))
     yield found
     found.close()
 
