@@ -17,28 +17,42 @@ class Answer:
     a thread that gives it later learns that.
 
     Attributes:
+        result: what the answer says, where it is no error.
         error: what the answer says, where it is an error.
     """
 
-    __slots__ = ("_arrived", "_is_abandoned", "_is_given", "_result", "error")
+    __slots__ = ("_arrived", "_is_abandoned", "_is_given", "error", "result")
 
     def __init__(self) -> None:
         self._arrived = threading.Lock()  # whoever releases it first, by giving or by abandoning the answer, has won
         self._arrived.acquire()
         self._is_given = False
         self._is_abandoned = False
-        self._result: Any = None
+        self.result: Any = None
         self.error: JMSException | None = None
 
     def __call__(self, result: Any, error: JMSException | None) -> bool:
         """Give the answer; returns whether the thread still waits for it."""
         if not self._is_given:
-            self._result, self.error, self._is_given = result, error, True
+            self.result, self.error, self._is_given = result, error, True
             try:
                 self._arrived.release()
             except RuntimeError:
                 self._is_abandoned = True
         return not self._is_abandoned
+
+    def reply(self, result: Any) -> None:
+        """Give the answer of a command of the engine: a result, or a JMSException."""
+        if not self._is_given:
+            if isinstance(result, JMSException):
+                self.error = result
+            else:
+                self.result = result
+            self._is_given = True
+            try:
+                self._arrived.release()
+            except RuntimeError:
+                self._is_abandoned = True
 
     def settled(self, error: JMSException | None) -> None:
         """Give the answer of a send."""
@@ -80,7 +94,7 @@ class Answer:
         if self.error is not None:
             # A new traceback for each thread that waits; the error itself may be shared.
             raise copied(self.error)
-        return self._result
+        return self.result
 
 
 class SendWindow:

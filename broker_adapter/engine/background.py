@@ -1,69 +1,162 @@
-"""Background jobs of the engine: each is carried out in parts, one part a cycle.  No threads, files or clock.
+"""What the engine does without a command: what falls due, checks at intervals, and background jobs.
 
-The entries of published transactions are moved ahead of the trimming of queues that were deleted: somebody waits for
-them, and for a deleted queue nobody does.  Publications are moved in the order in which they were made.  Trimming has
-its turn after some moves, so that it ends however much is published.
+Each cycle carries out what is due and one part of one job (:mod:`background_jobs`) ahead of the commands that were
+handed over.  The checks at intervals drop staged transactions that nobody has published, delete idle queues, and sweep
+the names in the store that were not used for long.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Iterator
 from typing import Final
 
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.background_jobs import BackgroundJobs
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.records import LAST_POSITION, RawEntry
+from broker_adapter.engine.store import DurableStore
+from broker_adapter.engine.stores import Stores
+from broker_adapter.errors import JMSException
+from broker_adapter.settings import EngineSettings
 
-#: Parts that are moved before one part is trimmed, where both wait.
-MOVES_IN_A_ROW: Final = 8
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Entries that fall due, are trimmed or moved, and names that are looked at, in one cycle.
+CHUNK_ENTRIES: Final = 5_000
+#: How often a part of the names that were not used for long is forgotten.
+_SWEEP_MS: Final = 60_000
+#: How often a part of the queues is looked at for not being used any more.
+_IDLE_CHECK_MS: Final = 1000
 
 
-class BackgroundJobs:
-    """The moves of published transactions and the trims of deleted queues that are not done yet.
+class Background:
+    """What is due in the stores, the checks at intervals, and the jobs.
+
+    Args:
+        settings: the limits of the engine.
+        stores: of the engine.
+        state: of the engine.
+        reads: of its entries.
+        by_itself: whether what is due happens, and the checks; else only the jobs are carried out.
 
     Attributes:
-        moves_added: how many publications there were, since the engine began.
-        moves_done: how many of them are in their queues.
+        jobs: those that are not done yet.
     """
 
-    def __init__(self) -> None:
-        self.moves_added = 0
-        self.moves_done = 0
-        self._moves: deque[Iterator[c.Command]] = deque()
-        self._trims: deque[Iterator[c.Command]] = deque()
-        self._moves_in_a_row = 0
+    def __init__(
+        self, settings: EngineSettings, stores: Stores, state: BrokerState, reads: EntryReads, *, by_itself: bool
+    ) -> None:
+        self.jobs = BackgroundJobs()
+        self._settings = settings
+        self._stores = stores
+        self._state = state
+        self._directory = state.directory
+        self._reads = reads
+        self._by_itself = by_itself
+        # What follows is by the clock that nobody sets.
+        self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
+        self._staged_check_ms = 0
+        self._sweep_ms = 0
+        self._idle_check_ms = 0
+        self._deletes_idle = (
+            settings.delete_idle_queues_seconds is not None or settings.delete_idle_subscriptions_seconds is not None
+        )
+        self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
 
-    def __len__(self) -> int:
-        return len(self._moves) + len(self._trims)
+    def keep_staged(self, elapsed_ms: int) -> None:
+        """After a start: those who stage need time to come back, however long the engine was down."""
+        self._staged_check_ms = elapsed_ms + self._staged_pause_ms
 
-    def move(self, parts: Iterator[c.Command]) -> None:
-        """Add the moving of a publication."""
-        self._moves.append(parts)
-        self.moves_added += 1
+    def trim(self, queue: int) -> None:
+        """Add a job: the trimming of a queue that was deleted."""
+        self.jobs.trim(self._trim_and_drop(queue))
 
-    def trim(self, parts: Iterator[c.Command]) -> None:
-        """Add the trimming of a queue."""
-        self._trims.append(parts)
+    def move(self, queue: int) -> None:
+        """Add a job: the moving of a published transaction into its queues."""
+        self.jobs.move(self._move_and_drop(queue))
 
-    def next(self) -> c.Command | None:
-        """The next part; what the part before has decided must be written."""
-        if self._moves_in_a_row >= MOVES_IN_A_ROW and self._trims:
-            self._moves_in_a_row = 0
-            part = self._next_trim()
-            if part is not None:
-                return part
-        while self._moves:
-            part = next(self._moves[0], None)
-            if part is not None:
-                self._moves_in_a_row += 1
-                return part
-            self._moves.popleft()
-            self.moves_done += 1
-        return self._next_trim()
+    def next_check_ms(self) -> int | None:
+        """When a check is due whose result somebody may wait for; None: no check is."""
+        if not self._by_itself:
+            return None
+        if not self._directory.staged:
+            return self._idle_check_ms if self._deletes_idle else None
+        return min(self._staged_check_ms, self._idle_check_ms) if self._deletes_idle else self._staged_check_ms
 
-    def _next_trim(self) -> c.Command | None:
-        while self._trims:
-            part = next(self._trims[0], None)
-            if part is not None:
-                return part
-            self._trims.popleft()
-        return None
+    def add_due(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
+        """Add the commands for what is due now, and for the next part of a job."""
+        if self._by_itself:
+            self._add_checks(now_ms, elapsed_ms, commands)
+        part = self.jobs.next()
+        if part is not None:
+            commands.append(part)
+
+    def _add_checks(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
+        if self._stores.due_ms is not None and self._stores.due_ms <= now_ms:
+            commands.append(c.Due(self._stores.due(now_ms, CHUNK_ENTRIES)))
+        if self._directory.staged and self._staged_check_ms <= elapsed_ms:
+            self._staged_check_ms = elapsed_ms + self._staged_pause_ms
+            old = self._state.staged_batches.overdue(now_ms)
+            if old:
+                _log.warning(
+                    "dropping %d staged transactions that were not published, and not added to or renewed for %g s: %s",
+                    len(old),
+                    self._settings.staged_timeout_seconds,
+                    old[:10],
+                )
+                commands.append(c.Discard(old))
+        if self._deletes_idle and self._idle_check_ms <= elapsed_ms:
+            self._idle_check_ms = elapsed_ms + _IDLE_CHECK_MS
+            commands.append(c.DeleteIdle(self._log_deleted))
+        if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
+            self._sweep_ms = elapsed_ms + _SWEEP_MS
+            commands += self._sweep(self._stores.disk, now_ms)
+
+    def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
+        if isinstance(deleted, JMSException):
+            return
+        seconds = {
+            "queue": self._settings.delete_idle_queues_seconds,
+            "subscription": self._settings.delete_idle_subscriptions_seconds,
+        }
+        for kind, name, messages in deleted:
+            _log.info(
+                "= %s %s was deleted, with %d %s: nobody has used it for %g s (option delete_idle_%ss_seconds)",
+                *(kind, name, messages, "message" if messages == 1 else "messages", seconds[kind], kind),
+            )
+
+    def _sweep(self, disk: DurableStore, now_ms: int) -> list[c.Command]:
+        """Have names forgotten that were not used for long: a part of each table at a time."""
+        commands: list[c.Command] = []
+        for numbers in (self._state.commits, self._state.published):
+            found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)
+            self._swept[numbers.table] = found[-1][0] if len(found) == CHUNK_ENTRIES else b""
+            disk.quarantine(numbers.table, [key for key, record in found if record is None])
+            old = [key for key, record in found if record is not None and numbers.is_over(record.used_ms, now_ms)]
+            if old:
+                commands.append(c.ForgetNames(numbers.table, old))
+        return commands
+
+    # The parts of jobs.
+
+    def _chunks(self, queue: int) -> Iterator[tuple[c.Range, list[RawEntry]]]:
+        """All entries of a queue, in chunks: read in the cycle that asks for the next one."""
+        for delayed in (False, True):
+            position: int | None = 0
+            while position is not None:
+                wanted = c.Range(queue, position, LAST_POSITION, CHUNK_ENTRIES, delayed=delayed)
+                found, position = self._reads.of_range(wanted)
+                if found:
+                    yield wanted, found
+
+    def _trim_and_drop(self, queue: int) -> Iterator[c.Command]:
+        for wanted, entries in self._chunks(queue):
+            yield c.Trim(wanted, entries, of_ended=True)
+        yield c.Drop(queue)
+
+    def _move_and_drop(self, queue: int) -> Iterator[c.Command]:
+        for _, entries in self._chunks(queue):
+            yield c.Move(queue, entries)
+        yield c.Drop(queue)

@@ -101,6 +101,7 @@ from broker_adapter.engine.directory import attached
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import LAST_POSITION, RawEntry, position_of
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, as_plain
@@ -132,51 +133,18 @@ _ENDED = c.ResolveCommit(c.CommitId("", 0))
 _STATISTICS_QUEUES = 500
 
 
-class EngineReader(Protocol):
-    """What is committed, read between two cycles of the engine."""
-
-    state: BrokerState
-    run: str
-
-    def note_use(self, queue: QueueState) -> None:
-        """Somebody reads a queue, without a consumer: it is not idle."""
-
-    def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
-        """By position, without delayed ones."""
-
-    def first_position(self, queue: int) -> int | None:
-        """The lowest position that is there."""
-
-    def last_published(self, group: str) -> int | None:
-        """The last number of a group that was published; None where none was, or it was forgotten."""
-
-    def restart_position(self, queue: int, run: str) -> int:
-        """The position that a queue would give next when the run behind this one began."""
-
-    def messages(self, entries: Sequence[RawEntry]) -> list[tuple[tuple[int, bytes] | None, dict[str, Any] | None]]:
-        """Bodies and annotations."""
-
-    @property
-    def moves(self) -> tuple[int, int]:
-        """How many publications there were since the engine began, and how many of them are in their queues."""
-
-    @property
-    def in_quarantine(self) -> int:
-        """How many records are in quarantine."""
-
-
 class Engine(Protocol):
     """What operations need of the broker."""
 
     def call(self, command: c.Command, timeout: float | None) -> Any:
         """Carry out a command."""
 
-    def reading(self) -> AbstractContextManager[EngineReader]:
+    def reading(self) -> AbstractContextManager[Reader]:
         """Keep everybody else out."""
 
 
 #: A step of an operation: a command, or something to read between two cycles.  The generator gets its result.
-Step = c.Command | Callable[[EngineReader], Any]
+Step = c.Command | Callable[[Reader], Any]
 Steps = Generator[Step, Any, Any]
 
 
@@ -284,7 +252,7 @@ class _Arguments:
             raise InvalidDestinationException(f"there is no queue {name!r}")
         return found
 
-    def this_queue(self, reader: EngineReader) -> QueueState:
+    def this_queue(self, reader: Reader) -> QueueState:
         """The queue that they name, of the incarnation that they name."""
         queue = self.queue(reader.state)
         wanted = self["incarnation"]
@@ -297,7 +265,7 @@ class _Arguments:
         return queue
 
 
-def _kept(reader: EngineReader, queue: QueueState, run: str | None) -> int:
+def _kept(reader: Reader, queue: QueueState, run: str | None) -> int:
     """Positions below this one are those of the same messages as in that run."""
     if not run or run == reader.run:
         return queue.next_position
@@ -325,7 +293,7 @@ def _statistics(arguments: _Arguments) -> Steps:
 
 
 def _purge(arguments: _Arguments) -> Steps:
-    def through(reader: EngineReader) -> tuple[int, int]:
+    def through(reader: Reader) -> tuple[int, int]:
         queue = arguments.queue(reader.state)
         return queue.id, queue.next_position - 1
 
@@ -348,7 +316,7 @@ def _settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> 
 def _redrive(arguments: _Arguments) -> Steps:
     to, limit = arguments["to"], arguments["limit"]
 
-    def through(reader: EngineReader) -> tuple[int, int]:
+    def through(reader: Reader) -> tuple[int, int]:
         queue = arguments.queue(reader.state)
         return queue.id, queue.next_position - 1
 
@@ -383,7 +351,7 @@ def _bounds(arguments: _Arguments) -> Steps:
     if arguments["make"]:
         yield c.Declare(Destination(arguments["destination"]))
 
-    def bounds(reader: EngineReader) -> dict[str, Any]:
+    def bounds(reader: Reader) -> dict[str, Any]:
         queue = arguments.queue(reader.state)
         reader.note_use(queue)
         first = reader.first_position(queue.id)
@@ -404,7 +372,7 @@ def _read_range(arguments: _Arguments) -> Steps:
     max_bytes = min(arguments["max_bytes"], MAX_RANGE_BYTES)
     skip_damaged = arguments["skip_damaged"]
 
-    def read(reader: EngineReader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
+    def read(reader: Reader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
         queue = arguments.this_queue(reader)
         reader.note_use(queue)
         run = arguments["run"]
@@ -453,7 +421,7 @@ def _read_range(arguments: _Arguments) -> Steps:
 
 
 def _settle_through(arguments: _Arguments) -> Steps:
-    def through(reader: EngineReader) -> tuple[int, int, int, str]:
+    def through(reader: Reader) -> tuple[int, int, int, str]:
         queue = arguments.this_queue(reader)
         reader.note_use(queue)
         if queue.consumers:
@@ -477,7 +445,7 @@ def _settle_through(arguments: _Arguments) -> Steps:
     number, first, last, group = yield through
     dropped = yield from _settle(number, last, first=first)
 
-    def still(reader: EngineReader) -> None:
+    def still(reader: Reader) -> None:
         try:
             through(reader)
         except IllegalStateException as error:
@@ -511,7 +479,7 @@ def _settle_positions(arguments: _Arguments) -> Steps:
         dropped, _ = yield c.Trim(wanted)
         if dropped < len(positions):
 
-            def left(reader: EngineReader) -> list[int]:
+            def left(reader: Reader) -> list[int]:
                 found = reader.entries(queue, positions[0], positions[-1], _SETTLE_ENTRIES).entries
                 return sorted({each.position for each in found}.intersection(positions))
 
@@ -520,7 +488,7 @@ def _settle_positions(arguments: _Arguments) -> Steps:
 
     settled = yield from _with_given(arguments, trim)
 
-    def processed(reader: EngineReader) -> list[int]:
+    def processed(reader: Reader) -> list[int]:
         try:
             queue = arguments.queue(reader.state).id
         except InvalidDestinationException:
@@ -550,7 +518,7 @@ def _seen(arguments: _Arguments) -> Steps:
     positions = arguments["positions"]
     _check_count(positions)
 
-    def queue(reader: EngineReader) -> int:
+    def queue(reader: Reader) -> int:
         return arguments.queue(reader.state).id
 
     yield _ENDED
@@ -579,7 +547,7 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
     total = 0
     for run in _runs(sorted(given)):
 
-        def there(reader: EngineReader, run: Sequence[int] = run) -> tuple[int, list[RawEntry]]:
+        def there(reader: Reader, run: Sequence[int] = run) -> tuple[int, list[RawEntry]]:
             queue = arguments.queue(reader.state)
             found = reader.entries(queue.id, run[0], run[-1], _SETTLE_ENTRIES).entries
             return queue.id, [each for each in found if each.position in given]
@@ -588,7 +556,7 @@ def _with_given(arguments: _Arguments, act: Callable[[int, list[int]], Steps]) -
         found: list[int] = []
         for part in in_parts(entries, lambda entry: entry.size, _SETTLE_ENTRIES, MAX_RANGE_BYTES):
 
-            def matching(reader: EngineReader, part: Sequence[RawEntry] = part) -> list[int]:
+            def matching(reader: Reader, part: Sequence[RawEntry] = part) -> list[int]:
                 return [
                     entry.position
                     for entry, (message, _) in zip(part, reader.messages(part), strict=True)

@@ -15,6 +15,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Final
+
+from broker_adapter.engine.records import RunRecord
+from broker_adapter.engine.store import DurableStore
+
+#: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
+_KEPT_POSITIONS: Final = 1_000
 
 
 def new_run(now_ms: int, token: str) -> str:
@@ -34,3 +41,48 @@ def following(runs: Sequence[str], run: str) -> str | None:
     """
     index = runs.index(run) + 1 if run in runs else bisect_right(runs, run)
     return runs[index] if index < len(runs) else None
+
+
+class Runs:
+    """This run and those before it, with the positions at which they began.
+
+    Args:
+        run: the word of this one.
+        disk: the store on disk; None: there are no earlier runs.
+
+    Attributes:
+        noted: the word of this run; empty where the store has no room to note it.
+    """
+
+    def __init__(self, run: str, disk: DurableStore | None) -> None:
+        self.noted = run
+        self._run = run
+        self._disk = disk
+        self._earlier: list[str] = []
+        self._start_positions: dict[int, int] = {}
+        self._positions: dict[tuple[str, int], int] = {}  #: (run, queue) → where it began
+
+    def begin(self, positions: dict[int, int]) -> None:
+        """Note this run in the store, and learn the earlier ones from it.
+
+        Args:
+            positions: the position that each queue will give next; those without messages are missing.
+        """
+        self._start_positions = positions
+        if self._disk is None:
+            return
+        if not self._disk.begin_run(RunRecord(self._run, positions)):
+            self.noted = ""
+        self._earlier = [run for run in self._disk.runs() if run != self._run]
+
+    def restart_position(self, queue: int, run: str) -> int:
+        """The position that a queue would give next when the run behind this one began."""
+        behind = following(self._earlier, run)
+        if self._disk is None or behind is None:
+            return self._start_positions.get(queue, 1)
+        key = behind, queue
+        if key not in self._positions:
+            if len(self._positions) >= _KEPT_POSITIONS:
+                self._positions.clear()
+            self._positions[key] = self._disk.run_positions(behind).get(queue, 1)
+        return self._positions[key]

@@ -94,7 +94,7 @@ def producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_agai
 def what_cannot_be_written_waits_until_there_is_room(directory: Path) -> None:
     """Somebody else has taken everything within the quarter of a second between two looks."""
     broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
-    broker._look_for_room = lambda _elapsed_ms, _incoming: None  # type: ignore[method-assign]
+    broker._measure_room = lambda _elapsed_ms, _incoming: None  # type: ignore[method-assign]
     client = connect(broker)
     assert send(broker, client, b"before") is None
     filler = fill(directory)
@@ -118,7 +118,7 @@ def what_cannot_be_written_waits_until_there_is_room(directory: Path) -> None:
 
 def an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there(directory: Path) -> None:
     broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
-    broker._look_for_room = lambda _elapsed_ms, _incoming: None  # type: ignore[method-assign]
+    broker._measure_room = lambda _elapsed_ms, _incoming: None  # type: ignore[method-assign]
     client = connect(broker)
     assert send(broker, client, b"before") is None
     filler = fill(directory)

@@ -14,8 +14,10 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.broker import CYCLE_MESSAGES, Broker
+from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.browsing import Browsing
+from broker_adapter.engine.inbox import CYCLE_MESSAGES
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.matching import Matching
 from broker_adapter.engine.records import entry_key
@@ -687,15 +689,15 @@ SELECTED = "third = TRUE"
 def test_a_browser_whose_selector_takes_long_is_served_a_little_in_each_cycle(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, browsers: int
 ) -> None:
-    monkeypatch.setattr("broker_adapter.engine.broker.BROWSE_SECONDS", -1.0)
+    monkeypatch.setattr("broker_adapter.engine.browsing.BROWSE_SECONDS", -1.0)
     steps: list[int] = []
-    browse = Broker._browse
+    browse = Browsing._browse
 
-    def counted(self: Broker, browser: Any, *arguments: Any) -> None:
+    def counted(self: Browsing, browser: Any, *arguments: Any) -> None:
         steps.append(id(browser))
         browse(self, browser, *arguments)
 
-    monkeypatch.setattr(Broker, "_browse", counted)
+    monkeypatch.setattr(Browsing, "_browse", counted)
     broker = engines.start()
     client = connect(broker)
     bodies = lettered(30)
@@ -715,7 +717,7 @@ def test_a_browser_whose_selector_takes_long_is_served_a_little_in_each_cycle(
 def test_a_search_whose_selector_takes_long_goes_on_in_the_next_cycle(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_adapter.engine.broker.SCAN_SECONDS", -1.0)
+    monkeypatch.setattr("broker_adapter.engine.loading.SCAN_SECONDS", -1.0)
     broker = engines.start()
     client = connect(broker)
     bodies = lettered(60)
@@ -886,7 +888,7 @@ def test_a_message_that_fails_again_and_again_is_passed_by_nothing(selector: str
 
 
 def test_a_cycle_loads_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_adapter.engine.broker.CYCLE_ENTRIES", 20)
+    monkeypatch.setattr("broker_adapter.engine.loading.CYCLE_LOADS", 20)
     limits = EngineSettings(window_messages=10)
     broker = Broker(limits, str(tmp_path))
     for number in range(10):
@@ -896,7 +898,7 @@ def test_a_cycle_loads_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: 
     client = connect(broker)
     attached = [attach(broker, client, f"q{number}") for number in range(10)]
     loads = [0]
-    read, cycle = broker._read_sound, broker._cycle
+    read, cycle = broker._loading._read_sound, broker._cycle
 
     def counted(*arguments: Any) -> Any:
         loads[-1] += 1
@@ -906,7 +908,7 @@ def test_a_cycle_loads_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: 
         loads.append(0)
         cycle()
 
-    monkeypatch.setattr(broker, "_read_sound", counted)
+    monkeypatch.setattr(broker._loading, "_read_sound", counted)
     monkeypatch.setattr(broker, "_cycle", begun)
     broker.submit_all([c.Credit(consumer, 15) for consumer, _ in attached])
     for _, inbox in attached:

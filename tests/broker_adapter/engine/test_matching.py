@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, queue, topic
-from broker_adapter.engine import broker as cycles
 from broker_adapter.engine import commands as c
-from broker_adapter.engine import selection
+from broker_adapter.engine import loading, selection
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.selection import LARGE_AT_ONCE, SMALL_AT_ONCE, SMALL_BYTES, Choice, Formats, Selectable
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack, unpack
@@ -287,14 +286,14 @@ def test_the_clock_is_asked_more_often_for_a_large_message(size: int, at_once: i
 @given(steps=st.lists(test_selective_histories._steps, min_size=5, max_size=40))
 def test_a_history_in_which_each_cycle_has_time_for_one_selector(steps: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cycles, "SELECT_SECONDS", -1.0)
+        patched.setattr(loading, "SELECT_SECONDS", -1.0)
         test_selective_histories.History(None).run(steps)
 
 
 def test_consumers_whose_selectors_take_long_get_theirs_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cycles, "SELECT_SECONDS", -1.0)
+    monkeypatch.setattr(loading, "SELECT_SECONDS", -1.0)
     broker = Broker(EngineSettings(), tmp_path / "data")
     try:
         client = connect(broker)
@@ -323,10 +322,10 @@ def test_consumers_whose_selectors_take_long_get_theirs_in_order(
 def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cycles, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
-    monkeypatch.setattr(cycles, "SCAN_BYTES", 3 * SMALL_BYTES)
+    monkeypatch.setattr(loading, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
+    monkeypatch.setattr(loading, "SCAN_BYTES", 3 * SMALL_BYTES)
     broker = Broker(EngineSettings(), tmp_path / "data")
-    selectables, looked = broker._selectables, broker._state.matching.match_candidate
+    selectables, looked = broker._loading._selectables, broker._state.matching.match_candidate
     read: list[int] = []
     looks: list[str] = []
 
@@ -338,7 +337,7 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
         looks.append(look.queue.record.name)
         return looked(look, found)
 
-    monkeypatch.setattr(broker, "_selectables", note_read)
+    monkeypatch.setattr(broker._loading, "_selectables", note_read)
     monkeypatch.setattr(broker._state.matching, "match_candidate", note_look)
     try:
         client = connect(broker)
@@ -364,7 +363,7 @@ def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
 def test_a_fault_in_a_selector_is_its_own_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cycles, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
+    monkeypatch.setattr(loading, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
     broker = Broker(EngineSettings(), tmp_path / "data")
     matches = Selector.matches
     left = [3 if asked == "of a send that waits" else 0]

@@ -19,7 +19,8 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, quarantined
-from broker_adapter.engine.operations import MAX_GIVEN, MAX_RANGE_BYTES, EngineReader, perform
+from broker_adapter.engine.operations import MAX_GIVEN, MAX_RANGE_BYTES, perform
+from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import RawEntry, position_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
 from broker_adapter.errors import (
@@ -425,7 +426,7 @@ class Weighing:
         return self._broker.call(command, timeout)
 
     @contextmanager
-    def reading(self) -> Iterator[EngineReader]:
+    def reading(self) -> Iterator[Reader]:
         with self._broker.reading() as reader:
             read = reader.messages
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from broker_adapter.destination import queue
-from broker_adapter.engine import broker as broker_module
+from broker_adapter.engine import background
 from broker_adapter.engine import commands as c
-from broker_adapter.engine.background import MOVES_IN_A_ROW, BackgroundJobs
+from broker_adapter.engine.background_jobs import MOVES_IN_A_ROW, BackgroundJobs
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import steps_of
 from broker_adapter.settings import EngineSettings
@@ -62,8 +62,8 @@ def test_publishing_waits_for_its_own_messages_and_not_for_deleted_queues(tmp_pa
         client = connect(broker)
         send(broker, client, "big", *range(50))
         broker.call(c.Stage("g/1/a", queue("out"), 0, [message("x"), message("y")]), WAIT)
-        reader = broker_module.Reader(broker)
-        chunk, broker_module.CHUNK_ENTRIES = broker_module.CHUNK_ENTRIES, 1
+        reader = broker._reader()
+        chunk, background.CHUNK_ENTRIES = background.CHUNK_ENTRIES, 1
         try:
             with broker._runner:  # nobody else carries out a cycle
                 broker.submit(c.Delete(queue("big")))
@@ -90,7 +90,7 @@ def test_publishing_waits_for_its_own_messages_and_not_for_deleted_queues(tmp_pa
                 assert cycles < 10
                 assert len(broker._jobs) == 1  # the deleted queue is still being trimmed
         finally:
-            broker_module.CHUNK_ENTRIES = chunk
+            background.CHUNK_ENTRIES = chunk
         assert payloads(drained(broker, client, "out")) == [b"x", b"y"]
     finally:
         broker.close()

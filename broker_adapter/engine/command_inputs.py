@@ -1,0 +1,50 @@
+"""What commands need of the stores before the rules decide on them."""
+
+from __future__ import annotations
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.identities import LastNumbers
+from broker_adapter.engine.staging import batch_of
+from broker_adapter.engine.stores import Stores
+
+
+class CommandInputs:
+    """Reads what a command asks for: entries, annotations, and the last numbers of names.
+
+    Args:
+        stores: of the engine.
+        reads: of its entries.
+        commits: the commits that were done.
+        published: the batches that were published.
+    """
+
+    def __init__(self, stores: Stores, reads: EntryReads, commits: LastNumbers, published: LastNumbers) -> None:
+        self._stores = stores
+        self._reads = reads
+        self._commits = commits
+        self._published = published
+        self._look_up = stores.look_up
+
+    def supplied(self, command: c.Command) -> c.Command:
+        """The command with the entries that it asks for, as the stores have them in this cycle."""
+        if (type(command) is c.Trim and not command.found) or type(command) is c.SetAside:
+            found, after = self._reads.of_range(command.range)
+            if type(command) is c.SetAside:
+                found = [each for each in found if self._stores.set_body_aside(each.number)]
+            return command._replace(found=found, next=after)
+        if type(command) is c.PutBack and self._stores.disk is not None:
+            return command._replace(there=self._stores.disk.in_quarantine([key for key, _ in command.messages]))
+        if type(command) is c.Redrive:
+            found, after = self._reads.of_range(command.range)
+            return command._replace(found=[(each, self._stores.annotations_of(each)) for each in found], next=after)
+        if type(command) is c.Commit or type(command) is c.ResolveCommit:
+            if command.commit_id is not None:
+                self._look_up(self._commits, command.commit_id.session)
+        elif type(command) is c.Publish:
+            self._look_up(self._published, command.group)
+        elif type(command) is c.Stage:
+            group, number = batch_of(command.transaction)
+            if number is not None:
+                self._look_up(self._published, group)
+        return command

@@ -1,0 +1,86 @@
+"""Reads of entries in both stores; damaged entries are repaired from memory, or go into quarantine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.check import Change
+from broker_adapter.engine.records import (
+    DELAYED_LANE,
+    FLAG_PERSISTENT,
+    RawEntry,
+    encode_entry,
+    unpack_entry_key,
+)
+from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.stores import Stores
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+_EntriesRead = Callable[..., Loaded]  #: a call of ``Stores`` that reads entries: its first argument is the queue
+
+
+class EntryReads:
+    """What is read of entries between two commits.
+
+    Args:
+        stores: of the engine.
+        state: of the engine: entries that it has in memory are right, and its counters are corrected.
+    """
+
+    def __init__(self, stores: Stores, state: BrokerState) -> None:
+        self._stores = stores
+        self._state = state
+        self._queues = state.directory.queues
+
+    def of_range(self, wanted: c.Range) -> tuple[list[RawEntry], int | None]:
+        """The entries of a range, and the first position that is left for another cycle."""
+        queue, first, last, limit, positions, delayed = wanted
+        if last < first:
+            return [], None
+        if delayed:
+            found = self.sound(self._stores.load, queue, DELAYED_LANE, max(first, 1) - 1, limit)
+        else:
+            found = self.sound(self._stores.read_entries, queue, max(first, 0), last, limit)
+        state = self._queues.get(queue)
+        disk = self._stores.disk
+        if found.corrupt and state is not None and state.record.kind != "ended" and disk is not None:
+            # Nobody knows the size of what was damaged.  It takes time; but entries are damaged once in a lifetime.
+            self._state.recounted(state, disk.count(queue), len(found.corrupt))
+        entries = [
+            entry
+            for entry in found.entries
+            if entry.position <= last and (not positions or entry.position in positions)
+        ]
+        at_end = found.complete or (found.entries and found.entries[-1].position >= last)
+        return entries, None if at_end else found.entries[-1].position + 1
+
+    def sound(self, read: _EntriesRead, queue: int, *arguments: int) -> Loaded:
+        """Read both stores as one; entries that cannot be trusted are put aside, and named if they are met first."""
+        found = self.repaired(read, queue, *arguments)
+        return found._replace(corrupt=self._stores.set_aside(found.corrupt)) if found.corrupt else found
+
+    def repaired(self, read: _EntriesRead, queue: int, *arguments: int) -> Loaded:
+        """Read both stores as one; damaged entries that are in memory are written again."""
+        found = read(queue, *arguments)
+        if found.corrupt and self._write_again(found.corrupt):
+            return read(queue, *arguments)
+        return found
+
+    def _write_again(self, corrupt: Sequence[bytes]) -> bool:
+        """Write those of some damaged entries again that are in memory; returns whether there was one."""
+        changes: list[Change] = []
+        for key in corrupt:
+            number, lane, position = unpack_entry_key(key)
+            queue = self._queues.get(number)
+            entry = None if queue is None else queue.in_memory(lane, position)
+            if entry is not None and entry.flags & FLAG_PERSISTENT:
+                fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
+                changes.append(("entries", key, encode_entry(key, entry.number, entry.delivery_count, *fields)))
+                _log.error("! entry %s fails its checksum; it is in memory, and is written anew", key.hex())
+        if changes and self._stores.disk is not None:
+            self._stores.disk.apply(changes)
+        return bool(changes)

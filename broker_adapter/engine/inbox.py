@@ -1,0 +1,85 @@
+"""Commands that wait for a cycle of the engine, and how many of them one cycle takes.  No threads, files or clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.split_sends import split
+
+#: Messages and settlements that one commit takes at most; more wait for the next one.
+CYCLE_MESSAGES: Final = 10_000
+#: Places in queues that the messages of one commit take at most; a single message may take more.
+CYCLE_ENTRIES: Final = 20_000
+#: Bytes of messages that one commit takes at most.
+CYCLE_BYTES: Final = 16 * 1024 * 1024
+
+
+class Inbox:
+    """The commands that were handed over to the engine and are not carried out yet, in order.
+
+    Args:
+        directory: of the engine.
+
+    Attributes:
+        commands: any thread appends; one at a time takes.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self.commands: deque[c.Command | c.Gather] = deque()
+        self._directory = directory
+
+    def take(self, commands: list[c.Command], most: int) -> int:
+        """Take commands, as many as one commit may hold.
+
+        Args:
+            commands: get what is taken.
+            most: messages and settlements that the commit takes at most.
+
+        Returns:
+            The bytes of the messages that come in.
+        """
+        waiting = self.commands
+        weight = size = 0
+        while waiting and weight < most and size < CYCLE_BYTES:
+            command = waiting.popleft()
+            if isinstance(command, c.Gather):
+                waiting.extendleft(reversed(command.take()))
+                continue
+            if isinstance(command, c.Enqueue):
+                fan_out = self._directory.fan_out(command.destination)
+                if fan_out * len(command.messages) > CYCLE_ENTRIES and len(command.messages) > 1:
+                    command, rest = split(command, max(1, CYCLE_ENTRIES // fan_out))
+                    waiting.appendleft(rest)
+                weight += fan_out * len(command.messages)
+                size += sum([len(message.payload) for message in command.messages])
+            elif isinstance(command, c.PutBack):
+                weight += max(1, len(command.messages))
+                size += sum([len(message.payload) for _, message in command.messages])
+            elif isinstance(command, c.Stage):
+                weight += max(1, len(command.messages))
+                size += sum([len(message.payload) for message in command.messages])
+            elif isinstance(command, c.Settle):
+                weight += len(command.numbers)
+            elif isinstance(command, c.Disconnect):
+                held = self._directory.in_hand_of(command.client)
+                if held > most:
+                    # It goes on in the next cycle, and what came behind it waits for its end.
+                    commands.append(
+                        c.GiveBack(command.client, most, command.failed, command.unseen, stops=command.stops)
+                    )
+                    waiting.appendleft(command)
+                    return size
+                weight += max(1, held)
+            elif isinstance(command, c.Detach) and (command.give_back or command.unseen):
+                weight += max(1, self._directory.in_hand_of_consumer(command.consumer))
+            elif isinstance(command, c.Commit):
+                # At least 1: as many names as the commands of a cycle have must fit into CACHED_NAMES.
+                weight += max(1, len(command.sends) + len(command.settlements))
+                size += sum([len(message.payload) for _, message in command.sends])
+            else:
+                weight += 1
+            commands.append(command)
+        return size

@@ -1,0 +1,89 @@
+"""What operations read of the engine between two cycles: what is committed, of queues, messages and names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker_adapter.engine.background_jobs import BackgroundJobs
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.entry_reads import EntryReads
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.records import RawEntry, position_of
+from broker_adapter.engine.runs import Runs
+from broker_adapter.engine.store import Loaded
+from broker_adapter.engine.stores import Message, Stores
+
+
+class Reader:
+    """Reads of one step of an operation; nothing else is carried out meanwhile.
+
+    Args:
+        stores: of the engine.
+        state: of the engine.
+        reads: of its entries.
+        runs: the starts of the engine.
+        jobs: what is not done yet of publications.
+        elapsed_ms: when the step began, by the clock that nobody sets.
+
+    Attributes:
+        state: as given.
+        run: the run of the engine in which positions are given now; empty where the store has no note of it.
+    """
+
+    def __init__(
+        self,
+        stores: Stores,
+        state: BrokerState,
+        reads: EntryReads,
+        runs: Runs,
+        jobs: BackgroundJobs,
+        elapsed_ms: int,
+    ) -> None:
+        self.state = state
+        self.run = runs.noted
+        self._stores = stores
+        self._reads = reads
+        self._runs = runs
+        self._jobs = jobs
+        self._elapsed_ms = elapsed_ms
+
+    def note_use(self, queue: QueueState) -> None:
+        """Somebody reads a queue, without a consumer: it is not idle."""
+        queue.note_use(self._elapsed_ms)
+
+    def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
+        """Up to ``limit`` entries with positions in [first, last], by position, without delayed ones."""
+        return self._reads.repaired(self._stores.read_entries, queue, first, last, limit)
+
+    def first_position(self, queue: int) -> int | None:
+        """The lowest position that is there, without delayed ones; also that of an entry that cannot be trusted."""
+        found = [self._stores.load(queue, lane, 0, 1) for lane in range(10)]
+        positions = [entry.position for part in found for entry in part.entries]
+        positions += [position_of(key) for part in found for key in part.corrupt]
+        return min(positions, default=None)
+
+    def last_published(self, group: str) -> int | None:
+        """The last number of a group that was published; None where none was, or it was forgotten."""
+        published = self.state.published
+        self._stores.look_up(published, group)
+        return published.last(group)
+
+    def restart_position(self, queue: int, run: str) -> int:
+        """The position that a queue would give next when the run behind this one began."""
+        return self._runs.restart_position(queue, run)
+
+    def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
+        """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
+        bodies = self._stores.bodies([(entry.number, entry.flags) for entry in entries])
+        return [(body, self._stores.annotations_of(entry)) for entry, body in zip(entries, bodies, strict=True)]
+
+    @property
+    def moves(self) -> tuple[int, int]:
+        """How many publications there were since the engine began, and how many of them are in their queues."""
+        return self._jobs.moves_added, self._jobs.moves_done
+
+    @property
+    def in_quarantine(self) -> int:
+        """How many records are in quarantine; without a store on disk, none."""
+        return self._stores.in_quarantine
