@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import lmdb
 
 from ack_modes import Outcome
 from broker_adapter.destination import Destination, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.settings import EngineSettings
 
 WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
 
@@ -87,3 +94,58 @@ def come_to_rest(broker: Broker) -> None:
         with broker.reading():  # between two cycles
             if not broker._has_more:
                 return
+
+
+class Engines:
+    """Brokers over one directory (or memory), one at a time, all closed at the end."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.broker: Broker | None = None
+
+    def start(self, **settings: Any) -> Broker:
+        """Start, or start again."""
+        if self.broker is not None:
+            self.broker.close()
+        self.broker = Broker(EngineSettings(**settings), str(self.path) if self.path else None)
+        return self.broker
+
+
+def change(path: Path, table: str, key: bytes, change: Any) -> None:
+    with lmdb.open(str(path), max_dbs=20, map_size=1 << 28) as env:
+        handle = env.open_db(table.encode())
+        with env.begin(write=True, db=handle) as txn:
+            value = txn.get(key)
+            assert value is not None
+            txn.put(key, change(value))
+
+
+def eventually(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def day_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+SELECTED = "third = TRUE"
+
+
+def lettered(count: int) -> list[bytes]:
+    """Packed messages; every third one has the property that :data:`SELECTED` selects."""
+    return [
+        pack(Envelope(queue("q"), BodyKind.TEXT, str(number), {"third": number % 3 == 0})) for number in range(count)
+    ]
+
+
+def full_up(store: LmdbStore) -> None:
+    """Take every page that is left."""
+    for size in (1_000_000, 100_000, 3_000, 100):
+        for number in range(10_000):
+            try:
+                store.apply([("meta", b"%d %d" % (size, number), bytes(size))])
+            except lmdb.MapFullError:
+                break

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import lmdb
 import pytest
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, payloads, send, settle
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, full_up, payloads, send, settle
 
 pytestmark = pytest.mark.damages
 
@@ -112,39 +110,6 @@ def test_a_range_that_leaves_it_out_leaves_it_there(full: Full) -> None:
     assert broker.store.quarantined() == 2
     assert depth(broker, "q") == 2
     full.sound()
-
-
-def test_a_damaged_entry_for_which_there_is_no_room_counts_once(tmp_path: Path) -> None:
-    broker = Broker(EngineSettings(), str(tmp_path))
-    send(broker, connect(broker), "q", *range(5))
-    store = broker.store
-    with store.snapshot() as tables:
-        key, value = list(tables.items("entries"))[2]
-    store.apply([("entries", key, value[:-1] + bytes((value[-1] ^ 1,)))])
-    env = store._env
-    size = env.info()["map_size"]
-    with broker._runner:
-        env.set_mapsize((env.info()["last_pgno"] + 100) * env.stat()["psize"])
-        full_up(store)
-        found = store.read_entries(int.from_bytes(key[:4]), 0, 100, 100)
-        assert found.corrupt == [key]
-        assert [broker._stores.set_aside(found.corrupt) for _ in range(3)] == [[key], [], []]
-        assert store.quarantined() == 0
-        env.set_mapsize(size)
-        assert broker._stores.set_aside(found.corrupt) == []
-        assert store.quarantined() == 1
-        assert broker._stores.set_aside(found.corrupt) == [key], "it is not known any more: another one would count"
-    broker.close()
-
-
-def full_up(store: LmdbStore) -> None:
-    """Take every page that is left."""
-    for size in (1_000_000, 100_000, 3_000, 100):
-        for number in range(10_000):
-            try:
-                store.apply([("meta", b"%d %d" % (size, number), bytes(size))])
-            except lmdb.MapFullError:
-                break
 
 
 def test_a_name_that_cannot_be_trusted_is_unknown_where_it_cannot_be_put_aside(tmp_path: Path) -> None:
