@@ -6,14 +6,9 @@ says who has it).  One process owns a store.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
-import secrets
-import sys
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -22,35 +17,26 @@ from typing import IO, Any
 
 import attrs
 import lmdb
-import msgpack
 
 from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.pages import File, Read, contradiction, metas
+from broker_adapter.engine.lmdb_errors import STORE_ERRORS, commit_failed, failed, opening_failed
+from broker_adapter.engine.lmdb_reads import count_entries, entries_between, items_from, stored_queues
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     DELAYED_LANE,
-    HAS_OLD,
     LAST_POSITION,
     NEXT_MESSAGE,
     NEXT_QUEUE,
     RUN_PREFIX,
-    STORE_VERSION,
     TABLES,
     UNIQUE,
-    VERSION,
-    VERSION_CHECK,
-    CatalogRecord,
     Counters,
-    LaneCounters,
     LastRecord,
     RawEntry,
     RunRecord,
     SequencesRecord,
-    check_kind,
     decode_annotations,
-    decode_catalog,
-    decode_counters,
     decode_entry,
     decode_last,
     decode_message,
@@ -59,9 +45,7 @@ from broker_adapter.engine.records import (
     decode_run,
     decode_schedule_key,
     decode_sequences,
-    decode_stream_key,
     encode_entry,
-    encode_last,
     encode_message,
     encode_meta,
     encode_reference,
@@ -72,37 +56,19 @@ from broker_adapter.engine.records import (
     quarantine_key,
     queue_key,
     run_key,
-    unpack_entry_key,
     unpack_message_key,
-    unpack_queue_key,
-    with_key_covered,
 )
 from broker_adapter.engine.room import Figures, Room, room_of
 from broker_adapter.engine.store import Loaded, StoredQueue
+from broker_adapter.engine.store_files import allocate_lock, check_size, own, sync_directory
+from broker_adapter.engine.store_versions import take_over
 from broker_adapter.errors import (
-    ResourceAllocationException,
     StoreCorruptException,
     StoreException,
-    StoreLockedException,
-    StoreVersionException,
 )
 from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(f"holdfast.{__name__}")
-
-#: What a store raises that its disk has failed.
-STORE_ERRORS = (lmdb.Error, OSError)
-
-#: What LMDB raises that its file is damaged, or is none of LMDB's.
-_DAMAGED = (
-    lmdb.CorruptedError,
-    lmdb.IncompatibleError,
-    lmdb.InvalidError,
-    lmdb.PageFullError,
-    lmdb.PageNotFoundError,
-    lmdb.PanicError,
-    lmdb.VersionMismatchError,
-)
 
 #: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
 _MAP_RESERVE_BYTES = 1 << 30
@@ -117,37 +83,10 @@ _REPAIRED_BYTES = 16 * 1024 * 1024
 _NAMED = 20
 #: How often the log says that nothing can be set aside.
 _COMPLAIN_SECONDS = 60.0
-#: Bytes of LMDB's lock file with its 126 places for readers.
-_LOCK_BYTES = 8192
-#: The first version that notes itself with a checksum.
-_FIRST_CHECKED = 4
-#: Bytes of what a store is known by, as versions before that wrote it.
-_PLAIN_NAME_BYTES = 16
 #: Starts of the engine that are remembered.
 KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
-
-
-def opening_failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
-    """What an error means that was raised while a store was opened: it is damaged, or the system has failed."""
-    name = os.fspath(path)
-    if isinstance(error, _DAMAGED):
-        text = f"the store in {name!r} is not one, or is damaged: {error}; run: holdfast check {name!r}"
-        return StoreCorruptException(text)
-    return StoreException(
-        f"the store in {name!r} cannot be opened: {error}. This is an error of the disk, or of rights or room on it,"
-        " and says nothing about the messages: put that right, and start again"
-    )
-
-
-def failed(path: str | os.PathLike[str], error: Exception) -> StoreException:
-    """What an error means that a store in use raised."""
-    name = os.fspath(path)
-    return StoreException(
-        f"the store in {name!r} failed: {error}; stop the server or program that has it open, and run:"
-        f" holdfast check {name!r}"
-    )
 
 
 def map_bytes(settings: EngineSettings) -> int:
@@ -238,8 +177,8 @@ class LmdbStore:
                 f"the store in {str(self.path)!r} has no file data.mdb, only {left[-1]}: restore data.mdb from a copy,"
                 f" or rename that one and run: holdfast check {str(self.path)!r} --repair"
             )
-        _check_size(self.path / "data.mdb")
-        _allocate_lock(self.path / "lock.mdb")
+        check_size(self.path / "data.mdb")
+        allocate_lock(self.path / "lock.mdb")
         self._env = lmdb.open(
             str(self.path),
             map_size=map_bytes(self._settings),
@@ -254,109 +193,13 @@ class LmdbStore:
         if is_new:
             sync_directory(self.path)  # the file is named on the disk before a message is confirmed
         if self._trial is not None:
-            self._take_over(self._trial)
-            return
-        with self._env.begin(write=True) as txn:
-            self._take_over(txn)
-
-    def _take_over(self, txn: Any) -> None:
-        """Find out who wrote the store, upgrade what an older version wrote, and write what a new one needs."""
-        meta = self._db["meta"]
-        version = self._version(txn)
-        if version is None:
-            if any(txn.stat(table)["entries"] for table in self._db.values()):
-                # Its record is lost, and a repair could not save it: what any version may have written is taken over.
-                _log.warning("! the store in %s has lost the record of its version", self.path)
-                self._upgrade(txn, 0)
-            txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
-        elif version < _FIRST_CHECKED:
-            self._upgrade(txn, version)
-        again = encode_meta(VERSION_CHECK, STORE_VERSION)
-        for key, value in ((VERSION, msgpack.packb(STORE_VERSION)), (VERSION_CHECK, again)):
-            if txn.get(key, db=meta) != value:  # nothing is written that is there: the disk may be full
-                txn.put(key, value, db=meta)
-        self._has_old = txn.get(HAS_OLD, db=meta) is not None
-        unique = txn.get(UNIQUE, db=meta)
-        if unique is None:
-            if version is not None:
-                _log.warning("! the store in %s has lost what it is known by, and gets a new name", self.path)
-            unique = encode_meta(UNIQUE, secrets.token_hex(8))
-            txn.put(UNIQUE, unique, db=meta)
-        self.unique = self._noted(UNIQUE, unique) or ""
-
-    def _version(self, txn: Any) -> int | None:
-        """The version that wrote the store; None where it has none.
-
-        It is there twice, the second time with a checksum.  A store of a newer version is closed.
-        """
-        plain, checked = (txn.get(key, db=self._db["meta"]) for key in (VERSION, VERSION_CHECK))
-        if plain is None and checked is None:
-            return None
-        version, again = _plain_number(plain), None
-        with suppress(StoreCorruptException):
-            again = decode_meta(VERSION_CHECK, checked) if checked is not None else None
-        if again is None and (version is None or (checked is not None and version < _FIRST_CHECKED)):
-            raise StoreCorruptException(
-                f"the store in {str(self.path)!r} cannot be opened: the record of its version is damaged"
-                f" ({(plain or b'').hex()}); restore it from a copy"
-            )
-        sound = again if again is not None else version
-        assert sound is not None
-        if sound != version or (again is None and sound >= _FIRST_CHECKED):
-            _log.warning("! the record of the version of the store in %s was damaged, and is put right", self.path)
-            self.mended_version = plain or b""
-        version = sound
-        if version > STORE_VERSION:
-            raise StoreVersionException(
-                f"the store in {str(self.path)!r} has version {version}; this software knows versions up to"
-                f" {STORE_VERSION}: upgrade it"
-            )
-        return version
-
-    def _upgrade(self, txn: Any, version: int) -> None:
-        """Take over a store that an older version has written; most records are read as they are.
-
-        Records of this version are left alone.  Where the version is unknown (0) some may be.
-        """
-        meta = self._db["meta"]
-        if version < 3:
-            txn.put(HAS_OLD, b"\1", db=meta)
-            if version:
-                with txn.cursor(db=self._db["catalog"]) as cursor:
-                    highest = unpack_queue_key(cursor.key())[0] if cursor.last() else 0
-                txn.put(NEXT_QUEUE, msgpack.packb(highest + 1), db=meta)
-            for key, value in list(txn.cursor(db=self._db["producers"])):
-                try:
-                    self._upgrade_producer(txn, key, value)
-                except (StoreCorruptException, ValueError, TypeError):
-                    if version:
-                        raise
-        for key in (NEXT_QUEUE, NEXT_MESSAGE):
-            value = txn.get(key, db=meta)
-            with suppress(StoreCorruptException):
-                decode_meta(key, value or b"")
-                continue  # it is of this version, whose record is lost
-            number = _plain_number(value)
-            if number is not None:
-                txn.put(key, encode_meta(key, number), db=meta)
-        unique = txn.get(UNIQUE, db=meta)
-        if unique is not None and (version or len(unique) == _PLAIN_NAME_BYTES):
-            txn.put(UNIQUE, encode_meta(UNIQUE, unique.decode(errors="replace")), db=meta)
-        for table in ("catalog", "queues", "annotations", "meta"):
-            with txn.cursor(db=self._db[table]) as cursor:
-                for key, value in cursor.iternext():
-                    covered = with_key_covered(key, value) if table != "meta" or key.startswith(RUN_PREFIX) else None
-                    if covered is not None:
-                        cursor.put(key, covered)
-
-    def _upgrade_producer(self, txn: Any, key: bytes, value: bytes) -> None:
-        name = decode_stream_key(key)
-        if len(name) == 2:  # a session's commits, or a group's published batches: nothing tells which
-            record = LastRecord(*decode_sequences(key, value)[:3:2])
-            for table in ("commits", "published"):
-                new_key = last_key(name[1])
-                txn.put(new_key, encode_last(new_key, record), db=self._db[table])
-            txn.delete(key, db=self._db["producers"])
+            taken_over = take_over(self._trial, self._db, self.path)
+        else:
+            with self._env.begin(write=True) as txn:
+                taken_over = take_over(txn, self._db, self.path)
+        self._has_old = taken_over.has_old
+        self.mended_version = taken_over.mended_version
+        self.unique = self._noted(UNIQUE, taken_over.unique) or ""
 
     def _noted(self, key: bytes, value: bytes | None) -> Any:
         """A number or a name of the store; None where there is none."""
@@ -376,76 +219,13 @@ class LmdbStore:
 
     def queues(self) -> list[StoredQueue]:
         """Every queue, with its counters."""
-        found = []
         with self._env.begin() as txn:
-            for key, value in txn.cursor(db=self._db["catalog"]):
-                (queue,) = unpack_queue_key(key)
-                lanes = self._lanes(txn, queue)
-                found.append(StoredQueue(queue, self._record(key, value), self._counters(txn, key), lanes))
-        return found
-
-    def _lanes(self, txn: Any, queue: int) -> list[int]:
-        """The lanes that a queue has entries in."""
-        lanes: list[int] = []
-        with txn.cursor(db=self._db["entries"]) as cursor:
-            lane = 0
-            while lane <= DELAYED_LANE and cursor.set_range(entry_key(queue, lane, 0)):
-                found, lane_found, _ = unpack_entry_key(cursor.key())
-                if (found, lane_found) < (queue, lane):
-                    raise StoreCorruptException(
-                        f"the entries of the store in {str(self.path)!r} are not in order;"
-                        f" run: holdfast check {str(self.path)!r} --repair"
-                    )
-                if found != queue:
-                    break
-                lanes.append(lane_found)
-                lane = lane_found + 1
-        return lanes
-
-    def _record(self, key: bytes, value: bytes) -> CatalogRecord:
-        try:
-            record = decode_catalog(key, value)
-        except (StoreCorruptException, TypeError, ValueError) as error:
-            raise StoreCorruptException(
-                f"the catalog of the store in {str(self.path)!r} is damaged (queue {key.hex()});"
-                f" run: holdfast check {str(self.path)!r} --repair"
-            ) from error
-        check_kind(record)
-        return record
-
-    def _counters(self, txn: Any, key: bytes) -> Counters | None:
-        value = txn.get(key, db=self._db["queues"])
-        if value is None:
-            return None
-        try:
-            return decode_counters(key, value)
-        except (StoreCorruptException, TypeError, ValueError):
-            _log.warning("! the counters of queue %s fail their checksum; counting its entries", key.hex())
-            return self._count(txn, key)
+            return stored_queues(txn, self._db, self.path)
 
     def count(self, queue: int) -> Counters:
         """Counters of a queue made from its entries.  Takes a second for about a million of them."""
         with self._env.begin() as txn:
-            return self._count(txn, queue_key(queue))
-
-    def _count(self, txn: Any, prefix: bytes) -> Counters:
-        """Counters made from the entries themselves.  Takes a second for about a million of them."""
-        lanes: dict[int, int] = {}
-        size = 0
-        last = 0
-        for key, value in _from(txn.cursor(db=self._db["entries"]), prefix):
-            if not key.startswith(prefix):
-                break
-            _, lane, position = unpack_entry_key(key)
-            lanes[lane] = lanes.get(lane, 0) + 1
-            last = max(last, position)
-            try:
-                size += decode_entry(key, value).size
-            except StoreCorruptException:
-                continue  # it is quarantined when it is loaded
-        # Nobody knows which positions above the last entry were used; skip as many as could be in one queue's window.
-        next_position = last + 1 + (1 << 32)
-        return Counters(next_position, size, tuple(LaneCounters(*lane, 0) for lane in sorted(lanes.items())))
+            return count_entries(txn, self._db, queue_key(queue))
 
     def streams(self) -> list[tuple[bytes, SequencesRecord]]:
         """(key, sequences) of every producer's stream, the least recently used first."""
@@ -478,7 +258,7 @@ class LmdbStore:
         """Up to ``limit`` records of ``commits`` or ``published`` behind a key; None where one cannot be trusted."""
         found: list[tuple[bytes, LastRecord | None]] = []
         with self._env.begin() as txn, txn.cursor(db=self._db[table]) as cursor:
-            for key, value in _from(cursor, after + b"\0"):
+            for key, value in items_from(cursor, after + b"\0"):
                 if len(found) == limit:
                     break
                 try:
@@ -518,7 +298,7 @@ class LmdbStore:
                 for old in known[: 1 - KEPT_RUNS]:
                     txn.delete(old, db=meta)
         except lmdb.Error as error:
-            meaning = self._translated(error)
+            meaning = commit_failed(self.path, error, self._settings.max_store_bytes)
             if isinstance(meaning, StoreException):
                 raise meaning from error
             _log.warning("! the start of the engine could not be noted: %s", error)
@@ -544,7 +324,7 @@ class LmdbStore:
 
     def _run_items(self, txn: Any) -> Iterator[tuple[bytes, bytes]]:
         """The records of the starts, the oldest first."""
-        items = _from(txn.cursor(db=self._db["meta"]), RUN_PREFIX)
+        items = items_from(txn.cursor(db=self._db["meta"]), RUN_PREFIX)
         return takewhile(lambda item: item[0].startswith(RUN_PREFIX), items)
 
     # Writing.
@@ -605,18 +385,7 @@ class LmdbStore:
                         else:
                             txn.put(key, value, db=handle)
         except lmdb.Error as error:
-            raise self._translated(error) from error
-
-    def _translated(self, error: Exception) -> ResourceAllocationException | StoreException:
-        """What an error of LMDB means: there is no room, or the store has failed."""
-        if isinstance(error, lmdb.MapFullError):
-            return ResourceAllocationException(
-                f"the store in {str(self.path)!r} is full: {self._settings.max_store_bytes} bytes"
-                " (option max_store_bytes)"
-            )
-        if errno.errorcode.get(getattr(error, "code", 0)) == "ENOSPC" or "No space left" in str(error):
-            return ResourceAllocationException(f"the disk of {str(self.path)!r} is full; make room on it")
-        return failed(self.path, error)
+            raise commit_failed(self.path, error, self._settings.max_store_bytes) from error
 
     def _unreference(self, txn: Any, number: int) -> None:
         key = message_key(number)
@@ -658,7 +427,7 @@ class LmdbStore:
                         txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
                         moved.append((table, key))
         except lmdb.Error as error:
-            meaning = self._translated(error)
+            meaning = commit_failed(self.path, error, self._settings.max_store_bytes)
             if isinstance(meaning, StoreException):
                 raise meaning from error
             if time.monotonic() >= self._complain_at:
@@ -731,7 +500,9 @@ class LmdbStore:
     def load(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of a lane behind ``after``."""
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
-            return _read(cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, LAST_POSITION), limit)
+            return entries_between(
+                cursor, entry_key(queue, lane, after + 1), entry_key(queue, lane, LAST_POSITION), limit
+            )
 
     def read_entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:
         """Up to ``limit`` entries of a queue with positions in [first, last], by position, without delayed ones."""
@@ -742,7 +513,7 @@ class LmdbStore:
             return Loaded([], [], True)
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
             for lane in _LANES:
-                found = _read(
+                found = entries_between(
                     cursor, entry_key(queue, lane, first), entry_key(queue, lane, min(last, LAST_POSITION)), limit
                 )
                 entries += found.entries
@@ -754,7 +525,7 @@ class LmdbStore:
     def browse(self, queue: int, lane: int, after: int, limit: int) -> Loaded:
         """Up to ``limit`` entries in the order of delivery, behind (lane, position), without delayed ones."""
         with self._env.begin() as txn, txn.cursor(db=self._db["entries"]) as cursor:
-            return _read(
+            return entries_between(
                 cursor, entry_key(queue, lane, after + 1), entry_key(queue, DELAYED_LANE - 1, LAST_POSITION), limit
             )
 
@@ -857,151 +628,3 @@ class Snapshot:
     def count(self, table: str) -> int:
         """How many records a table has."""
         return int(self._txn.stat(self._tables[table])["entries"])
-
-
-def _read(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:
-    entries: list[RawEntry] = []
-    corrupt: list[bytes] = []
-    for key, value in _from(cursor, first):
-        if key > last:
-            break
-        if len(entries) == limit:
-            return Loaded(entries, corrupt, False)
-        try:
-            entries.append(decode_entry(key, value))
-        except StoreCorruptException:
-            corrupt.append(key)
-    return Loaded(entries, corrupt, True)
-
-
-def _from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return iter(cursor) if cursor.set_range(first) else iter(())
-
-
-def _plain_number(value: bytes | None) -> int | None:
-    """A number that has no checksum; None where it is none."""
-    try:
-        number = msgpack.unpackb(value) if value is not None else None
-    except (ValueError, msgpack.UnpackException):
-        return None
-    return number if isinstance(number, int) and number > 0 else None
-
-
-def _allocate_lock(path: Path) -> None:
-    """Have the blocks of the lock file on the disk: LMDB maps it, and a full disk would end the process (SIGBUS).
-
-    Raises:
-        StoreException: there is no room for it.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if os.fstat(handle).st_blocks * 512 < _LOCK_BYTES:
-            os.posix_fallocate(handle, 0, _LOCK_BYTES)
-    except OSError as error:
-        raise StoreException(
-            f"the store in {str(path.parent)!r} cannot be opened: {error}; its file {path.name} needs"
-            f" {_LOCK_BYTES} bytes: make room on the disk"
-        ) from error
-    finally:
-        os.close(handle)
-
-
-def reader_of(handle: int) -> Read:
-    """What reads the open file, for :mod:`broker_adapter.engine.pages`."""
-    return lambda offset, size: os.pread(handle, size, offset)
-
-
-def _check_size(data: Path) -> None:
-    """Raise StoreCorruptException where the file lacks pages that hold something: reading them would be a bus error.
-
-    LMDB does not write a page that was used and freed in the same transaction.  So the last pages of a sound file may
-    be missing, if they are all among the free ones; room is made for them then.
-    """
-    try:
-        size = data.stat().st_size
-    except FileNotFoundError:
-        return
-    if size == 0:
-        raise StoreCorruptException(
-            f"{str(data)!r} is empty: restore it from a copy, or remove it to begin with an empty store"
-        )
-    with data.open("rb") as file:
-        read = reader_of(file.fileno())
-        found = metas(read)
-        if len(found) < 2:
-            raise StoreCorruptException(
-                f"{str(data)!r} is not an LMDB file, or is damaged; run: holdfast check {str(data.parent)!r},"
-                " or restore it from a copy"
-            )
-        wrong = contradiction(found)
-        if wrong is not None:
-            raise StoreCorruptException(
-                f"{str(data)!r} is damaged: {wrong}; run: holdfast check {str(data.parent)!r} --repair"
-            )
-        page_bytes = found[0].free.page_bytes
-        needed = (found[0].last_page + 1) * page_bytes
-        if size >= needed:
-            return
-        if not File(read, found[0], size).ends_with_free():
-            raise StoreCorruptException(
-                f"{str(data)!r} is truncated: it has {size} bytes and should have {needed}; restore it from a copy,"
-                f" or take out what is left of it: holdfast check {str(data.parent)!r} --repair"
-            )
-    os.truncate(data, needed)
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its user may read."""
-    return os.open(path, flags, 0o600)
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory on disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def own(path: Path) -> IO[str]:
-    """Take the lock on a store, and write into it who has it; the lock is given up when the file is closed.
-
-    Raises:
-        StoreLockedException: another process has it (the error says which).
-        StoreException: it cannot be taken.
-    """
-    try:
-        # It stays open as long as the store.
-        file = open(path / "owner", "a+", encoding="utf-8", opener=_private)  # noqa: SIM115
-    except OSError as error:
-        raise StoreException(f"the store in {str(path)!r} cannot be opened: {error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        owner = file.read(1000).strip() or "another process"
-        file.close()
-        raise StoreLockedException(
-            f"the store in {str(path)!r} is in use by {owner}; stop it, or connect to it as a server (amqp://...)"
-        ) from error
-    file.seek(0)
-    file.truncate()
-    command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    file.write(f"process {os.getpid()} ({command}), since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    file.flush()
-    _owned.add(file)
-    return file
-
-
-_owned: weakref.WeakSet[IO[str]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A child process has the parent's locks as well, and would keep them for as long as it runs."""
-    for file in _owned:
-        file.close()  # the lock stays with the parent
-    _owned.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,7 @@ import lmdb
 import msgpack
 
 from broker_adapter.engine.check import Check, Finding, Summary
-from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes, own, reader_of, sync_directory
+from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
@@ -53,6 +53,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import DurableStore
+from broker_adapter.engine.store_files import own, reader_of, sync_directory
 from broker_adapter.errors import StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 

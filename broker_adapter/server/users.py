@@ -30,7 +30,7 @@ from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
 from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS, Verifier, decoy
-from broker_adapter.engine.lmdb_store import sync_directory
+from broker_adapter.engine.store_files import sync_directory
 from broker_adapter.errors import JMSSecurityException
 from broker_adapter.mechanisms import SCRAM_SHA_256
 

@@ -14,6 +14,7 @@ from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.lmdb_errors import commit_failed
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
@@ -306,7 +307,7 @@ def test_a_failed_engine_says_what_to_do(disk: Engines, monkeypatch: pytest.Monk
     assert broker._stores.disk is not None
 
     def fails(_batch: object) -> None:
-        raise broker._stores.disk._translated(lmdb.CorruptedError("page 7"))
+        raise commit_failed(broker.store.path, lmdb.CorruptedError("page 7"), 0)
 
     monkeypatch.setattr(broker._stores.disk, "commit", fails)
     with pytest.raises(StoreException, match=r"page 7; .* run: holdfast check"):
