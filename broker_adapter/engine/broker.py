@@ -37,11 +37,12 @@ from broker_adapter.engine.background import Background
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.browsing import Browsing
 from broker_adapter.engine.callbacks import tell
-from broker_adapter.engine.check import Check, Finding, Tables
+from broker_adapter.engine.check import Check
 from broker_adapter.engine.command_inputs import CommandInputs
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.failures import fault
+from broker_adapter.engine.findings import Finding, Tables
 from broker_adapter.engine.inbox import CYCLE_MESSAGES, Inbox
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.loading import Loading

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from hashlib import blake2b
 from heapq import merge
 from itertools import groupby
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-import attrs
-import msgpack
-
+from broker_adapter.engine.check_names import check_meta, check_names
 from broker_adapter.engine.commands import LATEST_MS
+from broker_adapter.engine.findings import Change, Finding, Summary, Tables, can_decode, damaged_key, to_quarantine
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FIRST_STAGED_QUEUE,
@@ -35,11 +33,6 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
-    META_NAMES,
-    NEXT_MESSAGE,
-    NEXT_QUEUE,
-    RUN_PREFIX,
-    UNIQUE,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -49,23 +42,16 @@ from broker_adapter.engine.records import (
     decode_catalog,
     decode_counters,
     decode_entry,
-    decode_last,
     decode_message,
-    decode_meta,
     decode_reference,
-    decode_run,
     decode_schedule_key,
-    decode_sequences,
-    decode_stream_key,
     encode_annotations,
     encode_catalog,
     encode_counters,
     encode_entry,
-    encode_meta,
     encode_reference,
     entry_key,
     message_key,
-    quarantine_key,
     queue_key,
     schedule_key,
     unpack_entry_key,
@@ -77,80 +63,11 @@ from broker_adapter.errors import MessageFormatException, StoreCorruptException
 
 #: Positions that are skipped where nobody knows which ones were used.
 SKIPPED_POSITIONS: Final = 1 << 32
-#: Numbers of queues that are skipped likewise.
-SKIPPED_QUEUES: Final = 1 << 16
-#: Numbers of messages that are skipped likewise.
-SKIPPED_MESSAGES: Final = 1 << 32
 #: Lanes that an entry may have.
 _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
 _SORTED_AT_ONCE: Final = 1_000_000
 _ENTRY_KEY_BYTES: Final = 13
-
-Change = tuple[str, bytes, bytes | None]  #: table, key, value (None: delete)
-
-
-class Tables(Protocol):
-    """The records of a store at one moment.
-
-    Attributes:
-        has_old: whether there may be messages that a version before 3 has written.
-        persistent: whether the records survive a restart: those of the store in memory do not.
-    """
-
-    has_old: bool
-    persistent: bool
-
-    def items(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """All records of a table, in the order of their keys."""
-
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """One record."""
-
-    def count(self, table: str) -> int:
-        """How many records a table has."""
-
-
-@attrs.frozen
-class Finding:
-    """Something that does not fit.
-
-    Attributes:
-        problem: its kind, in a few words that are always the same.
-        table: where it was found.
-        key: of the record.
-        text: what is wrong, and what a repair does.
-        changes: the repair.
-        harmless: whether nothing depends on it, as a line of the schedule whose message is gone.
-    """
-
-    problem: str
-    table: str
-    key: bytes
-    text: str
-    changes: tuple[Change, ...] = ()
-    harmless: bool = False
-
-
-@attrs.define
-class Summary:
-    """What a check has seen."""
-
-    queues: int = 0
-    entries: int = 0
-    messages: int = 0
-    message_bytes: int = 0
-    delayed: int = 0
-    shared: int = 0
-    producers: int = 0
-    quarantined: int = 0
-    problems: Counter[str] = attrs.field(factory=Counter)
-    harmless: Counter[str] = attrs.field(factory=Counter)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether nothing is wrong, harmless things apart."""
-        return not self.problems
 
 
 class _Queue:
@@ -226,8 +143,8 @@ class Check:
         yield from self._check_schedule()
         yield from self._check_entries_again()
         yield from self._check_counters()
-        yield from self._check_names()
-        yield from self._check_meta()
+        yield from check_names(self._tables, self.summary)
+        yield from check_meta(self._tables, self._highest_queue(), self._highest)
         self.summary.quarantined = self._tables.count("quarantine")
         self._progress(self._total, self._total)
 
@@ -245,7 +162,7 @@ class Check:
         for key, value in self._tables.items("catalog"):
             self._seen()
             if len(key) != 4:
-                yield _damaged_key("catalog", key, value)
+                yield damaged_key("catalog", key, value)
                 continue
             (number,) = unpack_queue_key(key)
             try:
@@ -260,7 +177,7 @@ class Check:
                     key,
                     f"the record of queue {number} cannot be trusted; it goes into quarantine, and the queue is named"
                     f" {record.name!r}",
-                    (*_quarantine("catalog", key, value), ("catalog", key, encode_catalog(key, record))),
+                    (*to_quarantine("catalog", key, value), ("catalog", key, encode_catalog(key, record))),
                 )
             check_kind(record)
             self._queues[number] = _Queue(number, record)
@@ -294,7 +211,7 @@ class Check:
                     "entries",
                     key,
                     f"{self._place(key)} cannot be trusted ({error}); it goes into quarantine",
-                    _quarantine("entries", key, value),
+                    to_quarantine("entries", key, value),
                 )
                 continue
             yield from self._check_entry(key, entry)
@@ -343,7 +260,7 @@ class Check:
             )
         if flags & FLAG_ANNOTATED:
             annotations = tables.get("annotations", key)
-            if annotations is None or not _can(decode_annotations, key, annotations):
+            if annotations is None or not can_decode(decode_annotations, key, annotations):
                 yield Finding(
                     "annotations missing",
                     "entries",
@@ -351,7 +268,7 @@ class Check:
                     f"the annotations of {self._place(key)} (why it was set aside) are gone or damaged; it goes on"
                     " without them",
                     (
-                        *(() if annotations is None else _quarantine("annotations", key, annotations)),
+                        *(() if annotations is None else to_quarantine("annotations", key, annotations)),
                         _entry_change(key, entry, flags & ~FLAG_ANNOTATED),
                     ),
                 )
@@ -381,7 +298,7 @@ class Check:
             self.summary.messages += 1
             self.summary.message_bytes += len(value)
             if len(key) != 8:
-                yield _damaged_key("messages", key, value)
+                yield damaged_key("messages", key, value)
                 continue
             (number,) = unpack_message_key(key)
             self._highest = number
@@ -400,7 +317,7 @@ class Check:
                     "messages",
                     key,
                     f"message {number} cannot be trusted ({error}); it goes into quarantine with its entries",
-                    _quarantine("messages", key, value),
+                    to_quarantine("messages", key, value),
                 )
                 continue
             if not words:
@@ -409,7 +326,7 @@ class Check:
                     "messages",
                     key,
                     f"no queue holds message {number}; it goes into quarantine",
-                    _quarantine("messages", key, value),
+                    to_quarantine("messages", key, value),
                 )
                 continue
             yield from self._check_shared(number, len(words), sum(word & 1 for word in words))
@@ -481,7 +398,7 @@ class Check:
                     "annotations",
                     key,
                     f"there is no entry {key.hex()} with annotations; they go into quarantine",
-                    _quarantine("annotations", key, value),
+                    to_quarantine("annotations", key, value),
                     harmless=True,
                 )
 
@@ -559,7 +476,7 @@ class Check:
                     "entries",
                     key,
                     f"message {entry.number} of {self._place(key)} is gone or damaged; the entry goes into quarantine",
-                    _quarantine("entries", key, value),
+                    to_quarantine("entries", key, value),
                 )
                 continue
             flags = entry.flags
@@ -596,7 +513,7 @@ class Check:
         new_key = entry_key(queue, entry.lane, entry.position)
         changes: list[Change] = [("entries", key, None), _entry_change(new_key, entry, entry.flags)]
         annotations = self._tables.get("annotations", key)
-        if annotations is not None and _can(decode_annotations, key, annotations):
+        if annotations is not None and can_decode(decode_annotations, key, annotations):
             again = encode_annotations(new_key, decode_annotations(key, annotations))
             changes += [("annotations", key, None), ("annotations", new_key, again)]
         if entry.lane == DELAYED_LANE:
@@ -611,7 +528,7 @@ class Check:
             tuple(changes),
         )
 
-    # Counters and names.
+    # Counters.
 
     def _check_counters(self) -> Iterator[Finding]:
         tables = self._tables
@@ -647,111 +564,23 @@ class Check:
                 f"the counters of queue {queue.record.name!r} {'cannot be trusted' if damaged else 'say ' + wrong};"
                 f" they are put right: {sum(queue.counted.values())} messages of {queue.size} bytes",
                 (
-                    *(_quarantine("queues", key, value) if damaged and value is not None else ()),
+                    *(to_quarantine("queues", key, value) if damaged and value is not None else ()),
                     ("queues", key, encode_counters(key, right)),
                 ),
             )
         for key, value in tables.items("queues"):
             self._seen()
             if len(key) != 4:
-                yield _damaged_key("queues", key, value)
+                yield damaged_key("queues", key, value)
             elif unpack_queue_key(key)[0] not in self._queues:
                 yield Finding(
                     "counters left over",
                     "queues",
                     key,
                     f"there is no queue {int.from_bytes(key)}; its counters go into quarantine",
-                    _quarantine("queues", key, value),
+                    to_quarantine("queues", key, value),
                     harmless=True,
                 )
-
-    def _check_names(self) -> Iterator[Finding]:
-        decoders: Iterable[tuple[str, Callable[[bytes, bytes], object]]] = (
-            ("producers", _decode_stream),
-            ("commits", decode_last),
-            ("published", decode_last),
-        )
-        for table, decode in decoders:
-            for key, value in self._tables.items(table):
-                self.summary.producers += table == "producers"
-                try:
-                    decode(key, value)
-                except (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException):
-                    yield Finding(
-                        "damaged record of numbers done",
-                        table,
-                        key,
-                        f"record {key.hex()} of table {table} cannot be trusted; it goes into quarantine, and what it"
-                        " knew of is new",
-                        _quarantine(table, key, value),
-                    )
-
-    def _check_meta(self) -> Iterator[Finding]:
-        if not self._tables.persistent:
-            return
-        for key, value in self._tables.items("meta"):
-            if not key.startswith(RUN_PREFIX):
-                if key not in META_NAMES:
-                    yield Finding(
-                        "unknown record of the store",
-                        "meta",
-                        key,
-                        f"nobody knows a record {key!r:.60} of the store; it goes into quarantine",
-                        _quarantine("meta", key, value),
-                    )
-                continue
-            try:
-                decode_run(key, value)
-            except (StoreCorruptException, ValueError, TypeError):
-                yield Finding(
-                    "damaged record of a start",
-                    "meta",
-                    key,
-                    f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
-                    _quarantine("meta", key, value),
-                )
-        unique = self._tables.get("meta", UNIQUE)
-        if unique is not None and not _can(decode_meta, UNIQUE, unique):
-            yield Finding(
-                "damaged name of the store",
-                "meta",
-                UNIQUE,
-                "the record of what the store is known by cannot be trusted; it gets a new name, so what clients know"
-                " of its queues from before counts as another store's",
-                (
-                    *_quarantine("meta", UNIQUE, unique),
-                    ("meta", UNIQUE, encode_meta(UNIQUE, blake2b(unique, digest_size=8).hexdigest())),
-                ),
-            )
-        noted = self._noted(NEXT_QUEUE)
-        highest = self._highest_queue()
-        if noted <= highest:
-            yield Finding(
-                "wrong number of the next queue",
-                "meta",
-                NEXT_QUEUE,
-                f"the next queue would be number {noted}, and there is a queue {highest}; it is put right, and as those"
-                " above may have been used as well, some are skipped",
-                (("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, highest + 1 + SKIPPED_QUEUES)),),
-            )
-        noted = self._noted(NEXT_MESSAGE)
-        if noted <= self._highest and (self._highest or self._tables.get("meta", NEXT_MESSAGE) is not None):
-            yield Finding(
-                "wrong number of the next message",
-                "meta",
-                NEXT_MESSAGE,
-                f"the next message would be number {noted}, and there is a message {self._highest}; it is put right,"
-                " and as those above may have been used as well, some are skipped",
-                (("meta", NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, self._highest + 1 + SKIPPED_MESSAGES)),),
-            )
-
-    def _noted(self, key: bytes) -> int:
-        """A number of ``meta``; 0 where it cannot be trusted."""
-        value = self._tables.get("meta", key)
-        try:
-            return int(decode_meta(key, value)) if value is not None else 0
-        except (StoreCorruptException, ValueError, TypeError):
-            return 0
 
 
 def _differences(counters: Counters | None, queue: _Queue) -> str:
@@ -768,20 +597,6 @@ def _differences(counters: Counters | None, queue: _Queue) -> str:
     return " and ".join(wrong)
 
 
-def _damaged_key(table: str, key: bytes, value: bytes) -> Finding:
-    return Finding(
-        "damaged key",
-        table,
-        key,
-        f"the key {key.hex()} has {len(key)} bytes; its record goes into quarantine",
-        _quarantine(table, key, value),
-    )
-
-
-def _quarantine(table: str, key: bytes, value: bytes) -> tuple[Change, Change]:
-    return (table, key, None), ("quarantine", quarantine_key(table, key), value)
-
-
 def _entry_change(key: bytes, entry: RawEntry, flags: int) -> Change:
     _, _, _, number, count, _, expires_at_ms, size, group = entry
     return "entries", key, encode_entry(key, number, count, flags, expires_at_ms, size, group)
@@ -793,16 +608,3 @@ def _instant(ms: int) -> str:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds")
     except (OverflowError, ValueError, OSError):
         return f"{ms} ms after 1970"
-
-
-def _can(decode: Callable[[bytes, bytes], object], key: bytes, value: bytes) -> bool:
-    try:
-        decode(key, value)
-    except (StoreCorruptException, ValueError, TypeError):
-        return False
-    return True
-
-
-def _decode_stream(key: bytes, value: bytes) -> None:
-    decode_stream_key(key)
-    decode_sequences(key, value)

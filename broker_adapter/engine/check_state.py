@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from broker_adapter.engine.check import Finding, Tables
 from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.findings import Finding, Tables
 from broker_adapter.engine.queue_entries import Entry, Lane
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import DELAYED_LANE, FLAG_PERSISTENT, RawEntry, decode_entry, queue_key

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker_state import BrokerState
-from broker_adapter.engine.check import Change
+from broker_adapter.engine.findings import Change
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_PERSISTENT,

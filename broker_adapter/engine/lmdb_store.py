@@ -18,8 +18,8 @@ from typing import IO, Any
 import attrs
 import lmdb
 
-from broker_adapter.engine.check import Change
 from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.findings import Change
 from broker_adapter.engine.lmdb_errors import STORE_ERRORS, commit_failed, failed, opening_failed
 from broker_adapter.engine.lmdb_reads import count_entries, entries_between, items_from, stored_queues
 from broker_adapter.engine.parts import in_parts
@@ -606,7 +606,7 @@ class LmdbStore:
 
 
 class Snapshot:
-    """The records of a store at one moment; see :class:`broker_adapter.engine.check.Tables`."""
+    """The records of a store at one moment; see :class:`broker_adapter.engine.findings.Tables`."""
 
     persistent = True
 

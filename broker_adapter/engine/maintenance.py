@@ -21,7 +21,8 @@ import attrs
 import lmdb
 import msgpack
 
-from broker_adapter.engine.check import Check, Finding, Summary
+from broker_adapter.engine.check import Check
+from broker_adapter.engine.findings import Finding, Summary
 from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts

@@ -237,7 +237,7 @@ class MemoryStore:
 
 
 class Snapshot:
-    """The records of a store in memory; see :class:`broker_adapter.engine.check.Tables`."""
+    """The records of a store in memory; see :class:`broker_adapter.engine.findings.Tables`."""
 
     persistent = False
     has_old = False

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
-from broker_adapter.engine.check import Change, Tables
 from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.findings import Change, Tables
 from broker_adapter.engine.records import CatalogRecord, Counters, LastRecord, RawEntry, RunRecord, SequencesRecord
 from broker_adapter.engine.room import Room
 from broker_adapter.errors import StoreException

@@ -1,0 +1,133 @@
+"""The check of records that belong to no queue: numbers that were done, and what a store knows of itself.  No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import Final
+
+import msgpack
+
+from broker_adapter.engine.findings import Finding, Summary, Tables, can_decode, to_quarantine
+from broker_adapter.engine.records import (
+    META_NAMES,
+    NEXT_MESSAGE,
+    NEXT_QUEUE,
+    RUN_PREFIX,
+    UNIQUE,
+    decode_last,
+    decode_meta,
+    decode_run,
+    decode_sequences,
+    decode_stream_key,
+    encode_meta,
+)
+from broker_adapter.errors import StoreCorruptException
+
+#: Numbers of queues that are skipped where nobody knows which ones were used.
+SKIPPED_QUEUES: Final = 1 << 16
+#: Numbers of messages that are skipped likewise.
+SKIPPED_MESSAGES: Final = 1 << 32
+
+
+def check_names(tables: Tables, summary: Summary) -> Iterator[Finding]:
+    """Check the last numbers of producers, commits and publications; ``summary`` counts the producers."""
+    decoders: Iterable[tuple[str, Callable[[bytes, bytes], object]]] = (
+        ("producers", _decode_stream),
+        ("commits", decode_last),
+        ("published", decode_last),
+    )
+    for table, decode in decoders:
+        for key, value in tables.items(table):
+            summary.producers += table == "producers"
+            try:
+                decode(key, value)
+            except (StoreCorruptException, ValueError, TypeError, msgpack.UnpackException):
+                yield Finding(
+                    "damaged record of numbers done",
+                    table,
+                    key,
+                    f"record {key.hex()} of table {table} cannot be trusted; it goes into quarantine, and what it"
+                    " knew of is new",
+                    to_quarantine(table, key, value),
+                )
+
+
+def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iterator[Finding]:
+    """Check what a store knows of itself.
+
+    Args:
+        tables: of the store.
+        highest_queue: the highest number of a queue that is no staged transaction.
+        highest_message: the highest number of a message.
+    """
+    if not tables.persistent:
+        return
+    for key, value in tables.items("meta"):
+        if not key.startswith(RUN_PREFIX):
+            if key not in META_NAMES:
+                yield Finding(
+                    "unknown record of the store",
+                    "meta",
+                    key,
+                    f"nobody knows a record {key!r:.60} of the store; it goes into quarantine",
+                    to_quarantine("meta", key, value),
+                )
+            continue
+        try:
+            decode_run(key, value)
+        except (StoreCorruptException, ValueError, TypeError):
+            yield Finding(
+                "damaged record of a start",
+                "meta",
+                key,
+                f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
+                to_quarantine("meta", key, value),
+            )
+    unique = tables.get("meta", UNIQUE)
+    if unique is not None and not can_decode(decode_meta, UNIQUE, unique):
+        yield Finding(
+            "damaged name of the store",
+            "meta",
+            UNIQUE,
+            "the record of what the store is known by cannot be trusted; it gets a new name, so what clients know"
+            " of its queues from before counts as another store's",
+            (
+                *to_quarantine("meta", UNIQUE, unique),
+                ("meta", UNIQUE, encode_meta(UNIQUE, blake2b(unique, digest_size=8).hexdigest())),
+            ),
+        )
+    noted = _noted(tables, NEXT_QUEUE)
+    if noted <= highest_queue:
+        yield Finding(
+            "wrong number of the next queue",
+            "meta",
+            NEXT_QUEUE,
+            f"the next queue would be number {noted}, and there is a queue {highest_queue}; it is put right, and as"
+            " those above may have been used as well, some are skipped",
+            (("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, highest_queue + 1 + SKIPPED_QUEUES)),),
+        )
+    noted = _noted(tables, NEXT_MESSAGE)
+    if noted <= highest_message and (highest_message or tables.get("meta", NEXT_MESSAGE) is not None):
+        yield Finding(
+            "wrong number of the next message",
+            "meta",
+            NEXT_MESSAGE,
+            f"the next message would be number {noted}, and there is a message {highest_message}; it is put right,"
+            " and as those above may have been used as well, some are skipped",
+            (("meta", NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, highest_message + 1 + SKIPPED_MESSAGES)),),
+        )
+
+
+def _noted(tables: Tables, key: bytes) -> int:
+    """A number of ``meta``; 0 where it cannot be trusted."""
+    value = tables.get("meta", key)
+    try:
+        return int(decode_meta(key, value)) if value is not None else 0
+    except (StoreCorruptException, ValueError, TypeError):
+        return 0
+
+
+def _decode_stream(key: bytes, value: bytes) -> None:
+    decode_stream_key(key)
+    decode_sequences(key, value)
