@@ -11,7 +11,8 @@ import pytest
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operations import ARGUMENTS, MAX_GIVEN
+from broker_adapter.engine.operation_steps import MAX_GIVEN
+from broker_adapter.engine.operations import ARGUMENTS
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription

@@ -19,7 +19,8 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, quarantined
-from broker_adapter.engine.operations import MAX_GIVEN, MAX_RANGE_BYTES, perform
+from broker_adapter.engine.operation_steps import MAX_GIVEN, MAX_RANGE_BYTES
+from broker_adapter.engine.operations import perform
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import RawEntry, position_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
@@ -518,7 +519,7 @@ def test_positions_and_names_of_another_form_are_refused(broker: Broker, wrong: 
 
 
 def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_adapter.engine.operations._SETTLE_ENTRIES", 3)
+    monkeypatch.setattr("broker_adapter.engine.given_operations.SETTLE_ENTRIES", 3)
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 21)]), WAIT)
     wanted = [1, 2, 3, 4, 9, 10, 20]
     settled = ask(broker, "settle_positions", destination="q", given=given(*((each, each) for each in wanted)))

@@ -1,0 +1,104 @@
+"""What operations are made of: their steps, their arguments, and the limits that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final
+
+from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker_state import BrokerState
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.records import LAST_POSITION
+from broker_adapter.errors import InvalidDestinationException, MessageFormatException
+
+#: Messages that one request may name: each may lie in another part of its queue, and take a step of its own.
+MAX_GIVEN: Final = 10_000
+#: Most bytes of messages that one answer carries, whatever is asked for.
+MAX_RANGE_BYTES: Final = 4 * 1024 * 1024
+#: Entries read at once.
+RANGE_ENTRIES: Final = 5_000
+#: Entries settled in one commit.
+SETTLE_ENTRIES: Final = 5_000
+#: What came before a request is done behind this: also, what a lost connection had is given back.
+ENDED: Final = c.ResolveCommit(c.CommitId("", 0))
+
+#: A step of an operation: a command, or something to read between two cycles.  The generator gets its result.
+Step = c.Command | Callable[[Reader], Any]
+Steps = Generator[Step, Any, Any]
+
+
+class Arguments:
+    """Arguments that were checked.
+
+    Args:
+        values: by name.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def given(self) -> list[Sequence[Any]]:
+        """The argument ``given``: (position, name) or (position, name, failures) each."""
+        values: list[Sequence[Any]] = self["given"]
+        check_count(values)
+        for each in values:
+            if (
+                not isinstance(each, list | tuple)
+                or len(each) not in (2, 3)
+                or type(each[0]) is not int
+                or not 0 <= each[0] <= LAST_POSITION
+                or (len(each) == 3 and type(each[2]) is not int)
+            ):
+                raise MessageFormatException(f"{each!r:.100} is not a position, a name, and a number of failures")
+        return values
+
+    def queue(self, state: BrokerState) -> QueueState:
+        """The queue that they name."""
+        name = self["destination"]
+        if name is None:
+            name = state.settings.dead_letter_queue
+        if self["kind"] == "topic":
+            subscription = self["subscription"]
+            if subscription is None:
+                raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
+            return state.directory.subscription(
+                Destination(name, DestinationKind.TOPIC), subscription, self["client_id"]
+            )
+        found = state.directory.by_destination.get(Destination(name))
+        found = found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))
+        if found is None:
+            raise InvalidDestinationException(f"there is no queue {name!r}")
+        return found
+
+    def this_queue(self, reader: Reader) -> QueueState:
+        """The queue that they name, of the incarnation that they name."""
+        queue = self.queue(reader.state)
+        wanted = self["incarnation"]
+        incarnation = reader.state.directory.incarnation(queue)
+        if wanted is not None and wanted != incarnation:
+            raise InvalidDestinationException(
+                f"queue {queue.label!r} was deleted and made again (it is {incarnation!r} now, and was {wanted!r}):"
+                " positions of the old one mean nothing; start anew"
+            )
+        return queue
+
+
+def check_count(messages: Sequence[Any]) -> None:
+    """Raises MessageFormatException where one request names too many messages."""
+    if len(messages) > MAX_GIVEN:
+        raise MessageFormatException(f"{len(messages)} messages at once, limit {MAX_GIVEN}; ask in several requests")
+
+
+def settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> Steps:
+    """Drop what has positions from ``first`` to ``last``, except what consumers hold."""
+    dropped = 0
+    position: int | None = first
+    while position is not None:
+        some, position = yield c.Trim(c.Range(queue, position, last, SETTLE_ENTRIES, delayed=delayed))
+        dropped += some
+    return dropped

@@ -1,0 +1,164 @@
+"""Operations on ranges of positions: what a queue has, reading it, and settling what was read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker_adapter.destination import Destination
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.directory import attached
+from broker_adapter.engine.operation_steps import (
+    MAX_RANGE_BYTES,
+    RANGE_ENTRIES,
+    Arguments,
+    Steps,
+    settle,
+)
+from broker_adapter.engine.queue_state import QueueState
+from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.records import RawEntry, position_of
+from broker_adapter.engine.store import Loaded
+from broker_adapter.envelope import ENVELOPE_VERSION, in_version
+from broker_adapter.errors import (
+    IllegalStateException,
+    InvalidDestinationException,
+    MessageFormatException,
+    StoreCorruptException,
+)
+from broker_adapter.wording import counted
+
+
+def _kept(reader: Reader, queue: QueueState, run: str | None) -> int:
+    """Positions below this one are those of the same messages as in that run."""
+    if not run or run == reader.run:
+        return queue.next_position
+    return min(reader.restart_position(queue.id, run), queue.next_position)
+
+
+def bounds(arguments: Arguments) -> Steps:
+    """Which positions a queue has."""
+    if arguments["make"]:
+        yield c.Declare(Destination(arguments["destination"]))
+
+    def bounds(reader: Reader) -> dict[str, Any]:
+        queue = arguments.queue(reader.state)
+        reader.note_use(queue)
+        first = reader.first_position(queue.id)
+        return {
+            "incarnation": reader.state.directory.incarnation(queue),
+            "first": queue.next_position if first is None else first,
+            "next": queue.next_position,
+            "run": reader.run,
+            "kept": _kept(reader, queue, arguments["run"]),
+            "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
+        }
+
+    return (yield bounds)
+
+
+def read_range(arguments: Arguments) -> Steps:
+    """Read messages by their positions."""
+    first, last = arguments["first"], arguments["last"]
+    max_bytes = min(arguments["max_bytes"], MAX_RANGE_BYTES)
+    skip_damaged = arguments["skip_damaged"]
+
+    def read(reader: Reader) -> tuple[int, str, Loaded, list[RawEntry], list[Any]]:
+        queue = arguments.this_queue(reader)
+        reader.note_use(queue)
+        run = arguments["run"]
+        kept = _kept(reader, queue, run)
+        if run and last >= kept:
+            raise InvalidDestinationException(
+                f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
+            )
+        found = reader.entries(queue.id, first, min(last, queue.next_position - 1), RANGE_ENTRIES)
+        entries: list[RawEntry] = []
+        size = 0
+        for entry in found.entries:
+            size += entry.size
+            if entries and size > max_bytes:
+                break
+            entries.append(entry)
+        return queue.id, queue.label, found, entries, reader.messages(entries)
+
+    number, name, found, entries, bodies = yield read
+    messages = [
+        (entry.position, entry.delivery_count, *body, annotations)
+        for entry, (body, annotations) in zip(entries, bodies, strict=True)
+        if body is not None
+    ]
+    version = arguments["envelope_version"]
+    if version < ENVELOPE_VERSION:
+        messages = [
+            (position, count, *_in_version(version, form, payload), annotations)
+            for position, count, form, payload, annotations in messages
+        ]
+    done = found.complete and len(entries) == len(found.entries)
+    through = last if done else entries[-1].position
+    damaged = [entry.position for entry, (body, _) in zip(entries, bodies, strict=True) if body is None]
+    damaged += [position for position in map(position_of, found.corrupt) if position <= through]
+    damaged.sort()
+    if damaged:
+        if not skip_damaged:
+            raise StoreCorruptException(
+                f"the message at position {damaged[0]} of queue {name!r} cannot be trusted: a checksum is wrong;"
+                " leave it out (skip_damaged; failOnDataLoss=false in Spark), or stop the server and run: holdfast"
+                " check DIR --repair; in both cases it is kept in quarantine"
+            )
+        # Those that are still there: another reader may have been faster.
+        yield c.SetAside(c.Range(number, damaged[0], damaged[-1], RANGE_ENTRIES, frozenset(damaged)))
+    return {"messages": messages, "next": through + 1, "damaged": damaged}
+
+
+def settle_through(arguments: Arguments) -> Steps:
+    """Drop what was read, up to a position."""
+
+    def through(reader: Reader) -> tuple[int, int, int, str]:
+        queue = arguments.this_queue(reader)
+        reader.note_use(queue)
+        if queue.consumers:
+            raise IllegalStateException(
+                f"cannot settle a range of {queue.label!r}: {attached(queue)}; close them, or"
+                " give each reader a subscription of its own"
+            )
+        if queue.leaving:
+            raise IllegalStateException(
+                f"cannot settle a range of {queue.label!r}: sessions hold {counted(queue.in_hand, 'message')} of it, of"
+                " consumers that are closed; acknowledge or commit them, or close the sessions"
+            )
+        first, last = arguments["first"], arguments["position"]
+        kept = _kept(reader, queue, arguments["run"])
+        if last >= kept:
+            raise InvalidDestinationException(
+                f"cannot settle queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
+            )
+        return queue.id, first, last, reader.state.directory.settled_group(queue)
+
+    number, first, last, group = yield through
+    dropped = yield from settle(number, last, first=first)
+
+    def still(reader: Reader) -> None:
+        try:
+            through(reader)
+        except IllegalStateException as error:
+            settled = counted(dropped, "message", ("was", "were"))
+            raise IllegalStateException(f"{error.reason}; {settled} settled before") from None
+
+    yield still  # a consumer that came meanwhile may hold some, which would come back below the mark
+    if last > 0:
+        yield c.Publish(group, last, ())
+    return dropped
+
+
+def _rolled_back(kept: int) -> str:
+    return (
+        f"of the positions that were seen then, only those below {kept} are still the same messages. The store was"
+        " restored from an older copy, and what has these positions now was not read"
+    )
+
+
+def _in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
+    try:
+        return in_version(version, message_format, payload)
+    except MessageFormatException:  # nobody can decode it
+        return message_format, payload
