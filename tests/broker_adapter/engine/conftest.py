@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.engine.broker import Broker
+from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import Engines
 
 
@@ -24,3 +26,10 @@ def disk(tmp_path: Path) -> Iterator[Engines]:
     yield engines
     if engines.broker is not None:
         engines.broker.close()
+
+
+@pytest.fixture(params=["disk", "memory"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(EngineSettings(), str(tmp_path) if request.param == "disk" else None)
+    yield broker
+    broker.close()

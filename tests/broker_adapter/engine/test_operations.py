@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from ack_modes import Outcome
@@ -17,159 +14,29 @@ from broker_adapter.destination import DestinationKind, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.identities import CACHED_NAMES
-from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.maintenance import check_store, quarantined
-from broker_adapter.engine.operation_steps import MAX_GIVEN, MAX_RANGE_BYTES
-from broker_adapter.engine.operations import perform
-from broker_adapter.engine.reader import Reader
-from broker_adapter.engine.records import RawEntry, position_of
-from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack, unpack
+from broker_adapter.engine.maintenance import quarantined
+from broker_adapter.engine.operation_steps import MAX_GIVEN
+from broker_adapter.engine.records import position_of
+from broker_adapter.envelope import Identity
 from broker_adapter.errors import (
     ConnectionLostException,
-    IllegalStateException,
     InvalidDestinationException,
-    JMSException,
     MessageFormatException,
     OperationTimedOutException,
-    StoreCorruptException,
 )
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
+from tests.broker_adapter.engine.asking import (
+    ask,
+    bodies,
+    damage_body,
+    damage_entries,
+    envelope,
+    named,
+    sparse,
+    wrong,
+)
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, payloads, send, settle
-
-
-@pytest.fixture(params=["disk", "memory"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    broker = Broker(EngineSettings(), str(tmp_path) if request.param == "disk" else None)
-    yield broker
-    broker.close()
-
-
-def ask(broker: Broker, operation: str, **arguments: Any) -> Any:
-    return broker.request(operation, arguments, WAIT)
-
-
-def envelope(body: str, **fields: Any) -> bytes:
-    return pack(Envelope(queue("target"), body=body, **fields))
-
-
-def bodies(answer: dict[str, Any]) -> list[bytes]:
-    return [payload for _, _, _, payload, _ in answer["messages"]]
-
-
-def test_bounds_of_an_empty_queue_meet(broker: Broker) -> None:
-    bounds = ask(broker, "bounds", destination="q", make=True)
-    assert bounds["first"] == bounds["next"]
-
-
-def test_bounds_move_with_what_comes_and_goes(broker: Broker) -> None:
-    client = connect(broker)
-    before = ask(broker, "bounds", destination="q", make=True)
-    send(broker, client, "q", "a", "b", "c")
-    after = ask(broker, "bounds", destination="q")
-    assert (after["first"], after["next"]) == (before["next"], before["next"] + 3)
-    ask(broker, "settle_through", destination="q", position=after["first"], incarnation=after["incarnation"])
-    assert ask(broker, "bounds", destination="q")["first"] == after["first"] + 1
-
-
-def test_bounds_include_what_a_consumer_holds(broker: Broker) -> None:
-    client = connect(broker)
-    send(broker, client, "q", "a", "b")
-    first = ask(broker, "bounds", destination="q")["first"]
-    attach(broker, client, "q", credit=1)[1].wait_for(1)
-    assert ask(broker, "bounds", destination="q")["first"] == first
-
-
-def test_a_range_reads_the_same_until_it_is_settled_by_position_over_priorities(broker: Broker) -> None:
-    client = connect(broker)
-    for number in range(10):
-        send(broker, client, "q", number, priority=number, persistent=number % 2 == 0)
-    bounds = ask(broker, "bounds", destination="q")
-    first, last = bounds["first"], bounds["next"] - 1
-    for _ in range(2):
-        answer = ask(broker, "read_range", destination="q", first=first, last=last, incarnation=bounds["incarnation"])
-        assert bodies(answer) == [str(number).encode() for number in range(10)]
-        assert answer["next"] == last + 1
-    part = ask(broker, "read_range", destination="q", first=first + 2, last=first + 4)
-    assert bodies(part) == [b"2", b"3", b"4"]
-    assert ask(broker, "settle_through", destination="q", position=first + 2) == 3
-    rest = ask(broker, "read_range", destination="q", first=first, last=last)
-    assert bodies(rest) == [str(number).encode() for number in range(3, 10)]
-
-
-def test_a_large_range_comes_in_chunks_that_miss_nothing(broker: Broker) -> None:
-    client = connect(broker)
-    send(broker, client, "q", *(b"%06d" % number + b"x" * 100 for number in range(6000)))
-    bounds = ask(broker, "bounds", destination="q")
-    position, found, rounds = bounds["first"], [], 0
-    while position < bounds["next"]:
-        answer = ask(broker, "read_range", destination="q", first=position, last=bounds["next"] - 1, max_bytes=100_000)
-        assert sum(map(len, bodies(answer))) <= 100_000
-        found += bodies(answer)
-        position = answer["next"]
-        rounds += 1
-    assert [int(body[:6]) for body in found] == list(range(6000))
-    assert rounds >= 6
-
-
-def test_a_message_larger_than_the_chunk_comes_alone(broker: Broker) -> None:
-    client = connect(broker)
-    send(broker, client, "q", b"x" * 5000, b"y" * 5000)
-    bounds = ask(broker, "bounds", destination="q")
-    answer = ask(broker, "read_range", destination="q", first=bounds["first"], last=bounds["next"] - 1, max_bytes=100)
-    assert bodies(answer) == [b"x" * 5000]
-    assert answer["next"] == bounds["first"] + 1
-
-
-def test_a_range_of_another_incarnation_is_refused(broker: Broker) -> None:
-    ask(broker, "bounds", destination="q", make=True)
-    with pytest.raises(InvalidDestinationException, match="deleted and made again"):
-        ask(broker, "read_range", destination="q", first=1, last=2, incarnation="other-1")
-    with pytest.raises(InvalidDestinationException, match="deleted and made again"):
-        ask(broker, "settle_through", destination="q", position=1, incarnation="other-1")
-
-
-def test_a_range_is_not_settled_under_a_consumer(broker: Broker) -> None:
-    client = connect(broker)
-    send(broker, client, "q", "a")
-    consumer, _ = attach(broker, client, "q")
-    with pytest.raises(IllegalStateException, match="1 consumer is attached"):
-        ask(broker, "settle_through", destination="q", position=1)
-    broker.call(c.Detach(consumer), WAIT)
-    assert ask(broker, "settle_through", destination="q", position=1) == 1
-
-
-def test_a_range_is_not_settled_while_a_session_holds_messages_of_a_closed_consumer(broker: Broker) -> None:
-    client = connect(broker)
-    send(broker, client, "q", *range(1, 6))
-    consumer, inbox = attach(broker, client, "q", credit=2)
-    inbox.wait_for(2)
-    broker.call(c.Detach(consumer), WAIT)
-    with pytest.raises(IllegalStateException, match="sessions hold 2 messages of it"):
-        ask(broker, "settle_through", destination="q", position=5)
-    bounds = ask(broker, "bounds", destination="q")
-    assert (bounds["first"], bounds["next"], bounds["settled"]) == (1, 6, 0)
-    broker.call(c.Disconnect(client), WAIT)
-    assert ask(broker, "settle_through", destination="q", position=5) == 5
-    assert ask(broker, "bounds", destination="q")["settled"] == 5
-
-
-def test_what_a_consumer_took_while_a_range_was_settled_is_not_below_the_settled_mark(broker: Broker) -> None:
-    client = connect(broker)
-    send(broker, client, "q", *range(1, 6))
-    steps = itertools.count()
-
-    def before_each_step() -> bool:
-        if next(steps) == 1:
-            attach(broker, client, "q", credit=2)[1].wait_for(2)
-        return False
-
-    with pytest.raises(IllegalStateException, match=r"1 consumer is attached.*; 3 messages were settled before"):
-        broker.request("settle_through", {"destination": "q", "position": 5}, WAIT, before_each_step)
-    broker.call(c.Disconnect(client), WAIT)
-    bounds = ask(broker, "bounds", destination="q")
-    assert (bounds["first"], bounds["settled"]) == (1, 0)
-    assert ask(broker, "settle_through", destination="q", position=5) == 2
 
 
 @pytest.mark.parametrize(("operation", "step"), [("purge", 3), ("redrive", 2)])
@@ -193,20 +60,6 @@ def test_what_is_deleted_meanwhile_is_neither_purged_nor_redriven_as_well(
         done = done["moved"]
     assert (done + deleted[0], depth(broker, "other")) == (12_000, done if operation == "redrive" else 0)
     assert 0 < done < 12_000
-
-
-def test_a_subscription_is_read_and_settled_like_a_queue(broker: Broker) -> None:
-    client = connect(broker)
-    consumer, _ = attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=True))
-    broker.call(c.Detach(consumer), WAIT)
-    if not broker.is_durable:
-        consumer, _ = attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=True))
-    send(broker, client, topic("t"), "a", "b")
-    bounds = ask(broker, "bounds", destination="t", kind="topic", subscription="s")
-    answer = ask(
-        broker, "read_range", destination="t", kind="topic", subscription="s", first=0, last=bounds["next"] - 1
-    )
-    assert bodies(answer) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -241,56 +94,6 @@ def test_statistics_are_plain_data(broker: Broker) -> None:
     assert statistics["enqueued"] == 1
     (found,) = [each for each in statistics["queues"] if each["name"] == "q"]
     assert (found["messages"], found["bytes"], found["kind"]) == (1, 1, "queue")
-
-
-def test_staged_messages_are_seen_only_when_they_are_published(broker: Broker) -> None:
-    ask(broker, "stage", transaction="t1", queue="target", first=0, messages=[envelope("a"), envelope("b", priority=7)])
-    ask(broker, "stage", transaction="t2", queue="target", first=0, messages=[envelope("c")])
-    assert depth(broker, "target") == 0
-    assert ask(broker, "publish", group="g", number=0, transactions=["t1", "t2"]) is True
-    handouts = drained(broker, connect(broker), "target")
-    assert [unpack(payload).body for payload in payloads(handouts)] == ["b", "a", "c"]
-    assert all(handout.format == ENVELOPE_FORMAT for handout in handouts)
-    assert not [each for each in ask(broker, "statistics")["queues"] if each["kind"] == "staged"]
-
-
-def test_a_chunk_that_is_staged_again_is_not_staged_twice(broker: Broker) -> None:
-    first, second = [envelope("a"), envelope("b")], [envelope("c"), envelope("d")]
-    ask(broker, "stage", transaction="t", queue="target", first=0, messages=first)
-    ask(broker, "stage", transaction="t", queue="target", first=0, messages=first)
-    ask(broker, "stage", transaction="t", queue="target", first=2, messages=second)
-    ask(broker, "stage", transaction="t", queue="target", first=1, messages=[*first[1:], *second])
-    with pytest.raises(IllegalStateException, match="has 4 messages"):
-        ask(broker, "stage", transaction="t", queue="target", first=5, messages=second)
-    ask(broker, "publish", group="g", number=1, transactions=["t"])
-    assert depth(broker, "target") == 4
-
-
-def test_a_number_of_a_group_is_published_once(broker: Broker) -> None:
-    for attempt in ("first", "again"):
-        ask(broker, "stage", transaction=attempt, queue="target", first=0, messages=[envelope(attempt)])
-        assert ask(broker, "publish", group="g", number=3, transactions=[attempt]) is (attempt == "first")
-    assert ask(broker, "publish", group="g", number=2, transactions=[]) is False
-    assert [unpack(payload).body for payload in payloads(drained(broker, connect(broker), "target"))] == ["first"]
-    assert not broker._state.directory.staged
-
-
-def test_publishing_what_was_never_staged_publishes_nothing(broker: Broker) -> None:
-    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("a")])
-    with pytest.raises(InvalidDestinationException, match="'missing' does not exist"):
-        ask(broker, "publish", group="g", number=1, transactions=["t", "missing"])
-    assert depth(broker, "target") == 0
-    assert ask(broker, "publish", group="g", number=1, transactions=["t"]) is True
-
-
-def test_discarded_transactions_are_gone(broker: Broker) -> None:
-    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("a")])
-    assert ask(broker, "discard", transactions=["t", "unknown"]) == 1
-    with pytest.raises(JMSException, match="does not exist"):
-        ask(broker, "publish", group="g", number=1, transactions=["t"])
-    ask(broker, "stage", transaction="t", queue="target", first=0, messages=[envelope("b")])
-    assert ask(broker, "publish", group="g", number=1, transactions=["t"]) is True
-    assert [unpack(payload).body for payload in payloads(drained(broker, connect(broker), "target"))] == ["b"]
 
 
 def test_wrong_arguments_are_named(broker: Broker) -> None:
@@ -392,200 +195,7 @@ def test_the_messages_of_another_queue_can_be_redriven(broker: Broker) -> None:
         ask(broker, "redrive", destination="nowhere")
 
 
-def named(number: int, priority: int = 4) -> c.NewMessage:
-    name = Identity("producer", 1, number)
-    return c.NewMessage(ENVELOPE_FORMAT, envelope(str(number), identity=name), priority, identity=name)
-
-
-def given(*pairs: tuple[int, int]) -> list[tuple[int, list[Any]]]:
-    """(position, number of the message) each."""
-    return [(position, ["producer", 1, number]) for position, number in pairs]
-
-
-def test_what_was_acknowledged_is_settled_by_position_and_name(broker: Broker) -> None:
-    client = connect(broker)
-    # Priorities: positions are not in the order of delivery.
-    broker.call(c.Enqueue(client, queue("q"), [named(1, 1), named(2, 9), named(3, 4), named(4, 4)]), WAIT)
-    settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2), (3, 99), (7, 7)))
-    assert settled == {"settled": 2, "lost": []}, "another name, and no such position"
-    assert [
-        unpack(payload).body for payload in bodies(ask(broker, "read_range", destination="q", first=0, last=9))
-    ] == [
-        "3",
-        "4",
-    ]
-
-
-class Weighing:
-    """An engine that notes how many bytes of bodies are read at once."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.most = 0
-
-    def call(self, command: c.Command, timeout: float | None) -> Any:
-        return self._broker.call(command, timeout)
-
-    @contextmanager
-    def reading(self) -> Iterator[Reader]:
-        with self._broker.reading() as reader:
-            read = reader.messages
-
-            def messages(entries: Sequence[RawEntry]) -> Any:
-                found = read(entries)
-                self.most = max(self.most, sum(len(body[1]) for body, _ in found if body is not None))
-                return found
-
-            reader.messages = messages  # type: ignore[method-assign]
-            yield reader
-
-
-@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
-def test_of_positions_that_are_given_a_bounded_part_of_the_bodies_is_read_at_once(
-    broker: Broker, operation: str
-) -> None:
-    client = connect(broker)
-    count = 5 * MAX_RANGE_BYTES // 1_000_000
-    for number in range(1, count + 1):
-        name = Identity("producer", 1, number)
-        body = envelope("x" * 1_000_000, identity=name)
-        broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, body, identity=name)]), WAIT)
-    engine = Weighing(broker)
-    wanted = [(*each, 0) for each in given(*((number, number) for number in range(1, count + 1)))]
-    if operation == "settle_positions":
-        assert perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)["settled"] == count
-        assert depth(broker, "q") == 0
-    else:
-        perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)
-        assert depth(broker, "q") == count
-    assert 0 < engine.most < MAX_RANGE_BYTES + 1_100_000
-
-
-def test_what_is_settled_by_position_is_not_taken_from_a_consumer(broker: Broker) -> None:
-    client = connect(broker)
-    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
-    consumer, inbox = attach(broker, client, "q", credit=1)
-    got = inbox.wait_for(1)
-    settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2)))
-    assert settled == {"settled": 1, "lost": [1]}
-    settle(broker, consumer, got, Outcome.ACCEPTED)
-    assert depth(broker, "q") == 0
-
-
-def test_what_a_lost_connection_held_is_given_back_before_it_is_settled_by_position(broker: Broker) -> None:
-    client = connect(broker)
-    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
-    attach(broker, client, "q", credit=2)
-    broker.submit(c.Disconnect(client))  # nobody waits for it
-    assert ask(broker, "settle_positions", destination="q", given=given((1, 1)))["settled"] == 1
-    assert depth(broker, "q") == 1
-
-
-@pytest.mark.parametrize("committed", [False, True], ids=["settled", "committed"])
-def test_what_another_consumer_has_processed_meanwhile_is_told(broker: Broker, committed: bool) -> None:
-    lost = connect(broker)
-    broker.call(c.Enqueue(lost, queue("q"), [named(1), named(2), named(3)]), WAIT)
-    first, inbox = attach(broker, lost, "q", credit=3)
-    settle(broker, first, inbox.wait_for(3)[:1], Outcome.ACCEPTED)
-    broker.call(c.Disconnect(lost), WAIT)
-    other = connect(broker)
-    second, inbox = attach(broker, other, "q", credit=1)
-    got = inbox.wait_for(1)
-    if committed:
-        broker.call(c.Commit(other, None, [], [(second, got[0].number, Outcome.ACCEPTED)]), WAIT)
-    else:
-        settle(broker, second, got, Outcome.ACCEPTED)
-    acknowledged = [(*each, 0) for each in given((1, 1), (2, 2), (3, 3))]
-    for _ in range(2):  # it may be asked twice
-        answer = ask(broker, "settle_positions", destination="q", given=acknowledged)
-        assert answer["lost"] == [2], "the first one had arrived, the third one is settled now"
-    assert depth(broker, "q") == 0
-    after_the_loss = [(*each, 1) for each in given((2, 2))]
-    assert ask(broker, "settle_positions", destination="q", given=after_the_loss)["lost"] == [], "it was this delivery"
-
-
-def test_a_message_without_an_identity_is_settled_by_its_id(broker: Broker) -> None:
-    client = connect(broker)
-    payload = envelope("x", message_id="ID:1")
-    broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, payload)] * 2), WAIT)
-    assert ask(broker, "settle_positions", destination="q", given=[(1, "ID:1"), (2, "ID:2")])["settled"] == 1
-
-
-@pytest.mark.parametrize("wrong", [[1], [("1", "ID:1")], [(1, "a", "b")], "text", [(True, "ID:1")]])
-def test_positions_and_names_of_another_form_are_refused(broker: Broker, wrong: Any) -> None:
-    send(broker, connect(broker), "q", "a")
-    with pytest.raises(MessageFormatException):
-        ask(broker, "settle_positions", destination="q", given=wrong)
-
-
-def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_adapter.engine.given_operations.SETTLE_ENTRIES", 3)
-    broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 21)]), WAIT)
-    wanted = [1, 2, 3, 4, 9, 10, 20]
-    settled = ask(broker, "settle_positions", destination="q", given=given(*((each, each) for each in wanted)))
-    assert settled["settled"] == len(wanted)
-    assert depth(broker, "q") == 13
-
-
 # What nobody saw.
-
-
-def counts(broker: Broker) -> dict[int, int]:
-    """Position → delivery count, as a new consumer is told; it gives everything back."""
-    client = connect(broker)
-    consumer, inbox = attach(broker, client, "q", credit=100)
-    broker.call(c.Drain(consumer), WAIT)
-    found = {each.position: each.delivery_count for each in inbox.wait_for(0)}
-    broker.call(c.Disconnect(client, failed=False), WAIT)
-    return found
-
-
-def lose(broker: Broker, messages: int) -> None:
-    """A client takes these, and vanishes."""
-    client = connect(broker)
-    _, inbox = attach(broker, client, "q", credit=messages)
-    inbox.wait_for(messages)
-    broker.call(c.Disconnect(client), WAIT)
-
-
-def test_a_delivery_that_nobody_saw_does_not_count(broker: Broker) -> None:
-    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2), named(3)]), WAIT)
-    lose(broker, 3)
-    assert ask(broker, "forgive", destination="q", given=given((2, 2), (3, 99), (9, 9))) == 1
-    assert counts(broker) == {1: 1, 2: 0, 3: 1}
-
-
-def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Broker) -> None:
-    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
-    lose(broker, 1)
-    lose(broker, 1)
-    names = [(*each, 1) for each in given((1, 1))]
-    assert [ask(broker, "forgive", destination="q", given=names) for _ in range(3)] == [1, 0, 0]
-    assert counts(broker) == {1: 1}
-    for wrong in ([(1,)], [(1, "name", "x")], [("1", "name")], [(1, "name", 2, 3)]):
-        with pytest.raises(MessageFormatException, match="is not a position"):
-            ask(broker, "forgive", destination="q", given=wrong)
-
-
-def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path: Path) -> None:
-    broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
-    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
-    consumer, inbox = attach(broker, connect(broker), "q", credit=4)
-    for count in (2, 4):
-        settle(broker, consumer, inbox.wait_for(count)[-2:], Outcome.FAILED)
-    assert counts(broker) == {}, "both rest"
-    assert ask(broker, "forgive", destination="q", given=given((2, 2))) == 1
-    assert counts(broker) == {2: 1}
-    broker.close()
-
-
-def test_what_was_never_delivered_or_is_in_hand_cannot_be_forgiven(broker: Broker) -> None:
-    client = connect(broker)
-    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
-    lose(broker, 1)
-    _, inbox = attach(broker, client, "q", credit=1)
-    inbox.wait_for(1)
-    assert ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) == 0
 
 
 # Whether a commit was done.
@@ -686,96 +296,10 @@ def test_names_that_were_not_used_for_long_are_swept_from_the_store(
 # Queues that are deleted and made again.
 
 
-@pytest.mark.parametrize("restarts", [0, 1, 2])
-def test_a_queue_made_again_after_a_restart_is_another_one_of_which_nothing_is_settled(
-    tmp_path: Path, restarts: int
-) -> None:
-    broker = Broker(EngineSettings(), str(tmp_path))
-    send(broker, connect(broker), "q", *range(10))
-    before = ask(broker, "bounds", destination="q")
-    old = {"destination": "q", "incarnation": before["incarnation"]}
-    assert ask(broker, "settle_through", **old, position=10) == 10
-    ask(broker, "delete", destination="q")
-    assert ask(broker, "published", group=f"settled/{before['incarnation']}") is None
-    for _ in range(restarts):
-        broker.close()
-        broker = Broker(EngineSettings(), str(tmp_path))
-    assert ask(broker, "published", group=f"settled/{before['incarnation']}") is None
-    send(broker, connect(broker), "q", *range(5))
-    after = ask(broker, "bounds", destination="q")
-    assert after["incarnation"] != before["incarnation"]
-    assert after["settled"] == 0
-    with pytest.raises(InvalidDestinationException, match="deleted and made again"):
-        ask(broker, "settle_through", **old, position=5)
-    assert depth(broker, "q") == 5
-    broker.close()
-    assert check_store(tmp_path, EngineSettings()).is_sound
-
-
 # What reads without a consumer uses the queue.
 
 
-@pytest.mark.parametrize("kind", ["queue", "topic"])
-def test_what_is_read_by_ranges_is_not_idle(broker: Broker, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = broker._state.directory
-    directory.settings = attrs.evolve(
-        directory.settings, delete_idle_queues_seconds=60.0, delete_idle_subscriptions_seconds=60.0
-    )
-    now = time.monotonic_ns() // 1_000_000
-    monkeypatch.setattr("broker_adapter.engine.broker._elapsed_ms", lambda: now)
-    client = connect(broker)
-    destination = topic("q") if kind == "topic" else queue("q")
-    shared = Subscription("s", durable=True, shared=True) if kind == "topic" else None
-    consumer, _ = attach(broker, client, destination, subscription=shared)
-    broker.call(c.Detach(consumer), WAIT)
-    names = {"destination": "q", "kind": kind, "subscription": "s" if shared else None}
-    incarnation = ask(broker, "bounds", **names)["incarnation"]
-    for operation, more in (
-        ("bounds", {}),
-        ("read_range", {"first": 1, "last": 5, "incarnation": incarnation}),
-        ("settle_through", {"position": 0, "incarnation": incarnation}),
-    ):
-        for _ in range(2):
-            now += 40_000
-            ask(broker, operation, **names, **more)
-            assert broker.call(c.DeleteIdle(), WAIT) == [], operation
-    now += 60_000
-    assert len(broker.call(c.DeleteIdle(), WAIT)) == 1
-
-
 # What cannot be trusted, and what must not be stored.
-
-
-def damage_body(broker: Broker, body: bytes) -> None:
-    """Change one message on the disk behind the engine's back."""
-    store = broker.store
-    with store.snapshot() as tables:
-        key, value = next((key, value) for key, value in tables.items("messages") if value.endswith(body))
-    store.apply([("messages", key, value[:-1] + b"!")])
-    broker._stores._cache.clear()
-    broker._stores._cache_bytes = 0
-
-
-@pytest.mark.damages
-def test_a_damaged_message_in_a_range_is_an_error_until_it_is_left_out_and_kept_aside(tmp_path: Path) -> None:
-    broker = Broker(EngineSettings(), str(tmp_path))
-    send(broker, connect(broker), "q", "first", "second", "third")
-    bounds = ask(broker, "bounds", destination="q")
-    damage_body(broker, b"second")
-    read = {"destination": "q", "first": bounds["first"], "last": bounds["next"] - 1}
-    for _ in range(2):
-        with pytest.raises(StoreCorruptException, match="position 2 of queue 'q' cannot be trusted"):
-            ask(broker, "read_range", **read)
-    answer = ask(broker, "read_range", **read, skip_damaged=True)
-    assert bodies(answer) == [b"first", b"third"]
-    assert answer["damaged"] == [2]
-    assert depth(broker, "q") == 2
-    assert ask(broker, "read_range", **read)["damaged"] == []
-    assert ask(broker, "settle_through", destination="q", position=3) == 2
-    assert {each.table for each in quarantined(broker.store)} == {"messages", "entries"}
-    assert broker.call(c.Statistics(), WAIT).quarantined == 1
-    broker.close()
-    assert check_store(tmp_path, EngineSettings()).is_sound
 
 
 @pytest.mark.damages
@@ -797,69 +321,6 @@ def test_a_damaged_message_that_a_browser_meets_is_counted_no_more(tmp_path: Pat
     assert [each for each in broker.check() if not each.harmless] == []
     assert broker.request("check", {}, WAIT)["sound"]
     assert payloads(drained(broker, client, "q")) == [b"first", b"third"]
-    broker.close()
-
-
-def damage_entries(path: Path, *positions: int) -> None:
-    """Change entries on the disk, by position, while no engine has them in memory."""
-    store = LmdbStore(path, EngineSettings())
-    with store.snapshot() as tables:
-        entries = {position_of(key): (key, value) for key, value in tables.items("entries")}
-    for key, value in map(entries.__getitem__, positions):
-        store.apply([("entries", key, value[:3] + bytes([value[3] ^ 1]) + value[4:])])
-    store.close()
-
-
-def wrong(broker: Broker) -> list[str]:
-    """What a check finds, but for bodies: nothing tells whose these are, once an entry is damaged."""
-    return [each.text for each in broker.check() if each.problem != "message without an entry"]
-
-
-@pytest.mark.damages
-@pytest.mark.parametrize("at", [1, 2, 5])
-def test_a_damaged_entry_in_a_range_is_an_error_until_it_is_left_out_and_kept_aside(tmp_path: Path, at: int) -> None:
-    broker = Broker(EngineSettings(), str(tmp_path))
-    send(broker, connect(broker), "q", *range(1, 6))
-    broker.close()
-    damage_entries(tmp_path, at)
-    broker = Broker(EngineSettings(), str(tmp_path))
-    bounds = ask(broker, "bounds", destination="q")
-    assert (bounds["first"], bounds["next"]) == (1, 6)
-    read = {"destination": "q", "first": bounds["first"], "last": bounds["next"] - 1}
-    for _ in range(2):
-        with pytest.raises(StoreCorruptException, match=f"position {at} of queue 'q' cannot be trusted"):
-            ask(broker, "read_range", **read)
-    answer = ask(broker, "read_range", **read, skip_damaged=True)
-    assert bodies(answer) == [b"%d" % number for number in range(1, 6) if number != at]
-    assert (answer["damaged"], answer["next"]) == ([at], 6)
-    assert wrong(broker) == []
-    assert depth(broker, "q") == 4
-    assert broker.call(c.Statistics(), WAIT).quarantined == 1
-    assert ask(broker, "read_range", **read)["damaged"] == []
-    assert {each.table for each in quarantined(broker.store)} == {"entries"}
-    assert ask(broker, "settle_through", destination="q", position=5) == 4
-    broker.close()
-    assert check_store(tmp_path, EngineSettings(), repair=True).summary.problems == {"message without an entry": 1}
-
-
-@pytest.mark.damages
-def test_a_damaged_entry_is_told_in_the_part_of_the_range_that_it_belongs_to(tmp_path: Path) -> None:
-    broker = Broker(EngineSettings(), str(tmp_path))
-    send(broker, connect(broker), "q", *(bytes([number]) * 1000 for number in range(1, 7)))
-    broker.close()
-    damage_entries(tmp_path, 2, 5)
-    broker = Broker(EngineSettings(), str(tmp_path))
-    read = {"destination": "q", "last": 6, "max_bytes": 2500}
-    with pytest.raises(StoreCorruptException, match="position 2 "):
-        ask(broker, "read_range", **read, first=1)
-    found = []
-    position = 1
-    while position <= 6:
-        answer = ask(broker, "read_range", **read, first=position, skip_damaged=True)
-        found.append(([message[0] for message in answer["messages"]], answer["damaged"]))
-        position = answer["next"]
-    assert found == [([1, 3], [2]), ([4, 6], [5])]
-    assert wrong(broker) == []
     broker.close()
 
 
@@ -963,11 +424,6 @@ def test_a_temporary_queue_is_known_by_its_name_whatever_kind_is_said(broker: Br
 
 
 # What ends an operation before it is done.
-
-
-def sparse(count: int) -> list[list[Any]]:
-    """Positions so far apart that each takes a step of its own."""
-    return [[number * 1_000_000, "ID:none"] for number in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("operation", ["settle_positions", "forgive"])

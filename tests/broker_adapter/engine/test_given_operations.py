@@ -1,0 +1,215 @@
+"""Messages that a client names, and what a lost connection had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ack_modes import Outcome
+from broker_adapter.destination import queue
+from broker_adapter.engine import commands as c
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.operation_steps import MAX_RANGE_BYTES
+from broker_adapter.engine.operations import perform
+from broker_adapter.engine.reader import Reader
+from broker_adapter.engine.records import RawEntry
+from broker_adapter.envelope import ENVELOPE_FORMAT, Identity, unpack
+from broker_adapter.errors import (
+    MessageFormatException,
+)
+from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.asking import (
+    ask,
+    bodies,
+    envelope,
+    given,
+    named,
+)
+from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, send, settle
+
+
+class Weighing:
+    """An engine that notes how many bytes of bodies are read at once."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.most = 0
+
+    def call(self, command: c.Command, timeout: float | None) -> Any:
+        return self._broker.call(command, timeout)
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        with self._broker.reading() as reader:
+            read = reader.messages
+
+            def messages(entries: Sequence[RawEntry]) -> Any:
+                found = read(entries)
+                self.most = max(self.most, sum(len(body[1]) for body, _ in found if body is not None))
+                return found
+
+            reader.messages = messages  # type: ignore[method-assign]
+            yield reader
+
+
+def counts(broker: Broker) -> dict[int, int]:
+    """Position → delivery count, as a new consumer is told; it gives everything back."""
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, "q", credit=100)
+    broker.call(c.Drain(consumer), WAIT)
+    found = {each.position: each.delivery_count for each in inbox.wait_for(0)}
+    broker.call(c.Disconnect(client, failed=False), WAIT)
+    return found
+
+
+def lose(broker: Broker, messages: int) -> None:
+    """A client takes these, and vanishes."""
+    client = connect(broker)
+    _, inbox = attach(broker, client, "q", credit=messages)
+    inbox.wait_for(messages)
+    broker.call(c.Disconnect(client), WAIT)
+
+
+def test_what_was_acknowledged_is_settled_by_position_and_name(broker: Broker) -> None:
+    client = connect(broker)
+    # Priorities: positions are not in the order of delivery.
+    broker.call(c.Enqueue(client, queue("q"), [named(1, 1), named(2, 9), named(3, 4), named(4, 4)]), WAIT)
+    settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2), (3, 99), (7, 7)))
+    assert settled == {"settled": 2, "lost": []}, "another name, and no such position"
+    assert [
+        unpack(payload).body for payload in bodies(ask(broker, "read_range", destination="q", first=0, last=9))
+    ] == [
+        "3",
+        "4",
+    ]
+
+
+@pytest.mark.parametrize("operation", ["settle_positions", "forgive"])
+def test_of_positions_that_are_given_a_bounded_part_of_the_bodies_is_read_at_once(
+    broker: Broker, operation: str
+) -> None:
+    client = connect(broker)
+    count = 5 * MAX_RANGE_BYTES // 1_000_000
+    for number in range(1, count + 1):
+        name = Identity("producer", 1, number)
+        body = envelope("x" * 1_000_000, identity=name)
+        broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, body, identity=name)]), WAIT)
+    engine = Weighing(broker)
+    wanted = [(*each, 0) for each in given(*((number, number) for number in range(1, count + 1)))]
+    if operation == "settle_positions":
+        assert perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)["settled"] == count
+        assert depth(broker, "q") == 0
+    else:
+        perform(engine, operation, {"destination": "q", "given": wanted}, WAIT)
+        assert depth(broker, "q") == count
+    assert 0 < engine.most < MAX_RANGE_BYTES + 1_100_000
+
+
+def test_what_is_settled_by_position_is_not_taken_from_a_consumer(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
+    consumer, inbox = attach(broker, client, "q", credit=1)
+    got = inbox.wait_for(1)
+    settled = ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2)))
+    assert settled == {"settled": 1, "lost": [1]}
+    settle(broker, consumer, got, Outcome.ACCEPTED)
+    assert depth(broker, "q") == 0
+
+
+def test_what_a_lost_connection_held_is_given_back_before_it_is_settled_by_position(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
+    attach(broker, client, "q", credit=2)
+    broker.submit(c.Disconnect(client))  # nobody waits for it
+    assert ask(broker, "settle_positions", destination="q", given=given((1, 1)))["settled"] == 1
+    assert depth(broker, "q") == 1
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["settled", "committed"])
+def test_what_another_consumer_has_processed_meanwhile_is_told(broker: Broker, committed: bool) -> None:
+    lost = connect(broker)
+    broker.call(c.Enqueue(lost, queue("q"), [named(1), named(2), named(3)]), WAIT)
+    first, inbox = attach(broker, lost, "q", credit=3)
+    settle(broker, first, inbox.wait_for(3)[:1], Outcome.ACCEPTED)
+    broker.call(c.Disconnect(lost), WAIT)
+    other = connect(broker)
+    second, inbox = attach(broker, other, "q", credit=1)
+    got = inbox.wait_for(1)
+    if committed:
+        broker.call(c.Commit(other, None, [], [(second, got[0].number, Outcome.ACCEPTED)]), WAIT)
+    else:
+        settle(broker, second, got, Outcome.ACCEPTED)
+    acknowledged = [(*each, 0) for each in given((1, 1), (2, 2), (3, 3))]
+    for _ in range(2):  # it may be asked twice
+        answer = ask(broker, "settle_positions", destination="q", given=acknowledged)
+        assert answer["lost"] == [2], "the first one had arrived, the third one is settled now"
+    assert depth(broker, "q") == 0
+    after_the_loss = [(*each, 1) for each in given((2, 2))]
+    assert ask(broker, "settle_positions", destination="q", given=after_the_loss)["lost"] == [], "it was this delivery"
+
+
+def test_a_message_without_an_identity_is_settled_by_its_id(broker: Broker) -> None:
+    client = connect(broker)
+    payload = envelope("x", message_id="ID:1")
+    broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(ENVELOPE_FORMAT, payload)] * 2), WAIT)
+    assert ask(broker, "settle_positions", destination="q", given=[(1, "ID:1"), (2, "ID:2")])["settled"] == 1
+
+
+@pytest.mark.parametrize("wrong", [[1], [("1", "ID:1")], [(1, "a", "b")], "text", [(True, "ID:1")]])
+def test_positions_and_names_of_another_form_are_refused(broker: Broker, wrong: Any) -> None:
+    send(broker, connect(broker), "q", "a")
+    with pytest.raises(MessageFormatException):
+        ask(broker, "settle_positions", destination="q", given=wrong)
+
+
+def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.given_operations.SETTLE_ENTRIES", 3)
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 21)]), WAIT)
+    wanted = [1, 2, 3, 4, 9, 10, 20]
+    settled = ask(broker, "settle_positions", destination="q", given=given(*((each, each) for each in wanted)))
+    assert settled["settled"] == len(wanted)
+    assert depth(broker, "q") == 13
+
+
+def test_a_delivery_that_nobody_saw_does_not_count(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2), named(3)]), WAIT)
+    lose(broker, 3)
+    assert ask(broker, "forgive", destination="q", given=given((2, 2), (3, 99), (9, 9))) == 1
+    assert counts(broker) == {1: 1, 2: 0, 3: 1}
+
+
+def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    lose(broker, 1)
+    lose(broker, 1)
+    names = [(*each, 1) for each in given((1, 1))]
+    assert [ask(broker, "forgive", destination="q", given=names) for _ in range(3)] == [1, 0, 0]
+    assert counts(broker) == {1: 1}
+    for wrong in ([(1,)], [(1, "name", "x")], [("1", "name")], [(1, "name", 2, 3)]):
+        with pytest.raises(MessageFormatException, match="is not a position"):
+            ask(broker, "forgive", destination="q", given=wrong)
+
+
+def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=4)
+    for count in (2, 4):
+        settle(broker, consumer, inbox.wait_for(count)[-2:], Outcome.FAILED)
+    assert counts(broker) == {}, "both rest"
+    assert ask(broker, "forgive", destination="q", given=given((2, 2))) == 1
+    assert counts(broker) == {2: 1}
+    broker.close()
+
+
+def test_what_was_never_delivered_or_is_in_hand_cannot_be_forgiven(broker: Broker) -> None:
+    client = connect(broker)
+    broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
+    lose(broker, 1)
+    _, inbox = attach(broker, client, "q", credit=1)
+    inbox.wait_for(1)
+    assert ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) == 0
