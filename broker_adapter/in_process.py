@@ -196,7 +196,7 @@ class InProcessTransport:
         self._sessions: dict[int, int] = {}  #: link → its session's number
         #: sends, as tuples (destination, message, callback, link), and settlements, as lists
         self._outbox: deque[Any] = deque()
-        self._gather = c.Gather(self._take_outbox)
+        self._deferred = c.DeferredCommands(self._take_outbox)
         self._gathering = False
         self._submitting = False
         self._batches: deque[_Batch] = deque()  #: sends in the engine's hands; only used in its cycle
@@ -273,7 +273,7 @@ class InProcessTransport:
 
     def _leave(self, lease: EngineLease, limit: float) -> None:
         try:
-            lease.broker.call(c.Disconnect(self._client), limit, self._gather)
+            lease.broker.call(c.Disconnect(self._client), limit, self._deferred)
         except JMSException:
             pass  # an engine that is gone takes nothing from a close
         finally:
@@ -479,7 +479,7 @@ class InProcessTransport:
         """See :meth:`broker_adapter.transport.Transport.request`."""
         broker = self._usable_to_wait()
         if self._outbox:
-            broker.submit(self._gather)
+            broker.submit(self._deferred)
         return uninterrupted(partial(broker.request, operation, arguments, self._request_limit(timeout)))
 
     def _message(self, link: int, envelope: Envelope) -> tuple[Destination, c.NewMessage]:
@@ -503,13 +503,13 @@ class InProcessTransport:
         That may still lie in the outbox although another thread has said that it is to be taken: it may not have come
         to tell the engine yet.
         """
-        return self._broker.call(command, self._request_limit(timeout), self._gather if self._outbox else None)
+        return self._broker.call(command, self._request_limit(timeout), self._deferred if self._outbox else None)
 
     def _flush(self) -> None:
         if not self._gathering or self._submitting:  # else the handler of a signal may wait for who is not on the way
             self._gathering = self._submitting = True
             try:
-                self._broker.submit(self._gather)
+                self._broker.submit(self._deferred)
             except BaseException:  # a handler of a signal raised here: nobody may be on the way
                 self._gathering = False
                 raise

@@ -11,8 +11,13 @@ Theory of operation
     which also wakes for what falls due; also what the main thread waits for, where handlers of signals could raise in
     the middle of a cycle, or call back into it (:mod:`signals`).
 
+    Each step of a cycle has a file: :mod:`inbox` takes the commands, :mod:`background` adds what is due,
+    :mod:`room_checks` measures the room, :mod:`command_inputs` reads what commands ask for, :mod:`broker_state`
+    decides, :mod:`loading` brings entries into memory, :mod:`stores` commits, :mod:`message_reads` joins deliveries
+    with their messages, and :mod:`browsing` serves the browsers.  Operations read between two cycles (:mod:`reader`).
+
     Work that must not stop the engine (trimming a deleted queue, moving a published transaction) is a *background
-    job*: a generator of commands, one of which is carried out a cycle (:mod:`background`).
+    job*: a generator of commands, one of which is carried out a cycle (:mod:`background_jobs`).
 
     On an error of the store the engine stops rather than guesses: everything after it raises the same error.
 """
@@ -181,7 +186,7 @@ class Broker:
 
     # What others call.
 
-    def submit(self, command: c.Command | c.Gather) -> None:
+    def submit(self, command: c.Command | c.DeferredCommands) -> None:
         """Hand over a command.  Does not wait; the answer comes through ``command.reply``."""
         self._commands.append(command)
         self._signal()
@@ -191,7 +196,7 @@ class Broker:
         self._commands.extend(commands)
         self._signal()
 
-    def call(self, command: c.Command, timeout: float | None, ahead: c.Gather | None = None) -> Any:
+    def call(self, command: c.Command, timeout: float | None, ahead: c.DeferredCommands | None = None) -> Any:
         """Carry out a command and wait for its answer.
 
         Args:
@@ -559,7 +564,7 @@ class Broker:
         """Answer what was handed over so far: who is answered may hand over more at once.  The runner is held."""
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
-            self._answer_all(command.take() if isinstance(command, c.Gather) else (command,), error)
+            self._answer_all(command.take() if isinstance(command, c.DeferredCommands) else (command,), error)
 
     @staticmethod
     def _answer_all(commands: Sequence[c.Command], error: JMSException) -> None:

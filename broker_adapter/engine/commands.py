@@ -562,8 +562,8 @@ class Statistics(NamedTuple):
     reply: Reply | None = None
 
 
-class Gather(NamedTuple):
-    """Not a command, but whom to ask for commands once the engine gets to it.
+class DeferredCommands(NamedTuple):
+    """Commands that are asked for when the engine takes them from its inbox.
 
     Small things that come one by one are so carried out together: the more there is to do, the larger the batches.
     """

@@ -28,7 +28,7 @@ class Inbox:
     """
 
     def __init__(self, directory: Directory) -> None:
-        self.commands: deque[c.Command | c.Gather] = deque()
+        self.commands: deque[c.Command | c.DeferredCommands] = deque()
         self._directory = directory
 
     def take(self, commands: list[c.Command], most: int) -> int:
@@ -45,7 +45,7 @@ class Inbox:
         weight = size = 0
         while waiting and weight < most and size < CYCLE_BYTES:
             command = waiting.popleft()
-            if isinstance(command, c.Gather):
+            if isinstance(command, c.DeferredCommands):
                 waiting.extendleft(reversed(command.take()))
                 continue
             if isinstance(command, c.Enqueue):

@@ -33,7 +33,7 @@ class MessageReads:
         self._annotations = stores.annotations
         self._formats = formats
         self._totals = totals
-        self._commands: deque[c.Command | c.Gather] = inbox.commands
+        self._commands: deque[c.Command | c.DeferredCommands] = inbox.commands
 
     def handouts(
         self, messages: Sequence[Outgoing], consumer: int | None, pending: Effects | None = None

@@ -77,7 +77,7 @@ class Rules:
         return self._in_hand
 
 
-def inbox_of(*commands: c.Command | c.Gather, fan_out: int = 1, in_hand: int = 0) -> inbox_module.Inbox:
+def inbox_of(*commands: c.Command | c.DeferredCommands, fan_out: int = 1, in_hand: int = 0) -> inbox_module.Inbox:
     found = inbox_module.Inbox(Rules(fan_out, in_hand))  # type: ignore[arg-type]
     found.commands.extend(commands)
     return found
@@ -112,7 +112,7 @@ def test_what_settles_and_what_is_given_back_counts_too() -> None:
 
 
 def test_deferred_commands_come_in_their_place() -> None:
-    waiting = inbox_of(c.Drop(1), c.Gather(lambda: [c.Drop(2), c.Drop(3)]), c.Drop(4))
+    waiting = inbox_of(c.Drop(1), c.DeferredCommands(lambda: [c.Drop(2), c.Drop(3)]), c.Drop(4))
     assert taken(waiting) == ([c.Drop(1), c.Drop(2), c.Drop(3), c.Drop(4)], 0)
 
 

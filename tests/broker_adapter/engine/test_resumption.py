@@ -63,7 +63,7 @@ def test_what_is_small_goes_on_when_something_large_is_given_up(kind: str) -> No
 
 @pytest.mark.parametrize("ends", ["with its client", "for want of room", "done"])
 def test_a_queue_whose_last_deliveries_a_waiting_commit_had_goes_on_when_its_client_is_gone(ends: str) -> None:
-    """The client holds more than one cycle gives back, and is gone in parts: ``Broker._gather`` does it so."""
+    """The client holds more than one cycle gives back, and is gone in parts: ``Inbox.take`` does it so."""
     rules = Rules(max_queue_messages=3)
     leaving, other = rules.connect(), rules.connect()
     big = queue("big")
