@@ -10,18 +10,18 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-import attrs
 import lmdb
 
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.findings import Change
 from broker_adapter.engine.lmdb_errors import STORE_ERRORS, commit_failed, failed, opening_failed
 from broker_adapter.engine.lmdb_reads import count_entries, entries_between, items_from, stored_queues
+from broker_adapter.engine.lmdb_room import measured_room
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     DELAYED_LANE,
@@ -58,7 +58,7 @@ from broker_adapter.engine.records import (
     run_key,
     unpack_message_key,
 )
-from broker_adapter.engine.room import Figures, Room, room_of
+from broker_adapter.engine.room import Room
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.engine.store_files import allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store_versions import take_over
@@ -72,10 +72,6 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: What the file may have beyond ``max_store_bytes``: what was decided must fit, also where its pages are scattered.
 _MAP_RESERVE_BYTES = 1 << 30
-#: Room beyond which it is not counted, beside that of two transactions.
-_PLENTY_BYTES = 64 * 1024 * 1024
-#: What the file has beyond its last page on a disk that is filling up.
-BALLAST_BYTES = 16 * 1024 * 1024
 #: Changes of a repair in one transaction, and their bytes.
 _REPAIRED_AT_ONCE = 10_000
 _REPAIRED_BYTES = 16 * 1024 * 1024
@@ -456,44 +452,7 @@ class LmdbStore:
 
     def room(self) -> Room | None:
         """What messages may still take; None: more than is worth counting before the next look."""
-        info = self._env.info()
-        page = self._page_size
-        disk = os.statvfs(self.path)
-        figures = Figures(
-            page,
-            info["last_pgno"] + 1,
-            info["last_pgno"] + 1,
-            info["map_size"] // page,
-            self._settings.max_store_bytes // page,
-            disk.f_bavail * disk.f_frsize // page,
-            self._settings.min_free_disk_bytes // page,
-        )
-        plenty = _PLENTY_BYTES + 2 * self._settings.max_transaction_bytes
-        if room_of(figures, plenty, str(self.path)) is None:
-            return None
-        if (figures.free_disk_pages - figures.min_free_disk_pages) * page < plenty:
-            self._keep_ballast(figures)
-        return room_of(attrs.evolve(figures, used_pages=self._used_bytes() // page), plenty, str(self.path))
-
-    def _keep_ballast(self, figures: Figures) -> None:
-        """On a disk that is filling up, have the file reach beyond its last page, so that settling can always go on."""
-        wanted = figures.file_pages * figures.page_bytes + BALLAST_BYTES
-        with suppress(OSError), open(self.path / "data.mdb", "r+b") as data:
-            if os.fstat(data.fileno()).st_size < wanted:
-                os.posix_fallocate(data.fileno(), figures.file_pages * figures.page_bytes, BALLAST_BYTES)
-
-    @property
-    def _page_size(self) -> int:
-        return int(self._env.stat()["psize"])
-
-    def _used_bytes(self) -> int:
-        """Bytes of the pages that hold records."""
-        pages = 0
-        with self._env.begin() as txn:
-            for handle in self._db.values():
-                stat = txn.stat(db=handle)
-                pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        return pages * self._page_size
+        return measured_room(self._env, self._db, self.path, self._settings)
 
     # Reading.
 

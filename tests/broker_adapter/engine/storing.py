@@ -47,3 +47,10 @@ def damage(path: Path, table: str, key: bytes) -> None:
         value = bytearray(txn.get(key, db=handle))
         value[-1] ^= 1
         txn.put(key, bytes(value), db=handle)
+
+
+BODY = b"x" * 1_000_000
+
+
+def put(store: LmdbStore, number: int) -> None:
+    store.commit(batch_of(entry(1, 5, number, number), body=BODY))

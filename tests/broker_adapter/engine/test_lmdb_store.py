@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,20 +24,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.storing import batch_of, damage, entry, positions, reopened
-
-BODY = b"x" * 1_000_000
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[LmdbStore]:
-    store = LmdbStore(tmp_path, EngineSettings(max_store_bytes=16 * 1024 * 1024, min_free_disk_bytes=0))
-    yield store
-    store.close()
-
-
-def put(store: LmdbStore, number: int) -> None:
-    store.commit(batch_of(entry(1, 5, number, number), body=BODY))
+from tests.broker_adapter.engine.storing import batch_of, damage, entry, positions, put, reopened
 
 
 def test_everything_is_there_after_it_is_opened_again(tmp_path: Path) -> None:
@@ -103,31 +89,4 @@ def test_a_commit_into_a_full_file_changes_nothing(tmp_path: Path, monkeypatch: 
         fill_up()
     assert len(store.load(1, 5, 0, 100).entries) == len(taken) > 5
     assert len([body for body in store.read_messages(range(100)) if body]) == len(taken)
-    store.close()
-
-
-def test_what_is_kept_in_reserve_lets_messages_go_out_of_a_full_store(small: LmdbStore) -> None:
-    number = 0
-    while (room := small.room()) is None or room.take(len(BODY), 1):
-        number += 1
-        put(small, number)
-        assert number < 100
-    assert number > 10
-    assert "max_store_bytes" in room.reason
-    for each in range(1, number + 1):
-        batch = StoreBatch()
-        batch.entries[entry_key(1, 5, each)] = None
-        batch.gone.append(each)
-        small.commit(batch)
-    room = small.room()
-    assert room is None or room.take(len(BODY), 1)
-    put(small, number + 1)
-
-
-def test_a_disk_that_is_nearly_full_holds_producers_back(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path, EngineSettings(min_free_disk_bytes=1 << 60))
-    room = store.room()
-    assert room is not None
-    assert room.is_used_up
-    assert "min_free_disk_bytes" in room.reason
     store.close()

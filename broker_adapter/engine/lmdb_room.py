@@ -1,0 +1,69 @@
+"""The room that a store in LMDB has: pages in its file that are free, and the disk behind it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from broker_adapter.engine.room import Figures, Room, room_of
+from broker_adapter.settings import EngineSettings
+
+#: Room beyond which it is not counted, beside that of two transactions.
+_PLENTY_BYTES: Final = 64 * 1024 * 1024
+#: What the file has beyond its last page on a disk that is filling up.
+BALLAST_BYTES: Final = 16 * 1024 * 1024
+
+
+def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: EngineSettings) -> Room | None:
+    """What messages may still take.
+
+    Args:
+        env: the environment of LMDB.
+        tables: of it, by name.
+        path: of the store.
+        settings: the limits of the engine.
+
+    Returns:
+        None: more than is worth counting before the next look.
+    """
+    info = env.info()
+    page = int(env.stat()["psize"])
+    disk = os.statvfs(path)
+    figures = Figures(
+        page,
+        info["last_pgno"] + 1,
+        info["last_pgno"] + 1,
+        info["map_size"] // page,
+        settings.max_store_bytes // page,
+        disk.f_bavail * disk.f_frsize // page,
+        settings.min_free_disk_bytes // page,
+    )
+    plenty = _PLENTY_BYTES + 2 * settings.max_transaction_bytes
+    if room_of(figures, plenty, str(path)) is None:
+        return None
+    if (figures.free_disk_pages - figures.min_free_disk_pages) * page < plenty:
+        _keep_ballast(path, figures)
+    return room_of(attrs.evolve(figures, used_pages=_used_pages(env, tables)), plenty, str(path))
+
+
+def _keep_ballast(path: Path, figures: Figures) -> None:
+    """On a disk that is filling up, have the file reach beyond its last page, so that settling can always go on."""
+    wanted = figures.file_pages * figures.page_bytes + BALLAST_BYTES
+    with suppress(OSError), open(path / "data.mdb", "r+b") as data:
+        if os.fstat(data.fileno()).st_size < wanted:
+            os.posix_fallocate(data.fileno(), figures.file_pages * figures.page_bytes, BALLAST_BYTES)
+
+
+def _used_pages(env: Any, tables: Mapping[str, Any]) -> int:
+    """The pages that hold records."""
+    pages = 0
+    with env.begin() as txn:
+        for handle in tables.values():
+            stat = txn.stat(db=handle)
+            pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+    return pages
