@@ -1,0 +1,91 @@
+"""Records that belong to no queue, and what a repair makes of damaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from broker_adapter.engine.check_names import SKIPPED_MESSAGES, SKIPPED_QUEUES, check_meta, check_names
+from broker_adapter.engine.findings import Change, Finding, Summary
+from broker_adapter.engine.memory_store import Snapshot
+from broker_adapter.engine.records import (
+    NEXT_MESSAGE,
+    NEXT_QUEUE,
+    UNIQUE,
+    LastRecord,
+    SequencesRecord,
+    decode_meta,
+    encode_last,
+    encode_meta,
+    encode_sequences,
+    last_key,
+    run_key,
+    stream_key,
+)
+
+SOUND = {
+    NEXT_QUEUE: encode_meta(NEXT_QUEUE, 5),
+    NEXT_MESSAGE: encode_meta(NEXT_MESSAGE, 9),
+    UNIQUE: encode_meta(UNIQUE, "name"),
+}
+
+
+def on_disk(**tables: dict[bytes, bytes]) -> Snapshot:
+    found = Snapshot(tables)
+    found.persistent = True
+    return found
+
+
+def problems(found: Iterable[Finding]) -> list[str]:
+    return [each.problem for each in found]
+
+
+def repaired(meta: dict[bytes, bytes], changes: Iterable[Change]) -> dict[bytes, bytes]:
+    after = dict(meta)
+    for table, key, value in changes:
+        if table == "meta" and value is None:
+            after.pop(key, None)
+        elif table == "meta" and value is not None:
+            after[key] = value
+    return after
+
+
+def test_sound_records_are_counted_and_nothing_is_found() -> None:
+    key, stream = last_key("session"), stream_key("producer", "thread")
+    records = {key: encode_last(key, LastRecord(3, 1))}
+    streams = {stream: encode_sequences(stream, SequencesRecord(3, 0, 1))}
+    summary = Summary()
+    assert list(check_names(on_disk(commits=records, published=records, producers=streams), summary)) == []
+    assert summary.producers == 1
+    assert list(check_meta(on_disk(meta=SOUND), 4, 8)) == []
+
+
+@pytest.mark.parametrize("table", ["commits", "published", "producers"])
+def test_a_damaged_number_goes_into_quarantine(table: str) -> None:
+    (found,) = check_names(on_disk(**{table: {b"key": b"damaged"}}), Summary())
+    assert found.problem == "damaged record of numbers done"
+    assert found.changes[0] == (table, b"key", None)
+    assert found.changes[1][0] == "quarantine"
+
+
+@pytest.mark.parametrize("key", [b"unknown", run_key(1), UNIQUE])
+def test_a_record_of_the_store_that_cannot_be_trusted_is_put_right(key: bytes) -> None:
+    meta = {**SOUND, key: b"damaged"}
+    (found,) = check_meta(on_disk(meta=meta), 4, 8)
+    assert found.key == key
+    assert list(check_meta(on_disk(meta=repaired(meta, found.changes)), 4, 8)) == []
+
+
+def test_numbers_that_were_used_are_skipped() -> None:
+    found = list(check_meta(on_disk(meta=SOUND), 5, 9))
+    assert problems(found) == ["wrong number of the next queue", "wrong number of the next message"]
+    after = repaired(SOUND, [change for each in found for change in each.changes])
+    assert decode_meta(NEXT_QUEUE, after[NEXT_QUEUE]) == 6 + SKIPPED_QUEUES
+    assert decode_meta(NEXT_MESSAGE, after[NEXT_MESSAGE]) == 10 + SKIPPED_MESSAGES
+    damaged = {**SOUND, NEXT_QUEUE: b"damaged"}
+    assert problems(check_meta(on_disk(meta=damaged), 0, 0)) == ["wrong number of the next queue"]
+
+
+def test_a_store_in_memory_has_no_such_records() -> None:
+    assert list(check_meta(Snapshot({"meta": {b"unknown": b""}}), 9, 9)) == []
