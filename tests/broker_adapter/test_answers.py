@@ -101,3 +101,21 @@ def test_a_place_in_a_full_window_is_waited_for_until_the_window_is_closed(close
     if closed:
         with pytest.raises(ConnectionLostException):
             window.enter(0.0, waits=False)
+
+
+def test_the_reply_to_a_command_is_a_result_or_an_error_and_the_first_one_counts() -> None:
+    answer = Answer()
+    answer.reply("done")
+    answer.reply(JMSException("the engine stopped"))
+    assert answer.wait(0, "the command") == "done"
+    answer = Answer()
+    answer.reply(JMSException("the queue is full"))
+    with pytest.raises(JMSException, match="the queue is full"):
+        answer.wait(0, "the command")
+
+
+def test_a_reply_that_comes_too_late_is_dropped() -> None:
+    answer = Answer()
+    assert not answer.arrives(0)
+    answer.reply("late")
+    assert not answer("later", None)

@@ -11,7 +11,10 @@ import lmdb
 import pytest
 
 from broker_adapter.engine import lmdb_store
+from broker_adapter.engine.lmdb_errors import commit_failed, opening_failed
 from broker_adapter.errors import (
+    ResourceAllocationException,
+    StoreCorruptException,
     StoreException,
 )
 from tests.broker_adapter.engine.storing import reopened
@@ -39,3 +42,22 @@ def test_an_error_of_the_disk_at_the_start_is_no_damage(
     assert "says nothing about the messages" in str(raised.value)
     assert "copy" not in str(raised.value)
     reopened(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (lmdb.MapFullError("full"), ResourceAllocationException, "16 bytes (option max_store_bytes)"),
+        (lmdb.Error("No space left on device"), ResourceAllocationException, "make room on it"),
+        (lmdb.CorruptedError("page 7"), StoreException, "failed: page 7; stop the server"),
+    ],
+)
+def test_an_error_of_a_commit_is_told_by_what_it_means(error: Exception, kind: type[Exception], text: str) -> None:
+    found = commit_failed("dir", error, 16)
+    assert type(found) is kind
+    assert text in str(found)
+
+
+def test_a_damaged_file_is_named_as_such_when_it_is_opened() -> None:
+    assert type(opening_failed("dir", lmdb.CorruptedError("page 7"))) is StoreCorruptException
+    assert type(opening_failed("dir", OSError(5, "Input/output error"))) is StoreException
