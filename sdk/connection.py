@@ -337,8 +337,8 @@ class Connection:
         """
         self._refuse_own_threads("close")
         deadline = time.monotonic() + self._settings.close_timeout_seconds
-        longer = 2 * self._settings.close_timeout_seconds  # than the first one takes
-        self._closing.take_turn(partial(self._close, deadline), self._closed.is_set, partial(self._closed.wait, longer))
+        longer = deadline + self._settings.close_timeout_seconds  # than the first one takes
+        self._closing.take_turn(partial(self._close, deadline), self._closed.is_set, longer)
 
     def _close(self, deadline: float) -> None:
         with self._lock:

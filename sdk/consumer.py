@@ -573,13 +573,9 @@ class MessageConsumer:
 
     def _shut(self, deadline: float) -> None:
         """Close before this instant (monotonic seconds)."""
-        state = self._state
-
-        def wait() -> None:
-            if not state.in_own_thread():  # else it may be its listener that the other thread waits for
-                state.wait_until(self._is_closed, deadline)
-
-        self._turns.take_turn(partial(self._close, deadline), self._is_closed, wait)
+        # The other thread may wait for the listener that calls this.
+        waits_until = None if self._state.in_own_thread() else deadline
+        self._turns.take_turn(partial(self._close, deadline), self._is_closed, waits_until)
 
     def _is_closed(self) -> bool:
         return self._lifecycle.state is State.CLOSED

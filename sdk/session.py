@@ -504,7 +504,7 @@ class Session(MessageFactory):
         def is_over() -> bool:
             return state.lifecycle.state is State.CLOSED
 
-        self._closing.take_turn(partial(self._close, deadline), is_over, partial(state.wait_until, is_over, longer))
+        self._closing.take_turn(partial(self._close, deadline), is_over, longer)
 
     def _close(self, deadline: float) -> None:
         state = self._state

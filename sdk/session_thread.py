@@ -66,6 +66,8 @@ class SessionThread:
         while self._stopping:  # otherwise another thread may tell by now
             state.complete()
             with state.making_thread:
+                if state.thread not in (self.thread, None):
+                    break  # one that was started meanwhile
                 state.thread = None
                 if not self._may_tell():
                     break

@@ -46,6 +46,8 @@ _APPLICATION_PROPERTIES: Final = 0x74
 _DATA: Final = 0x75
 _SEQUENCE: Final = 0x76
 _VALUE: Final = 0x77
+_AHEAD_OF_APPLICATION: Final = (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES)
+_AHEAD_OF_BODY: Final = (*_AHEAD_OF_APPLICATION, _APPLICATION_PROPERTIES)
 _SECTIONS: Final[dict[Any, int]] = {
     Symbol("amqp:header:list"): _HEADER,
     Symbol("amqp:delivery-annotations:map"): _DELIVERY_ANNOTATIONS,
@@ -81,7 +83,7 @@ def read_head(payload: bytes, now_ms: int) -> Head:
     header: list[Any] = []
     annotations: Mapping[Any, Any] = {}
     properties: list[Any] = []
-    for code, value in _ahead(payload):
+    for code, value in _sections(payload, _AHEAD_OF_APPLICATION):
         if code == _HEADER:
             header = value
         elif code == _MESSAGE_ANNOTATIONS:
@@ -119,9 +121,8 @@ def delivery_count_of(payload: bytes) -> int:
 
 def dead_letter_properties(payload: bytes) -> dict[str, Any]:
     """What the engine has added to a message that became a dead letter, also where the message cannot be decoded."""
-    ahead = (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION_PROPERTIES)
     try:
-        for code, value in _sections(payload, ahead):
+        for code, value in _sections(payload, _AHEAD_OF_BODY):
             if code == _APPLICATION_PROPERTIES:
                 return {
                     str(name): each
@@ -422,8 +423,7 @@ def decode_ahead(payload: bytes) -> Envelope:
     Raises:
         MessageFormatException: they cannot be decoded.
     """
-    ahead = (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION_PROPERTIES)
-    return _envelope_of(_sections(payload, ahead), None)
+    return _envelope_of(_sections(payload, _AHEAD_OF_BODY), None)
 
 
 def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination | None) -> Envelope:
@@ -485,11 +485,6 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
         user_id=user_id.decode(errors="replace") if isinstance(user_id, bytes) else _string(user_id),
         identity=identity,
     )
-
-
-def _ahead(payload: bytes) -> Iterator[tuple[int, Any]]:
-    """The sections ahead of the application's, decoded."""
-    return _sections(payload, (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES))
 
 
 _SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {

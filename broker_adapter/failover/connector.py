@@ -112,6 +112,7 @@ class Connector:
                 inner, peer = self._attempt(action, deadline)
                 if self._connected(inner, peer, None):
                     return peer
+                inner.close(0)
                 raise current.broken or ConnectionLostException("the connection was lost again at once")
             except JMSException as error:
                 if current.is_closed() or (deadline is not None and current.clock() >= deadline):
@@ -147,6 +148,14 @@ class Connector:
             current.begin(inner)
             self._links.clear_closed_early()
         left = None if deadline is None else max(0.0, deadline - current.clock())
+        try:
+            return inner, self._opened(inner, action, left)
+        except BaseException:
+            inner.close(0)
+            raise
+
+    def _opened(self, inner: Inner, action: Try, left: float | None) -> Peer:
+        """Open an inner transport; returns what is known of its broker."""
         peer = inner.open(self._credentials, partial(self._on_event, inner), left)
         if self._rules.method == "failover_exchange":
             try:
@@ -155,7 +164,7 @@ class Connector:
                 if inner.is_lost:
                     raise
                 _log.warning("! %s does not tell of changes of its list of servers: %s", action.address, error)
-        return inner, peer
+        return peer
 
     @staticmethod
     def _refreshed(refresh: Refresh) -> tuple[str | None, str | None]:

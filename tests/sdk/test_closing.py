@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -19,46 +23,64 @@ def test_what_is_over_is_not_closed_again() -> None:
     assert closed == [1]
 
 
-def test_another_thread_waits_for_the_one_that_closes() -> None:
-    closing, begun, go_on = Closing(), threading.Event(), threading.Event()
-    happened: list[str] = []
+def closing_in_a_thread(closing: Closing, end: BaseException | None) -> tuple[threading.Thread, threading.Event]:
+    """Another thread, which is in the middle of closing, and what lets it go on."""
+    begun, go_on = threading.Event(), threading.Event()
 
     def close() -> None:
         begun.set()
         assert go_on.wait(WAIT)
-        happened.append("closed")
+        if end is not None:
+            raise end
+        HAPPENED.append("closed")
 
-    def is_over() -> bool:
-        return bool(happened)
+    def run() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            closing.take_turn(close, lambda: bool(HAPPENED))
 
-    thread = threading.Thread(target=closing.take_turn, args=(close, is_over))
+    HAPPENED.clear()
+    thread = threading.Thread(target=run)
     thread.start()
     assert begun.wait(WAIT)
-    closing.take_turn(close, is_over)  # which waits for nothing, and does not close
-    closing.take_turn(close, is_over, lambda: (go_on.set(), thread.join(WAIT), happened.append("waited")))
-    assert happened == ["closed", "waited"]
+    return thread, go_on
 
 
-def test_who_has_waited_closes_where_the_first_one_was_interrupted() -> None:
-    closing, begun, go_on = Closing(), threading.Event(), threading.Event()
-    happened: list[str] = []
+HAPPENED: list[str] = []
 
-    def interrupted() -> None:
-        begun.set()
-        assert go_on.wait(WAIT)
-        raise KeyboardInterrupt
 
-    def first() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            closing.take_turn(interrupted, lambda: False)
+def test_another_thread_waits_for_the_one_that_closes() -> None:
+    closing = Closing()
+    thread, go_on = closing_in_a_thread(closing, None)
+    never = partial(pytest.fail, "two close at once")
+    closing.take_turn(never, lambda: bool(HAPPENED))  # which waits for nothing
+    closing.take_turn(never, lambda: bool(HAPPENED), time.monotonic() + 0.01)
+    assert HAPPENED == []
+    threading.Timer(0.05, go_on.set).start()
+    closing.take_turn(never, lambda: bool(HAPPENED), time.monotonic() + WAIT)
+    assert HAPPENED == ["closed"]
+    thread.join(WAIT)
 
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert begun.wait(WAIT)
-    closing.take_turn(
-        lambda: happened.append("closed"), lambda: bool(happened), lambda: (go_on.set(), thread.join(WAIT))
-    )
-    assert happened == ["closed"]
+
+def test_those_who_wait_close_as_soon_as_the_first_one_is_interrupted() -> None:
+    closing = Closing()
+    thread, go_on = closing_in_a_thread(closing, KeyboardInterrupt())
+    deadline = time.monotonic() + 1_000 * WAIT
+
+    def close() -> None:
+        HAPPENED.append(threading.current_thread().name)
+
+    waiting = [
+        threading.Thread(target=closing.take_turn, args=(close, lambda: bool(HAPPENED), deadline)) for _ in range(3)
+    ]
+    for each in waiting:
+        each.start()
+    while len(closing._waiters._locks) < 3:
+        time.sleep(0.001)
+    go_on.set()
+    for each in (thread, *waiting):
+        each.join(WAIT)
+        assert not each.is_alive()
+    assert len(HAPPENED) == 1
 
 
 def test_a_call_in_the_middle_of_it_returns() -> None:
@@ -67,7 +89,7 @@ def test_a_call_in_the_middle_of_it_returns() -> None:
 
     def close() -> None:
         calls.append(1)
-        closing.take_turn(close, lambda: False, lambda: pytest.fail("it would wait for itself"))
+        closing.take_turn(close, lambda: False, math.inf)
 
     closing.take_turn(close, lambda: False)
     assert calls == [1]

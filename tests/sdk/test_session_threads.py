@@ -634,6 +634,17 @@ def test_a_message_is_received_though_no_thread_can_acknowledge_it_in_time(conne
     assert str(consumer.receive(_WAIT)) == "b"
 
 
+def test_a_thread_that_stops_leaves_the_one_that_was_started_meanwhile(connection: Connection) -> None:
+    session = connection.create_session()
+    state = session._state
+    for started in (threading.Thread(), None):
+        stopping = session_thread.SessionThread(state, lambda *_: None)
+        stopping.stop()
+        state.thread = started
+        stopping._run()
+        assert state.thread is started
+
+
 def test_a_listener_that_gets_no_thread_is_not_set(connection: Connection) -> None:
     session = connection.create_session()
     consumer = session.create_consumer(session.create_queue("q"))

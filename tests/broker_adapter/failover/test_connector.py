@@ -260,7 +260,7 @@ def test_each_restored_connection_has_another_epoch_and_is_told_where_it_is_and_
     restored = connection.events[-1]
     assert isinstance(restored, Restored)
     assert (restored.epoch, restored.address, restored.attempts) == (2, "amqp://h:1", 2)
-    assert refusing.calls == [("open",)]
+    assert refusing.calls == [("open",), ("close", 0)]
     connection.inner.answers = [None]
     connection.transport.send(link, message(1), None, 5.0)
     connection.transport.close(5.0)
@@ -365,4 +365,20 @@ def test_the_servers_that_a_broker_announces_are_where_the_connection_is_restore
     hosts = {each.host for each in connection.transport._rules.addresses}
     assert "third" in hosts
     assert "fourth" not in hosts
+    connection.transport.close(5.0)
+
+
+@pytest.mark.parametrize("step", ["open", "watch_servers", "connected"])
+def test_an_inner_transport_that_does_not_become_the_connection_is_closed(step: str) -> None:
+    first, second = FakeInner(), FakeInner()
+    if step == "connected":
+        first.before["watch_servers"] = first.cut
+    else:
+        first.raises[step] = [LOST]
+        first.before[step] = lambda: setattr(first, "is_lost", True)
+    options = "&failover=failover_exchange&startup_max_reconnect_attempts=5"
+    connection = Connection(options, first, second).open()
+    assert first.calls[-1] == ("close", 0)
+    assert connection.inner is second
+    assert ("close", 0) not in second.calls
     connection.transport.close(5.0)
