@@ -206,7 +206,12 @@ class Resumption:
                 return
             first = wait_queue[0]
             queue, needs = first.queue, first.needs
-            if queue is not None and needs is not None and self._admission.is_too_small(queue, needs):
+            if (
+                queue is not None
+                and needs is not None
+                and self._admission.is_too_small(queue, needs)
+                and not self._transactions.is_stale(first.command)
+            ):
                 return
             if not isinstance(first.command, c.Enqueue) and self._is_put_off(first):
                 return

@@ -90,6 +90,14 @@ class Transactions:
         finally:
             self._directory.unmake(made, effects)
 
+    def is_stale(self, command: c.Command) -> bool:
+        """Whether a commit will be refused because the first delivery that it settles is not held any more."""
+        if not isinstance(command, c.Commit) or not command.settlements:
+            return False
+        number, delivery, _ = command.settlements[0]
+        consumer = self._directory.consumers.get(number)
+        return consumer is None or delivery not in consumer.unsettled
+
     def fail(self, command: c.Commit, cause: Exception, effects: Effects) -> None:
         """A fault of the engine has ended the commit that was tried last: it is rolled back, if it had not begun."""
         failure = fault(command, cause)

@@ -386,3 +386,21 @@ def test_room_that_a_commit_makes_which_had_to_wait_itself_is_taken_at_once(orde
         reply(result)
     assert (sent, committed) == ([None], [None])
     assert not rules.state.has_more
+
+
+def test_a_commit_whose_deliveries_are_gone_keeps_nobody_waiting() -> None:
+    """It waits for more room than there is, and its consumer has gone: smaller sends behind it may go on."""
+    rules = Rules(max_queue_messages=10)
+    client, other = rules.connect(), rules.connect()
+    rules.send(client, queue("in"), b"x")
+    rules.send(client, Q, *[b"x"] * 10)
+    source, taker = rules.attach(client, queue("in"), 1), rules.attach(other, Q, 10)
+    committed, sent = list[Any](), list[Any]()
+    settled = [(source, rules.delivered[source][0][0], Outcome.ACCEPTED)]
+    decide(rules, c.Commit(client, None, [(Q, c.NewMessage(0, b"y"))] * 5, settled), committed)
+    decide(rules, c.Enqueue(other, Q, [c.NewMessage(0, b"small")]), sent)
+    decide(rules, c.Detach(source, give_back=True), [])
+    for reply, result in rules.state.decide([c.Settle(taker, [1], Outcome.ACCEPTED)], rules.now_ms).replies:
+        reply(result)
+    assert "not held any more" in str(committed)
+    assert sent == [None]
