@@ -13,7 +13,8 @@ QUICK := tests/ack_modes tests/contracts/test_selectors.py tests/test_docs.py te
   $(addprefix tests/broker_adapter/failover/test_,rules.py links.py unanswered.py reattach.py commits.py) \
   $(addprefix tests/broker_adapter/engine/test_,admission.py attachments.py backoff.py blocked_sends.py broker_state.py \
     connections.py consumers.py destinations.py directory.py dispatch.py endings.py identities.py limits.py resumption.py \
-    sends.py store.py transactions.py wait_queues.py) \
+    sends.py store.py lmdb_store.py lmdb_reads.py lmdb_room.py store_files.py store_versions.py stores.py transactions.py \
+    wait_queues.py) \
   $(addprefix tests/broker_adapter/amqp/test_,amqp_message.py frames.py payloads.py sasl.py values.py) \
   $(addprefix tests/broker_adapter/server/test_,consumers.py coordinator.py permissions.py producers.py protocol.py) \
   $(addprefix tests/sdk/test_,checks.py conversion.py end_to_end.py envelopes.py lifecycle.py message.py message_types.py message_values.py) \

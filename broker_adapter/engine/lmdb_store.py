@@ -189,13 +189,16 @@ class LmdbStore:
         if is_new:
             sync_directory(self.path)  # the file is named on the disk before a message is confirmed
         if self._trial is not None:
-            taken_over = take_over(self._trial, self._db, self.path)
-        else:
-            with self._env.begin(write=True) as txn:
-                taken_over = take_over(txn, self._db, self.path)
-        self._has_old = taken_over.has_old
-        self.mended_version = taken_over.mended_version
-        self.unique = self._noted(UNIQUE, taken_over.unique) or ""
+            self._take_over(self._trial)
+            return
+        with self._env.begin(write=True) as txn:
+            self._take_over(txn)
+
+    def _take_over(self, txn: Any) -> None:
+        found = take_over(txn, self._db, self.path)
+        self._has_old = found.has_old
+        self.mended_version = found.mended_version
+        self.unique = self._noted(UNIQUE, found.unique) or ""  # a store that is refused stays as it was
 
     def _noted(self, key: bytes, value: bytes | None) -> Any:
         """A number or a name of the store; None where there is none."""

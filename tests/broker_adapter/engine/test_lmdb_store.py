@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import (
+    UNIQUE,
+    VERSION,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -20,9 +23,7 @@ from broker_adapter.engine.records import (
     queue_key,
     stream_key,
 )
-from broker_adapter.errors import (
-    ResourceAllocationException,
-)
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.storing import batch_of, damage, entry, positions, put, reopened
 
@@ -90,3 +91,17 @@ def test_a_commit_into_a_full_file_changes_nothing(tmp_path: Path, monkeypatch: 
     assert len(store.load(1, 5, 0, 100).entries) == len(taken) > 5
     assert len([body for body in store.read_messages(range(100)) if body]) == len(taken)
     store.close()
+
+
+def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
+    LmdbStore(tmp_path, EngineSettings()).close()
+    with lmdb.open(str(tmp_path), max_dbs=20) as env:
+        meta = env.open_db(b"meta")
+        with env.begin(write=True) as txn:
+            name = txn.get(UNIQUE, db=meta)
+            txn.put(UNIQUE, name[:-1] + bytes([name[-1] ^ 1]), db=meta)
+            txn.put(VERSION, b"\xc1", db=meta)
+    with pytest.raises(StoreCorruptException, match="'unique'"):
+        LmdbStore(tmp_path, EngineSettings())
+    with lmdb.open(str(tmp_path), max_dbs=20) as env, env.begin() as txn:
+        assert txn.get(VERSION, db=env.open_db(b"meta", txn=txn)) == b"\xc1"

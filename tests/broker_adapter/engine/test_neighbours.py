@@ -67,7 +67,7 @@ def test_a_transaction_for_durable_and_other_subscriptions_waits_for_room_like_a
     attach(broker, client, topic("t"), subscription=Subscription("s", durable=True, shared=False))
     attach(broker, client, topic("t"))
     broker._stores.disk.room = lambda: Room(0, 0, 4096, "the store is full")
-    broker._room_checked_ms = 0
+    broker._room_checks.checked_ms = 0
     (error,) = send(broker, client, topic("t"), "x")
     assert isinstance(error, ResourceAllocationException)
     with pytest.raises(TransactionRolledBackException, match="the store is full"):
