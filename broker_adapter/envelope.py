@@ -57,6 +57,7 @@ AMQP_FORMAT = 0
 DEAD_LETTER_PREFIX = "JMS_HOLDFAST_DEAD_LETTER_"
 DEAD_LETTER_REASON = f"{DEAD_LETTER_PREFIX}REASON"
 DEAD_LETTER_QUEUE = f"{DEAD_LETTER_PREFIX}QUEUE"
+DEAD_LETTER_SUBSCRIPTION = f"{DEAD_LETTER_PREFIX}SUBSCRIPTION"
 #: Property of a dead letter that cannot be decoded: why not.
 UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"
 _MAX_REASON = 1000  #: characters of it
@@ -303,14 +304,16 @@ def undecodable_dead_letter(
         payload: the message as it is stored.
         annotations: the properties that the engine has added.
         error: says why it cannot be decoded.
-        destination: where it was received from; None: where it was when it became a dead letter.
+        destination: where it was received from, for one that does not say where it was when it became a dead letter.
 
     Raises:
         MessageFormatException: it is no dead letter; this is ``error``.
     """
     if DEAD_LETTER_REASON not in annotations:
         raise error
-    origin = destination or Destination(str(annotations.get(DEAD_LETTER_QUEUE, "")))
+    name = annotations.get(DEAD_LETTER_QUEUE)
+    kind = DestinationKind.TOPIC if DEAD_LETTER_SUBSCRIPTION in annotations else DestinationKind.QUEUE
+    origin = Destination(str(name), kind) if name is not None else destination or Destination("")
     return Envelope(
         origin, BodyKind.BYTES, payload, properties={**annotations, UNDECODABLE_PROPERTY: error.reason[:_MAX_REASON]}
     )

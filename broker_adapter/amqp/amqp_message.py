@@ -63,6 +63,7 @@ _SECTIONS: Final[dict[Any, int]] = {
 _MAX_AHEAD_VALUES: Final = 20_000
 _TTL: Final = 2  #: its place in the header
 _CONTENT_TYPE: Final = 6  #: that of content-type in the properties
+_ADDED_PROPERTIES: Final = 16  #: more than may be added to those of the application
 _MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
 _MAX_REASON: Final = 1000  #: characters of the reason why a message cannot be decoded
 _EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
@@ -499,7 +500,7 @@ _SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
 
 
 def _check_properties(count: int) -> None:
-    if count > MAX_PROPERTIES:
+    if count > MAX_PROPERTIES + _ADDED_PROPERTIES:
         raise ValueError(f"{count} properties, more than the limit of {MAX_PROPERTIES}")
 
 

@@ -13,11 +13,11 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
 from broker_adapter.engine.directory import Directory, named_queue
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, DEAD_LETTER_SUBSCRIPTION, Endings
+from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, Endings
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import FLAG_PERSISTENT, KIND_DELIVER, KIND_EXPIRE, schedule_key
 from broker_adapter.engine.statistics import Totals
-from broker_adapter.envelope import DEAD_LETTER_QUEUE
+from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION
 from broker_adapter.errors import JMSException
 
 #: Time after which a message that expired in a consumer's hands is due again.

@@ -23,15 +23,14 @@ from broker_adapter.engine.queue_entries import Entry, Lane
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import FLAG_ANNOTATED, FLAG_PERSISTENT, encode_annotations, lane_of_delayed
 from broker_adapter.engine.statistics import Totals
-from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_REASON
+from broker_adapter.envelope import DEAD_LETTER_PREFIX, DEAD_LETTER_QUEUE, DEAD_LETTER_REASON, DEAD_LETTER_SUBSCRIPTION
 
 #: Why a message is a dead letter that has been delivered as often as may be.
 TOO_OFTEN = "delivered {} times without success (option max_deliveries)"
 #: Properties that the engine adds to a message that it puts into the dead-letter or the expiry queue, beside why and
-#: where it was: of a subscription its name with its client id, and how often the delivery had failed.
-DEAD_LETTER_SUBSCRIPTION = "JMS_HOLDFAST_DEAD_LETTER_SUBSCRIPTION"
-DEAD_LETTER_CLIENT_ID = "JMS_HOLDFAST_DEAD_LETTER_CLIENT_ID"
-DEAD_LETTER_COUNT = "JMS_HOLDFAST_DEAD_LETTER_COUNT"
+#: where it was: the client id of its subscription, and how often the delivery had failed.
+DEAD_LETTER_CLIENT_ID = f"{DEAD_LETTER_PREFIX}CLIENT_ID"
+DEAD_LETTER_COUNT = f"{DEAD_LETTER_PREFIX}COUNT"
 
 
 class Endings:

@@ -52,6 +52,9 @@ _TRY_AHEAD_MS = 5
 _LONGEST_PAUSE_MS = 2_000
 
 
+_NO_ROOM: tuple[float, ...] = (-math.inf,) * 6
+
+
 class _Pause:
     """How long what was tried in vain keeps others from being tried.
 
@@ -115,7 +118,7 @@ class Resumption:
         self._deliveries = deliveries
         self._time = time
         #: the engine-wide room when commits that make room were last tried
-        self._room_before: tuple[float, ...] = (-math.inf,) * 6
+        self._room_before: tuple[float, ...] = _NO_ROOM
         self._pauses = (_Pause(), _Pause())  #: of what is small, and of what is large
 
     def next_try_ms(self) -> int | None:
@@ -182,19 +185,20 @@ class Resumption:
         if not any(map(gt, self._admission.engine_wide_room(), self._room_before)):
             return
         first = list(islice(wait_queue, _MOST_LOOKED_AT))
-        left, are_put_off = _MOST_VAIN_TRIES, False
+        left, are_put_off, has_ended = _MOST_VAIN_TRIES, False, False
         for blocked in first:
             if self._is_put_off(blocked):
                 are_put_off = True
             elif blocked.wait_queue is wait_queue:  # else it has ended with another one
                 self._wait_queues.withdraw(blocked)
                 if self._retry(blocked, now_ms, effects):
+                    has_ended = True
                     self._end((blocked,), now_ms, effects)
                 else:
                     left -= 1
                     if not left:
                         break
-        if left and len(first) == _MOST_LOOKED_AT and wait_queue and wait_queue[0] is not first[0]:
+        if left and has_ended and len(first) == _MOST_LOOKED_AT and wait_queue:
             self._pauses[0].put_off[_ENGINE_WIDE] = None  # the next decision looks at those behind them
         elif not are_put_off:  # otherwise there is still more room than at their last try
             self._room_before = self._admission.engine_wide_room()
@@ -325,4 +329,6 @@ class Resumption:
             if blocked.queue is not None:
                 self._changed[blocked.queue.id] = blocked.queue
             self._blocked.fail(blocked, error, effects)
+            if blocked.wait_queue is self._wait_queues.making_room:
+                self._room_before = _NO_ROOM  # those behind it may find what it did not
         self._end(over, now_ms, effects)

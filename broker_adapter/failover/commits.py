@@ -159,7 +159,10 @@ class Commits:
                 current.wait_until_lost(inner, deadline, _ASKING, call)
                 inner = current.wait_until_connected(deadline, _ASKING, call)
             except JMSException as error:
-                raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
+                there = current.connected
+                if not call.is_over or there is None or there is inner:
+                    raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
+                inner = there  # the session has ended, and the broker can be asked all the same
             if current.peer is None or current.peer.store != peer.store:
                 raise TransactionInDoubtException(
                     f"{doubt.reason}; the broker that is connected now has another store, and cannot tell"

@@ -133,7 +133,7 @@ class CurrentTransport:
 
     def end_session(self, session: int) -> None:
         """Under the lock: a session has ended, and its calls do not wait any more."""
-        for call in self._calls:
+        for call in list(self._calls):  # the handler of a signal may make one meanwhile
             if call.session == session:
                 call.is_over = True
         self.changed.notify_all()

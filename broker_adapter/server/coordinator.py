@@ -50,6 +50,8 @@ _MAX_TRANSACTIONS: Final = 1000
 #: What a message, and a settlement, of a transaction takes in memory beside its payload, in bytes.
 _SEND_BYTES: Final = 512
 _SETTLEMENT_BYTES: Final = 128
+#: Longest name of a session in the ids of its commits, in characters: it is kept as long as the link.
+_MAX_SESSION_NAME: Final = 400
 _TIMED_OUT: Final = "amqp:transaction:timeout"
 _ROLLED_BACK: Final = "amqp:transaction:rollback"
 
@@ -287,6 +289,11 @@ class Coordinator:
         commit_id: c.CommitId | None = None
         named = annotations.get(COMMIT_ID)
         if isinstance(named, list) and len(named) == 2 and isinstance(named[0], str) and type(named[1]) is int:
+            if len(named[0]) > _MAX_SESSION_NAME:
+                reason = f"the session in the id of a commit has a name of {len(named[0])} characters"
+                long = IllegalStateException(f"{reason}; the limit is {_MAX_SESSION_NAME}")
+                self._on_committed(link, number, transaction, 0, long)
+                return
             commit_id = c.CommitId(named[0], named[1])
             self._sessions[link] = named[0]
         self._budget.unanswered += transaction.kept_bytes

@@ -125,6 +125,7 @@ def test_a_dead_letter_that_nobody_can_read_is_received_as_bytes(served: tuple[B
             assert isinstance(message, BytesMessage)
             assert stored in message.body or stored[-2:] in message.body, "the properties of a dead letter are added"
             assert message.properties["JMS_HOLDFAST_DEAD_LETTER_QUEUE"] == "q"
+            assert message.destination in (Q, dead), "the server does not say where it was, if it cannot read it either"
         assert consumer.receive_nowait() is None
     assert {each.name: each.messages for each in connection.statistics().queues}["DLQ"] == 0
 

@@ -26,25 +26,26 @@ WAIT = 60.0
 
 
 @pytest.fixture(params=["in process", "amqp", "failover"])
-def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connection]:
-    """A connection to an engine whose queues take two messages."""
-    engine = "max_queue_messages=2&hold_timeout_seconds=50"
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an engine whose queues take two messages."""
     if request.param == "in process":
-        url = f"embedded:{tmp_path}?{engine}&close_timeout_seconds=1"
-        with ConnectionFactory(url).create_connection() as connection:
-            connection.start()
-            yield connection
+        yield f"embedded:{tmp_path}?max_queue_messages=2&hold_timeout_seconds=50&close_timeout_seconds=1"
         return
     broker = Broker(EngineSettings(max_queue_messages=2, hold_timeout_seconds=50), str(tmp_path))
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
     _, port = listener.start()
     url = f"amqp://127.0.0.1:{port}"
     url = f"failover:({url})?" if request.param == "failover" else f"{url}?failover=nofailover&"
-    with ConnectionFactory(f"{url}close_timeout_seconds=1").create_connection() as connection:
-        connection.start()
-        yield connection
+    yield f"{url}close_timeout_seconds=1"
     listener.stop()
     broker.close()
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[Connection]:
+    with ConnectionFactory(url).create_connection() as connection:
+        connection.start()
+        yield connection
 
 
 def send(connection: Connection, queue: Destination, *bodies: str) -> None:
@@ -63,8 +64,13 @@ def held(connection: Connection) -> int:
     return sum(queue.held_producers for queue in connection.statistics().queues)
 
 
-def test_a_commit_that_waits_for_room_is_rolled_back_by_the_close_of_its_session(connection: Connection) -> None:
-    session: Session = connection.create_session(AcknowledgeMode.TRANSACTED)
+@pytest.mark.parametrize("closes", ["session", "connection"])
+def test_a_commit_that_waits_for_room_is_rolled_back_by_the_close_of_its_session(
+    url: str, connection: Connection, closes: str
+) -> None:
+    committing = ConnectionFactory(url).create_connection()
+    committing.start()
+    session: Session = committing.create_session(AcknowledgeMode.TRANSACTED)
     full, other = session.create_queue("full"), session.create_queue("in")
     send(connection, full, "1", "2")
     send(connection, other, "taken")
@@ -84,8 +90,9 @@ def test_a_commit_that_waits_for_room_is_rolled_back_by_the_close_of_its_session
     thread.start()
     while not held(connection):
         pass
-    session.close()
+    (session if closes == "session" else committing).close()
     thread.join(WAIT)
+    committing.close()
 
     assert [type(error) for error in errors] == [TransactionRolledBackException]
     assert [type(error) for error in told] == [TransactionRolledBackException]

@@ -127,7 +127,8 @@ class Commits:
 
         def ended(result: Any, error: JMSException | None) -> bool:
             if error is None:
-                self._committed[session] = commit_number
+                if session in self._coordinators:  # otherwise it has ended
+                    self._committed[session] = commit_number
                 self._drains.leave()
             elif isinstance(error, TransactionRolledBackException):
                 # Those that the broker has taken back already are not known any more, and are left alone.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -122,6 +121,7 @@ class ClientProtocol:
         self._phase = Phase.NEW
         self._opened: Done | None = None
         self._closed: Done | None = None
+        self._unresolved = 0  # commits whose session has ended, and of which it is not known whether they are done
         epoch, has_client_id = options.epoch, options.has_client_id
         self._sessions = sessions = Sessions(peer)
         self._links = links = LinkTable(peer, options.container_id, listener)
@@ -298,7 +298,11 @@ class ClientProtocol:
             self._finish(None)
             return
         self._closed = done
-        if self._phase is not Phase.CLOSING:
+        self._close_once_resolved()
+
+    def _close_once_resolved(self) -> None:
+        """Close the connection, where that is wanted, once it is known what became of the commits."""
+        if self._closed is not None and not self._unresolved and self._phase not in (Phase.CLOSING, Phase.CLOSED):
             self._phase = Phase.CLOSING
             self._peer.close()
 
@@ -370,6 +374,7 @@ class ClientProtocol:
             done(None, None)
             return
         commits = self._commits.end_session(number)
+        self._unresolved += len(commits)
 
         def ended(result: Any, error: JMSException | None) -> bool:
             for commit in commits:
@@ -385,7 +390,13 @@ class ClientProtocol:
 
     def _resolve(self, session: int, commit: Commit, error: JMSException | None) -> None:
         """Have a commit whose session has ended told what became of it."""
-        resolved = partial(self._commits.resolved, commit)
+
+        def resolved(result: Any, error: JMSException | None) -> bool:
+            waits = self._commits.resolved(commit, result, error)
+            self._unresolved -= 1
+            self._close_once_resolved()
+            return waits
+
         if error is not None:
             resolved(None, error)
         elif not self.traits.answers_requests:

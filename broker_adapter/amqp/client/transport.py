@@ -82,6 +82,8 @@ class Io(Protocol):
 
 #: Longest wait for something that only the loop's own thread does, in seconds.
 _OWN_THREAD_SECONDS = 5.0
+#: A close waits so long at least where a commit is under way, which is to be told what became of it, in seconds.
+_RESOLVE_SECONDS = 0.25
 #: Waits for an answer, at most so many seconds (None: as long as requests may take); returns it, or raises.
 _Wait = Callable[[float | None], Any]
 
@@ -126,6 +128,7 @@ class AmqpTransport:
         self._max_message_bytes: dict[int, int] = {}
         self._closing = threading.Lock()
         self._closed = False
+        self._committing: list[int] = []  #: sessions, by each commit that is under way
 
     def __repr__(self) -> str:
         return f"<AmqpTransport {self._url.host}:{self._url.port} {self._protocol!r}>"
@@ -242,12 +245,15 @@ class AmqpTransport:
         if io is None or protocol is None:
             return
         own = self._url.client.close_timeout_seconds
+        limit = own if timeout is None else min(own, timeout)
+        if self._committing:
+            limit = max(limit, _RESOLVE_SECONDS)
         call = Answer()
         try:
             if not lost:
                 io.submit(lambda: protocol.close(call))
                 if not io.in_loop_thread():
-                    call.wait(own if timeout is None else min(own, timeout), "closing the connection")
+                    call.wait(limit, "closing the connection")
         except JMSException:
             pass  # a close succeeds also where the network is lost
         finally:
@@ -464,6 +470,7 @@ class AmqpTransport:
         for link, envelope in sends:
             real = self._real_link(link, envelope)
             packed.append((real, self._packed(real, envelope)))
+        self._committing.append(session)
         try:
             self._ask(
                 "the commit",
@@ -483,6 +490,8 @@ class AmqpTransport:
                 raise
             if not was_done:
                 raise TransactionRolledBackException(f"nothing was committed: {error.reason}") from error
+        finally:
+            self._committing.pop()
 
     # What does not wait.
 

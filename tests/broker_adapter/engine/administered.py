@@ -25,9 +25,16 @@ from broker_adapter.engine import broker as broker_module
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import consumers as consumers_module
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.endings import DEAD_LETTER_SUBSCRIPTION
 from broker_adapter.engine.operations import steps_of
-from broker_adapter.envelope import DEAD_LETTER_QUEUE, ENVELOPE_FORMAT, BodyKind, Envelope, pack, unpack
+from broker_adapter.envelope import (
+    DEAD_LETTER_QUEUE,
+    DEAD_LETTER_SUBSCRIPTION,
+    ENVELOPE_FORMAT,
+    BodyKind,
+    Envelope,
+    pack,
+    unpack,
+)
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription

@@ -404,3 +404,43 @@ def test_a_commit_whose_deliveries_are_gone_keeps_nobody_waiting() -> None:
         reply(result)
     assert "not held any more" in str(committed)
     assert sent == [None]
+
+
+def test_commits_that_make_room_go_on_behind_one_that_needs_more_than_there_is() -> None:
+    rules = Rules(hold_timeout_seconds=60)
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 300)
+    consumer = rules.attach(client, Q, credit=300)
+    answers: list[Any] = []
+    rules.state.admission.volatile_room = 0
+    for index in range(300):
+        body = b"z" * (100 if index else 1_000_000)
+        sends = [(queue(f"to {index}"), c.NewMessage(0, body, persistent=False))]
+        settled = [(consumer, index + 1, Outcome.ACCEPTED)]
+        decide(rules, c.Commit(rules.connect(), None, sends, settled), answers)
+    assert answers == []
+    rules.state.admission.volatile_room = 500_000
+    passed(rules, 1)
+    while (rules.state.next_deadline_ms() or 0) <= rules.state.time.elapsed_ms:
+        passed(rules, 0)
+    assert answers == [None] * 299
+
+
+def test_commits_that_make_room_are_looked_at_when_those_ahead_of_them_are_given_up() -> None:
+    rules = Rules(hold_timeout_seconds=60)
+    client, leaving = rules.connect(), rules.connect()
+    rules.send(client, Q, *[b"x"] * 40)
+    consumer, other = rules.attach(leaving, Q, credit=20), rules.attach(client, Q, credit=20)
+    answers: list[Any] = []
+    rules.state.admission.volatile_room = 0
+    for index in range(40):
+        holder, owner, body = (consumer, leaving, b"z" * 1_000_000) if index < 20 else (other, client, b"z" * 100)
+        number = rules.delivered[holder][index % 20][0]
+        sends = [(queue(f"to {index}"), c.NewMessage(0, body, persistent=False))]
+        decide(rules, c.Commit(owner, c.CommitId(f"s{index}", 1), sends, [(holder, number, Outcome.ACCEPTED)]), answers)
+    rules.state.admission.volatile_room = 500_000
+    passed(rules, 1)
+    assert answers == [], "so many were tried in vain that those behind them were not looked at"
+    decide(rules, c.Disconnect(leaving), [])
+    passed(rules, 1)
+    assert answers.count(None) == 20

@@ -99,3 +99,22 @@ def test_a_commit_that_a_fault_of_the_engine_ends_is_in_doubt_where_it_had_begun
     assert type(error) is (TransactionRolledBackException if step == "before" else TransactionInDoubtException)
     assert "could not carry out Commit" in str(error)
     assert rules.depth("q") == (step != "before")
+
+
+def test_what_a_commit_in_doubt_was_to_settle_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules()
+    client = rules.connect()
+    rules.send(client, Q, b"a", b"b")
+    consumer = rules.attach(client, Q, 2)
+    answers: list[Any] = []
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rules.state._transactions._deliveries, "settle_committed", fail)
+    command = commit(client, 1, [(queue("out"), b"x")], [(consumer, 1, Outcome.ACCEPTED)])
+    for reply, result in rules.state.decide([command._replace(reply=answers.append)], rules.now_ms).replies:
+        reply(result)
+    assert [type(each) for each in answers] == [TransactionInDoubtException]
+    rules.do(c.Credit(consumer, 1))
+    assert [number for number, _ in rules.delivered[consumer]] == [1, 2, 3]

@@ -19,6 +19,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong, encode
 from broker_adapter.amqp.wire import (
+    COMMIT_ID,
     COMMIT_SIZE,
     DECLARE_CODE,
     DISCHARGE_CODE,
@@ -539,6 +540,19 @@ def test_a_discharge_that_says_how_much_belongs_to_it_is_done_where_all_of_that_
         assert "2 messages and 1 acknowledgements of the transaction have come" in str(state.error)
         client.rest()
         assert (depth(broker, "out"), waiting(broker, "in")) == (0, ["request"])
+
+
+def test_a_discharge_whose_session_has_a_long_name_is_refused(client: Client, broker: Broker) -> None:
+    """The server keeps the name as long as the link is attached."""
+    producer, coordinator = client.sender("out"), client.coordinator()
+    for size, refused in ((400, False), (401, True), (1_000_000, True)):
+        txn_id = client.declare(coordinator)
+        client.send(producer, "x", state=in_transaction(txn_id))
+        annotations = b"\x00\x53\x72" + encode({COMMIT_ID: ["s" * size, 1]})
+        body = b"\x00\x53\x77" + encode(Described(ULong(DISCHARGE_CODE), [txn_id, False]))
+        state = client.raw(coordinator, annotations + body)
+        assert code_of(state) == ((REJECTED, "amqp:illegal-state") if refused else (ACCEPTED_STATE.code, None))
+    assert waiting(broker, "out") == ["x"]
 
 
 def test_a_discharge_is_refused_where_the_transaction_of_an_unfinished_message_cannot_be_decoded(
