@@ -15,7 +15,11 @@ _TURN_SECONDS: Final = 0.02
 #: Bytes of a slice: at least, at first, and at most.
 _LEAST_BYTES: Final = KIB
 _FIRST_BYTES: Final = 16 * KIB
-_MOST_BYTES: Final = 64 * KIB
+_MOST_BYTES: Final = 256 * KIB
+#: A slice that takes so many turns makes the connection's slices small for a while, whatever they cost.
+_MUCH_TOO_LONG: Final = 5
+#: By how many bytes its slices may become larger again with each that was in time.
+_REGAINED_BYTES: Final = KIB
 
 
 class InputSlices:
@@ -26,11 +30,12 @@ class InputSlices:
         size: how many bytes are to be taken next, at most.
     """
 
-    __slots__ = ("rest", "size")
+    __slots__ = ("_most", "rest", "size")
 
     def __init__(self) -> None:
         self.rest = bytearray()
         self.size = _FIRST_BYTES
+        self._most = _MOST_BYTES
 
     def __repr__(self) -> str:
         return f"<InputSlices size={self.size} rest={len(self.rest)}>"
@@ -49,8 +54,16 @@ class InputSlices:
         return data
 
     def took(self, size: int, seconds: float) -> None:
-        """A slice of so many bytes has taken so long: the next one is as large as a turn allows, at most twice this."""
+        """A slice has been taken: the next one is as large as a turn allows, and at most twice as large as this one.
+
+        Args:
+            size: of the slice, in bytes.
+            seconds: of CPU that it has taken.
+        """
         if seconds > _TURN_SECONDS:
             self.size = max(_LEAST_BYTES, int(size * _TURN_SECONDS / seconds))
+            if seconds > _MUCH_TOO_LONG * _TURN_SECONDS:
+                self._most = _FIRST_BYTES
         elif size >= self.size:
-            self.size = min(_MOST_BYTES, 2 * size, int(size * _TURN_SECONDS / max(seconds, 1e-6)))
+            self._most = min(_MOST_BYTES, self._most + _REGAINED_BYTES)
+            self.size = min(self._most, 2 * size, int(size * _TURN_SECONDS / max(seconds, 1e-6)))

@@ -295,7 +295,7 @@ def test_other_clients_have_their_turn_while_the_input_of_one_is_taken(serve: Ca
         reader.join(WAIT)
     names = [name for name, _ in TURNS]
     assert "slow" in names[names.index("other") :], "the other client was answered before all of the input was taken"
-    assert max(size for name, size in TURNS if name == "slow") <= 64 * 1024
+    assert len([name for name in names if name == "slow"]) > 4
 
 
 def test_what_came_before_the_end_of_a_connection_is_taken() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker_adapter.server.input_slices import InputSlices
 
 KIB = 1024
+MUCH = 4e-6  #: seconds for each byte: 256 KiB take a second
 
 
 def sizes(slices: InputSlices, data: bytes, seconds_per_byte: float) -> list[int]:
@@ -21,22 +22,26 @@ def sizes(slices: InputSlices, data: bytes, seconds_per_byte: float) -> list[int
 
 def test_input_that_costs_little_is_taken_in_large_slices() -> None:
     slices = InputSlices()
-    assert sizes(slices, bytes(256 * KIB), 0.0) == [16 * KIB, 32 * KIB, 64 * KIB, 64 * KIB, 64 * KIB, 16 * KIB]
-    assert sizes(slices, bytes(64 * KIB), 0.0) == [64 * KIB]
+    assert sizes(slices, bytes(256 * KIB), 0.0) == [16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 16 * KIB]
+    assert sizes(slices, bytes(256 * KIB), 0.0) == [256 * KIB]
 
 
 def test_input_that_costs_much_is_taken_in_slices_of_one_turn() -> None:
-    slices = InputSlices()
-    found = sizes(slices, bytes(range(256)) * 256, 4e-6)  # 64 KiB take a quarter of a second
+    found = sizes(InputSlices(), bytes(range(256)) * 256, MUCH)
     assert found[0] == 16 * KIB
     assert set(found[1:-1]) == {5_000}, "which take 20 ms"
 
 
-def test_what_costs_much_is_no_slower_for_others_where_something_cheap_came_before() -> None:
+def test_a_slice_that_takes_much_too_long_makes_those_of_its_connection_small_for_a_while() -> None:
     slices = InputSlices()
+    sizes(slices, bytes(512 * KIB), 0.0)
+    assert max(sizes(slices, bytes(256 * KIB), MUCH)) == 256 * KIB, "nobody could know"
     for _ in range(10):
         sizes(slices, bytes(256 * KIB), 0.0)
-        assert max(sizes(slices, bytes(256 * KIB), 4e-6)) <= 64 * KIB
+        assert max(sizes(slices, bytes(256 * KIB), MUCH)) <= 32 * KIB
+    for _ in range(100):
+        cheap = sizes(slices, bytes(256 * KIB), 0.0)
+    assert cheap == [256 * KIB]
 
 
 def test_a_slice_has_a_least_size() -> None:
