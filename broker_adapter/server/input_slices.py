@@ -18,7 +18,7 @@ _FIRST_BYTES: Final = 16 * KIB
 _MOST_BYTES: Final = 256 * KIB
 #: A slice that takes so many turns makes the connection's slices small for a while, whatever they cost.
 _MUCH_TOO_LONG: Final = 5
-#: By how many bytes its slices may become larger again with each that was in time.
+#: By how many bytes its slices may become larger again with each that took less than half a turn.
 _REGAINED_BYTES: Final = KIB
 
 
@@ -65,5 +65,6 @@ class InputSlices:
             if seconds > _MUCH_TOO_LONG * _TURN_SECONDS:
                 self._most = _FIRST_BYTES
         elif size >= self.size:
-            self._most = min(_MOST_BYTES, self._most + _REGAINED_BYTES)
+            if 2 * seconds < _TURN_SECONDS:
+                self._most = min(_MOST_BYTES, self._most + _REGAINED_BYTES)
             self.size = min(self._most, 2 * size, int(size * _TURN_SECONDS / max(seconds, 1e-6)))
