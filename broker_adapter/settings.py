@@ -60,8 +60,8 @@ class ClientSettings:
     )
     max_redeliveries: int | None = _option(
         None,
-        "redeliveries of a message after which the client rejects it, so that the broker sets it aside; none: the"
-        " broker decides",
+        "redeliveries after which the client rejects a message, so that it goes to the broker's dead-letter queue;"
+        " none: the client rejects none",
         least=0,
     )
     message_id_policy: str = _option(
@@ -70,13 +70,14 @@ class ClientSettings:
         choices=("producer", "uuid", "none"),
     )
     populate_user_id: bool = _option(
-        False, "whether messages say which user sent them (JMSXUserID), as this client was told it"
+        False, "whether the client puts its user name into the messages that it sends (JMSXUserID)"
     )
     local_message_expiry: bool = _option(
-        True, "whether a message that expired on its way, by this machine's clock, is kept from the application"
+        True,
+        "whether the client gives back a message that has expired by this machine's clock, instead of delivering it",
     )
     synchronous_acknowledge: bool = _option(
-        False, "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits until the broker has done it"
+        False, "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits for the broker's confirmation"
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
@@ -84,11 +85,15 @@ class ClientSettings:
     connect_timeout_seconds: float = _option(
         15.0, "longest wait for a connection: TCP, TLS, login and open", least=0.001
     )
-    send_timeout_seconds: float = _option(60.0, "longest wait of a send for room and for its confirmation", least=0.001)
+    send_timeout_seconds: float = _option(
+        60.0, "longest time that a send waits for a place in the send window and for its confirmation", least=0.001
+    )
     request_timeout_seconds: float = _option(
         60.0, "longest wait for the answer to any other request (attach, commit, browse, ...)", least=0.001
     )
-    close_timeout_seconds: float = _option(10.0, "longest wait of close() for the other side", least=0.001)
+    close_timeout_seconds: float = _option(
+        10.0, "longest time that close() waits for running listeners and for the broker", least=0.001
+    )
     dups_ok_batch_messages: int = _option(
         100, "DUPS_OK: consumed messages that are acknowledged together", least=1, most=10_000
     )
@@ -96,11 +101,15 @@ class ClientSettings:
         0.1, "DUPS_OK: longest time that a consumed message waits for its batch", least=0
     )
     poll_timeout_seconds: float = _option(
-        5.0, "longest wait of receive_nowait() for the broker's word that nothing waits there", least=0.001
+        5.0,
+        "longest time that receive_nowait() waits for the broker to report that the queue has no message",
+        least=0.001,
     )
-    transaction_messages: int = _option(100_000, "sends that a transacted session keeps until it commits", least=1)
+    transaction_messages: int = _option(
+        100_000, "messages that a transacted session may send before it commits", least=1
+    )
     transaction_bytes: int = _option(
-        256 * MIB, "bytes of messages that a transacted session keeps until it commits", least=1
+        256 * MIB, "bytes of the messages that a transacted session may send before it commits", least=1
     )
 
 
@@ -109,28 +118,32 @@ class AmqpSettings:
     """What a connection over the network needs beside that (``amqp://`` and ``amqps://``)."""
 
     idle_timeout_seconds: float = _option(
-        60.0, "a peer that is silent for so long is taken for dead; 0 switches it off", least=0
+        60.0, "time without any data from the broker after which the connection counts as lost; 0: no limit", least=0
     )
-    max_frame_bytes: int = _option(MIB, "largest AMQP frame that we accept", least=512, most=16 * MIB)
+    max_frame_bytes: int = _option(MIB, "largest AMQP frame that the client accepts", least=512, most=16 * MIB)
     sasl_mechanisms: str | None = _option(
-        None, "comma-separated SASL mechanisms to choose from; the default is the strongest that both ends can do"
+        None, "comma-separated SASL mechanisms that the client may use; by default the strongest that both ends support"
     )
     allow_plain_without_tls: bool = _option(
-        False, "whether PLAIN may send a password unencrypted, be it to this machine"
+        False, "whether PLAIN may send the password over a connection without TLS, also on this machine"
     )
-    envelope: bool = _option(True, "whether our own compact message format is used where the peer offers it")
+    envelope: bool = _option(
+        True, "whether Holdfast's own message format is used if the server offers it; otherwise standard AMQP"
+    )
     queue_prefix: str | None = _option(
-        None, "what stands before a queue's name in its address; the default is what the broker asks for, if it does"
+        None, "prefix of the address of a queue; by default the one that the broker names, if any"
     )
-    topic_prefix: str | None = _option(None, "the same for topics")
+    topic_prefix: str | None = _option(
+        None, "prefix of the address of a topic; by default the one that the broker names, if any"
+    )
     vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
     retries: int | None = _option(
         None,
-        "further attempts at this address, before the next one has its turn; the default is no limit with one address"
-        " (singlebroker), and none with several",
+        "further attempts at this address before the next address is tried; by default no limit with one address"
+        " (singlebroker), and 0 with several",
         least=0,
     )
-    connect_delay_seconds: float = _option(0.0, "least pause before a further attempt at this address", least=0)
+    connect_delay_seconds: float = _option(0.0, "shortest pause before a further attempt at this address", least=0)
     tls_ca_file: str | None = _option(None, "PEM file of certificates to trust; the default is the system's")
     tls_certificate_file: str | None = _option(None, "PEM file of the client's certificate")
     tls_key_file: str | None = _option(None, "PEM file of the client's private key")
@@ -156,36 +169,37 @@ class FailoverSettings:
     )
     startup_max_reconnect_attempts: int | None = _option(
         0,
-        "attempts of a new connection beyond one at each address; none: until one succeeds, or the time-out that"
-        " create_connection() was given is over",
+        "attempts of a new connection beyond one at each address; none: no limit but the time-out of"
+        " create_connection()",
         least=0,
     )
     initial_reconnect_delay_seconds: float = _option(0.0, "pause before the first attempt after a loss", least=0)
     reconnect_delay_seconds: float = _option(
         0.05, "pause before the second round of attempts (each address once is a round)", least=0
     )
-    reconnect_multiplier: float = _option(2.0, "by how much the pause grows with each further round", least=1, most=100)
+    reconnect_multiplier: float = _option(
+        2.0, "factor by which the pause grows with each further round", least=1, most=100
+    )
     max_reconnect_delay_seconds: float = _option(10.0, "longest pause between two rounds of attempts", least=0)
     reconnect_jitter: float = _option(
-        0.25, "part of a pause that is left to chance, so that clients do not come back all at once", least=0, most=1
+        0.25, "random part of each pause, so that clients do not reconnect all at once", least=0, most=1
     )
     randomize: bool = _option(False, "whether the addresses are tried in random order")
     stable_seconds: float = _option(
-        2.0, "a restored connection that is lost again sooner counts as a failed attempt", least=0
+        2.0, "time that a restored connection must last; one that is lost before counts as a failed attempt", least=0
     )
     allow_insecure_redirects: bool = _option(
         False, "whether a broker may redirect a connection with TLS to an address without it"
     )
     trusted_hosts: str | None = _option(
         None,
-        "comma-separated hosts that may have the password by PLAIN, besides those of the URL, where a broker redirects"
-        " or announces; .DOMAIN stands for all hosts of a domain.  By SCRAM-SHA-256, which does not give it away, any"
-        " host may be logged in to",
+        "comma-separated hosts, besides those of the URL, to which the client may send the password by PLAIN if the"
+        " broker redirects to them or announces them; .DOMAIN means all hosts of a domain.  SCRAM-SHA-256, which does not"
+        " send the password, is used with any host",
     )
     failover_server_list: str = _option(
         "replace",
-        "failover_exchange: what the broker announces takes the place of the addresses of the URL (replace), or joins"
-        " them (add)",
+        "failover_exchange: whether announced addresses replace those of the URL (replace) or are added to them (add)",
         choices=("replace", "add"),
     )
 
@@ -196,14 +210,12 @@ class EngineSettings:
 
     max_message_bytes: int = _option(16 * MIB, "largest message, encoded", least=1, most=GIB)
     max_queue_messages: int | None = _option(
-        10_000_000, "messages in one queue; at the limit producers are held back", least=1
+        10_000_000, "messages in one queue; at the limit, producers are blocked", least=1
     )
     max_queue_bytes: int | None = _option(
-        None, "bytes of messages in one queue; at the limit producers are held back", least=1
+        None, "bytes of messages in one queue; at the limit, producers are blocked", least=1
     )
-    max_unsettled_messages: int = _option(
-        20_000, "messages that one consumer may hold without settling them", least=1, most=1_000_000
-    )
+    max_unsettled_messages: int = _option(20_000, "unsettled messages of one consumer", least=1, most=1_000_000)
     max_deliveries: int | None = _option(
         10, "failed deliveries of a message, after which it goes to the dead-letter queue", least=1
     )
@@ -211,21 +223,19 @@ class EngineSettings:
         0.1, "pause before a message whose listener has raised twice is delivered again; 0: none", least=0
     )
     redelivery_multiplier: float = _option(
-        2.0, "by how much the pause grows each time that the listener raises again", least=1, most=100
+        2.0, "factor by which that pause grows each time the listener raises again", least=1, most=100
     )
     max_redelivery_delay_seconds: float = _option(30.0, "longest pause before such a redelivery", least=0)
     max_delayed_redeliveries: int = _option(
-        100_000, "messages of a queue that may wait so; one more is delivered at once", least=1
+        100_000, "messages of a queue in such a pause; a further one is delivered at once", least=1
     )
-    dead_letter_queue: str = _option("DLQ", "name of the queue that takes what could not be delivered")
-    expiry_queue: str | None = _option(
-        None, "name of the queue that takes what has expired; without one, expired messages are dropped"
-    )
+    dead_letter_queue: str = _option("DLQ", "name of the dead-letter queue")
+    expiry_queue: str | None = _option(None, "name of the queue for expired messages; none: they are dropped")
     hold_timeout_seconds: float = _option(
-        10.0, "longest time a producer is held back at a limit before its send is refused", least=0
+        10.0, "longest time that a producer is blocked at a limit; then its send is refused", least=0
     )
     max_held_messages: int = _option(
-        100_000, "sends that may be held back at once in the whole broker; one more is refused at once", least=1
+        100_000, "blocked sends in the whole broker; a further one is refused at once", least=1
     )
     window_messages: int = _option(
         2_000,
@@ -241,21 +251,20 @@ class EngineSettings:
     )
     max_in_hand_messages: int = _option(
         2_000_000,
-        "messages that all consumers together may hold without settling them; above it a consumer gets no more while"
-        " it holds 16",
+        "unsettled messages of all consumers together; above it a consumer gets no more while it holds 16",
         least=1000,
     )
     message_cache_bytes: int = _option(
-        32 * MIB, "memory for messages on their way from a producer to a consumer", least=0
+        32 * MIB, "memory for the bodies of messages that are about to be delivered", least=0
     )
     max_volatile_bytes: int = _option(
-        256 * MIB, "memory for non-persistent messages and their places; at the limit producers are held back", least=1
+        256 * MIB, "memory for non-persistent messages and their places; at the limit, producers are blocked", least=1
     )
     max_store_bytes: int = _option(
-        256 * GIB, "largest size of the store; at the limit producers are held back", least=16 * MIB
+        256 * GIB, "largest size of the store; at the limit, producers are blocked", least=16 * MIB
     )
     min_free_disk_bytes: int = _option(
-        256 * MIB, "free disk space below which producers are held back, so that consumers can go on", least=0
+        256 * MIB, "free disk space below which producers are blocked, so that consumers can continue", least=0
     )
     max_destinations: int = _option(
         10_000, "queues, topics and subscriptions, beside the dead-letter and the expiry queue", least=1
@@ -277,12 +286,14 @@ class EngineSettings:
         100_000, "places in queues and subscriptions that the messages of one transaction may take", least=1
     )
     max_producers: int = _option(
-        100_000, "producers whose messages are remembered to reject a repetition; the oldest is forgotten", least=1
+        100_000,
+        "producers whose message numbers are remembered, to reject repetitions; beyond it the oldest is forgotten",
+        least=1,
     )
     commit_memory_seconds: float = _option(
         7 * 86400.0,
-        "time for which the last commit of a session is remembered, so that a client that lost its connection can learn"
-        " what became of it",
+        "time for which the last commit of a session is remembered, so that a client that lost its connection can ask"
+        " whether it was done",
         least=60,
     )
     publish_memory_seconds: float = _option(
@@ -293,8 +304,8 @@ class EngineSettings:
     )
     staged_timeout_seconds: float = _option(
         3600.0,
-        "age at which a staged transaction that nobody published is dropped, counted from the last message that was"
-        " added to its batch, or from when a task of the batch last said that it is still at work",
+        "age at which a staged transaction that was not published is dropped, counted from the last message that was"
+        " added to its batch, or from the last time that a task of the batch renewed it",
         least=1,
     )
 
@@ -305,19 +316,18 @@ class ServerSettings:
 
     max_connections: int = _option(
         10_000,
-        "connections at once; one more is refused; fewer where the process may have fewer files open",
+        "connections at once; a further one is refused; fewer if the process may open fewer files",
         least=1,
     )
     max_login_connections: int = _option(
         200,
-        "connections that are within their TLS handshake and login at once; others wait for their turn; one address has"
-        " half of these places at most",
+        "connections in their TLS handshake or login at once; others wait; one address has at most half of the places",
         least=1,
     )
     max_login_connections_per_address: int | None = _option(
         None,
-        "connections of one address (of IPv6: of one /64 network) that may be here without having logged in; one more"
-        " is dropped; none: half of max_connections + 100",
+        "connections of one address (of IPv6: of one /64 network) that have not logged in yet; a further one is"
+        " dropped; none: half of max_connections + 100",
         least=1,
     )
     handshake_timeout_seconds: float = _option(
@@ -325,25 +335,29 @@ class ServerSettings:
     )
     failed_login_delay_seconds: float = _option(
         0.5,
-        "pause before a further password of a user is looked at, after three wrong ones from the same address; it"
-        " doubles with each further one; 0: none",
+        "pause before the next password of a user is verified, after three wrong ones from the same address; it doubles"
+        " with each further one; 0: none",
         least=0,
     )
     max_failed_login_delay_seconds: float = _option(
         5.0,
-        "longest such pause; passwords that have not had their turn by handshake_timeout_seconds are dropped",
+        "longest such pause; passwords that are not verified within handshake_timeout_seconds are dropped",
         least=0,
     )
-    idle_timeout_seconds: float = _option(60.0, "a client that is silent for so long is dropped", least=0)
-    max_frame_bytes: int = _option(MIB, "largest AMQP frame that we accept after the login", least=512, most=16 * MIB)
+    idle_timeout_seconds: float = _option(
+        60.0, "time without any data from a client after which it is dropped; 0: no limit", least=0
+    )
+    max_frame_bytes: int = _option(
+        MIB, "largest AMQP frame that the server accepts after the login", least=512, most=16 * MIB
+    )
     max_sessions: int = _option(256, "sessions of a connection", least=1, most=65536)
     max_links: int = _option(1024, "links of a connection", least=1, most=65536)
     link_credit_messages: int = _option(
-        1000, "messages that a producer may have on their way to us", least=1, most=100_000
+        1000, "messages that a producer may send ahead (link credit)", least=1, most=100_000
     )
     max_input_bytes: int = _option(
         16 * MIB,
-        "bytes of messages that a producer may have on their way to us, going by the size of its last ones",
+        "bytes of messages that a producer may send ahead, estimated by the size of its last messages",
         least=64 * KIB,
     )
     max_output_bytes: int = _option(
@@ -351,14 +365,14 @@ class ServerSettings:
     )
     max_connection_bytes: int = _option(
         128 * MIB,
-        "bytes of one connection: unfinished messages, open transactions, requests, messages on their way; above it"
-        " nothing is read from the client, and what only the client can end (a message of which a part has come, a"
-        " transaction) is refused, the largest first",
+        "bytes that the server keeps for one connection: unfinished messages, open transactions, requests, output;"
+        " above it, it reads nothing from the client, and refuses unfinished messages and transactions, the largest"
+        " first",
         least=MIB,
     )
     transaction_timeout_seconds: float | None = _option(
         3600.0,
-        "a transaction into which nothing was put for so long is rolled back, and its discharge fails; none: no limit",
+        "time without a change after which an open transaction is rolled back, and its discharge fails; none: no limit",
         least=0.001,
     )
 
