@@ -194,8 +194,8 @@ class FailoverSettings:
     trusted_hosts: str | None = _option(
         None,
         "comma-separated hosts, besides those of the URL, to which the client may send the password by PLAIN if the"
-        " broker redirects to them or announces them; .DOMAIN means all hosts of a domain.  SCRAM-SHA-256, which does not"
-        " send the password, is used with any host",
+        " broker redirects to them or announces them; .DOMAIN means all hosts of a domain.  SCRAM-SHA-256, which"
+        " does not send the password, is used with any host",
     )
     failover_server_list: str = _option(
         "replace",
