@@ -165,7 +165,7 @@ class Endings:
             self._committed(ending.settlements, error)
             if isinstance(error, TransactionInDoubtException):
                 raise
-            raise TransactionInDoubtException(f"nobody can tell whether the commit was done: {error.reason}") from error
+            raise TransactionInDoubtException(f"it is not known whether the commit was done: {error.reason}") from error
         except JMSException as error:
             self._roll_back(error)
             if isinstance(error, TransactionRolledBackException):

@@ -54,7 +54,7 @@ class JmsDataSource(DataSource):
         """For ``df.write``."""
         options = self._sink(schema, overwrite)
         if options.producer_id is not None:
-            raise ValueError("producerId is for streaming queries: a batch job writes anew each time it runs")
+            raise ValueError("producerId is for streaming queries: a batch job writes again each time it runs")
         return JmsBatchWriter(options, self.speculation)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

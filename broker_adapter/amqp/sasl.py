@@ -331,7 +331,7 @@ class ClientLogin(_Exchange):
         if PLAIN in offered and PLAIN not in self._mechanisms:
             return "the option sasl_mechanisms excludes PLAIN"
         if ANONYMOUS in offered:
-            return "it verifies nobody: leave the user name out, or set sasl_mechanisms=ANONYMOUS"
+            return "it verifies no user: leave the user name out, or set sasl_mechanisms=ANONYMOUS"
         return "switch one of these on at the broker"
 
     def _first_response(self, mechanism: str) -> bytes:

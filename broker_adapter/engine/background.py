@@ -123,7 +123,7 @@ class Background:
         }
         for kind, name, messages in deleted:
             _log.info(
-                "= %s %s was deleted, with %d %s: nobody has used it for %g s (option delete_idle_%ss_seconds)",
+                "= %s %s was deleted, with %d %s: it was not used for %g s (option delete_idle_%ss_seconds)",
                 *(kind, name, messages, "message" if messages == 1 else "messages", seconds[kind], kind),
             )
 

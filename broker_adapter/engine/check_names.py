@@ -70,7 +70,7 @@ def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iter
                     "unknown record of the store",
                     "meta",
                     key,
-                    f"nobody knows a record {key!r:.60} of the store; it goes into quarantine",
+                    f"the record {key!r:.60} of the store is unknown; it goes into quarantine",
                     to_quarantine("meta", key, value),
                 )
             continue

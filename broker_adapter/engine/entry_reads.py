@@ -80,7 +80,7 @@ class EntryReads:
             if entry is not None and entry.flags & FLAG_PERSISTENT:
                 fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
                 changes.append(("entries", key, encode_entry(key, entry.number, entry.delivery_count, *fields)))
-                _log.error("! entry %s fails its checksum; it is in memory, and is written anew", key.hex())
+                _log.error("! entry %s fails its checksum; it is in memory, and is written again", key.hex())
         if changes and self._stores.disk is not None:
             self._stores.disk.apply(changes)
         return bool(changes)

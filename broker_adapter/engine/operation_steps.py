@@ -83,7 +83,7 @@ class Arguments:
         if wanted is not None and wanted != incarnation:
             raise InvalidDestinationException(
                 f"queue {queue.label!r} was deleted and made again (it is {incarnation!r} now, and was {wanted!r}):"
-                " positions of the old one mean nothing; start anew"
+                " positions of the old one mean nothing; start again"
             )
         return queue
 

@@ -137,7 +137,7 @@ class Resumption:
     def give_up_session(self, session: str, now_ms: int, effects: Effects) -> None:
         """Refuse the commits of a session that wait: it has gone on, and must not overtake them."""
         if self._wait_queues.count:
-            error = IllegalStateException("the session has gone on while the commit was held back at a limit")
+            error = IllegalStateException("the session made a further commit while this one waited for room")
             self._give_up(self._wait_queues.of_session(session), error, now_ms, effects)
 
     def resume(self, now_ms: int, effects: Effects) -> dict[int, tuple[int, int]]:

@@ -164,9 +164,7 @@ class Commits:
                     raise TransactionInDoubtException(f"{doubt.reason}; {error.reason}") from error
                 inner = there  # the session has ended, and the broker can be asked all the same
             if current.peer is None or current.peer.store != peer.store:
-                raise TransactionInDoubtException(
-                    f"{doubt.reason}; the broker that is connected now has another store, and cannot tell"
-                )
+                raise TransactionInDoubtException(f"{doubt.reason}; the broker that is connected now has another store")
             try:
                 now = current.clock()
                 done = inner.resolve_commit(call.session, commit_number, now - began, max(0.0, deadline - now))

@@ -277,7 +277,7 @@ def _read(path: Path) -> dict[str, Verifier]:
             if not MIN_ITERATIONS <= int(match["iterations"]) <= MAX_ITERATIONS:
                 raise ValueError(f"iterations are from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
             if _prepared(match["name"]) != match["name"]:
-                raise ValueError(f"{match['name']!r:.300} is no user name; add the user anew")
+                raise ValueError(f"{match['name']!r:.300} is no user name; add the user again")
         except ValueError as error:
             raise JMSSecurityException(f"line {number} of users file {str(path)!r} is wrong: {error}") from error
         if match["name"] in users:

@@ -127,7 +127,9 @@ class BrokerTraits:
             if spec.no_local:
                 return JMSException(f"{self.title} cannot leave out what a connection sends itself (no_local)")
             if spec.browse:
-                return JMSException(f"{self.title} cannot be browsed: it would hand the messages out for good")
+                return JMSException(
+                    f"{self.title} cannot be browsed: it would deliver the messages, and not only show them"
+                )
             if subscription is not None and subscription.durable:
                 return JMSException(
                     f"{self.title} does not keep the subscription {subscription.name!r} while nobody consumes it;"

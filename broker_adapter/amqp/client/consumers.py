@@ -275,7 +275,7 @@ class BrowserLink(ConsumerLink):
 
     def _objection(self, source: Terminus) -> JMSException | None:
         if not source.copies:
-            return JMSException("the broker would hand messages out for good, instead of showing them")
+            return JMSException("the broker would deliver the messages and not only show them")
         return super()._objection(source)
 
 

@@ -336,7 +336,7 @@ class ClientProtocol:
     def release(self) -> None:
         """Free what the connection has in memory; the carrier of its bytes is gone.  Legal twice."""
         if self._phase is not Phase.CLOSED:
-            self.fail(ConnectionLostException("the network connection is gone"))
+            self.fail(ConnectionLostException("the network connection has ended"))
         self._peer.release()
 
     def _finish(self, error: JMSException | None) -> None:

@@ -123,7 +123,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--failover-servers",
         type=text_argument,
         metavar="LIST",
-        help="where clients are told to connect when this server is gone: HOST:PORT,HOST:PORT,...; see: announce",
+        help="addresses that clients are told to use when this server ends: HOST:PORT,HOST:PORT,...; see: announce",
     )
     serving.add_argument(
         "--insecure", action="store_true", help="listen beyond this machine without users and TLS all the same"

@@ -132,7 +132,7 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
         if options.tls_key is not None:
             raise ValueError("--tls-key needs --tls-certificate: without a certificate there is no TLS")
         if options.tls_client_ca is not None:
-            raise ValueError("--tls-client-ca needs --tls-certificate: without TLS nobody shows a certificate")
+            raise ValueError("--tls-client-ca needs --tls-certificate: without TLS no client shows a certificate")
         return None
     for name in ("--tls-certificate", "--tls-key", "--tls-client-ca"):
         path = getattr(options, name[2:].replace("-", "_"))

@@ -59,7 +59,7 @@ def _confirmed(options: argparse.Namespace, question: str) -> bool:
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except (EOFError, OSError):
-        raise ValueError("nobody answers the question; give --yes") from None
+        raise ValueError("the question has no answer; give --yes") from None
 
 
 def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -131,7 +131,7 @@ def _is_queue(transport: Transport, name: str) -> bool:
 
 def _why_left(to: str | None) -> str:
     if to is None:
-        return "where they were is unknown or full, or is gone; name a queue with --to"
+        return "their former queue is unknown, full or deleted; name a queue with --to"
     return (
         f"the queue {to!r} is full, or cannot have them (it is the one that they are in, it is temporary, or no queue"
         " can have this name); name another one with --to"

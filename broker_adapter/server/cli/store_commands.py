@@ -80,9 +80,8 @@ def add_commands(commands: Any) -> None:
 
     compact = commands.add_parser(
         "compact",
-        help="write a store anew without its free pages, so that its file becomes smaller",
-        description="Write a store that no server has open anew, without its free pages.  The disk needs room for"
-        " both.",
+        help="rewrite a store without its free pages, so that its file becomes smaller",
+        description="Rewrite a store that no server has open, without its free pages.  The disk needs room for both.",
     )
     compact.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
     compact.add_argument("--json", action="store_true", help="the sizes as one JSON object")
@@ -149,7 +148,7 @@ def _print_check(answer: dict[str, Any]) -> None:
         say(f"  ... and {answer['damage_count'] - len(answer['damaged_pages'])} more")
     if answer["damaged_page_count"] and not answer["damaged_file"]:
         missing = sum(answer["missing"].values())
-        many = f"{missing} records or more" if missing else "nobody knows how many records"
+        many = f"{missing} records or more" if missing else "an unknown number of records"
         say(f"{many} cannot be reached by LMDB, and the others were not looked at.")
         say("A repair (--repair) reads every page by itself, writes all records that can be read into a new file,")
         say("keeps this one beside it, and then compares every record with every other.")
@@ -161,7 +160,7 @@ def _print_check(answer: dict[str, Any]) -> None:
             say(f"           {answer['misplaced']} messages that the store counts are not in their place;")
             say(f"           {answer['set_aside']} that nothing led to are in quarantine, and may be these")
         elif answer["lost"] is None:
-            say("           messages may be lost, and nobody knows how many: the page that counts them is damaged")
+            say("           an unknown number of messages may be lost: the page that counts them is damaged")
         elif answer["lost"]:
             say(f"           {answer['lost']} messages are lost: the store counts them, and no page has them")
         if answer["has_lost_root"]:

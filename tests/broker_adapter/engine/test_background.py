@@ -155,7 +155,7 @@ def test_idle_queues_are_looked_at_only_where_an_option_deletes_them(
         (command,) = [each for each in commands if isinstance(each, c.DeleteIdle)]
         assert command.reply is not None
         command.reply([("queue", "q", 1)])
-    assert "queue q was deleted, with 1 message: nobody has used it for 2 s" in caplog.text
+    assert "queue q was deleted, with 1 message: it was not used for 2 s" in caplog.text
     command.reply(JMSException("the engine stopped"))
 
 

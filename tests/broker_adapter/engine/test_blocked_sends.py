@@ -204,7 +204,7 @@ def test_a_session_that_commits_again_gives_up_the_commit_that_still_waits() -> 
     commit(1, Q, other)
     assert answers == {}
     commit(2, other)
-    assert "the session has gone on" in str(answers.pop(1))
+    assert "the session made a further commit" in str(answers.pop(1))
     assert answers == {2: None}
     assert (rules.depth("q"), rules.depth("other"), rules.state.totals.duplicates_rejected) == (1, 1, 0)
 
@@ -237,7 +237,7 @@ def test_a_session_that_commits_again_gives_up_a_commit_behind_a_send_that_waits
             partial(sender.answers.__setitem__, 200),
         )
     )
-    assert "the session has gone on" in str(sender.answers.pop(100))
+    assert "the session made a further commit" in str(sender.answers.pop(100))
     assert sender.answers == {200: None}
     assert len(rules.state.waiting()) == 1, "the send waits on"
     assert taken not in rules.state.directory.consumers[consumer].unsettled, "what the commit took is not held for ever"
@@ -282,7 +282,7 @@ def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
     assert list(sender.answers) == [1], "the commit leads, and waits for the other queue"
     second = c.Commit(sender.client, c.CommitId("session", 2), [(queue("other"), sent(200))], [])
     sender._decide(second._replace(reply=partial(sender.answers.__setitem__, 200)))
-    assert "the session has gone on" in str(sender.answers.pop(100))
+    assert "the session made a further commit" in str(sender.answers.pop(100))
     assert sender.answers == {1: None, 2: None, 200: None}
     assert (rules.depth("q"), rules.state.waiting(), rules.state.wait_queues.count) == (2, [], 0)
 

@@ -221,7 +221,7 @@ def test_a_commit_that_the_broker_cannot_tell_of_is_in_doubt(resolves: JMSExcept
 
 
 def test_a_commit_is_in_doubt_at_another_store_or_where_there_is_none() -> None:
-    with pytest.raises(TransactionInDoubtException, match="another store, and cannot tell"):
+    with pytest.raises(TransactionInDoubtException, match="has another store"):
         commit_that_is_lost(Failover(), DOUBT, then=FakeInner(), peer=our_broker("another"))
     with pytest.raises(TransactionInDoubtException) as told:
         commit_that_is_lost(Failover(peer=our_broker(None)), DOUBT)

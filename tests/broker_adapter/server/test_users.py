@@ -190,7 +190,7 @@ def test_an_unknown_user_looks_like_the_others_and_stays_the_same(path: Path) ->
         (GOOD.replace("MDEyMzQ1Njc4OTAxMjM0NQ==", "MDEyMzQ="), "a salt has 12 to 32 bytes"),
         (GOOD.replace("vm+s", "vm+"), "padding|multiple of 4|a key 32"),
         (GOOD.replace("vm+s", "vm!s"), "base64|a key 32"),
-        (GOOD.replace("alice", "ali\u0301ce"), "is no user name; add the user anew"),
+        (GOOD.replace("alice", "ali\u0301ce"), "is no user name; add the user again"),
         (GOOD + " trailing", "not of the form"),
         (GOOD.replace("\n", "") + "\n" + GOOD, "names 'alice' again"),
     ],

@@ -143,7 +143,11 @@ def test_a_consumer_that_a_product_cannot_have_is_refused(
     [
         (SELECTIVE, InvalidSelectorException, "RabbitMQ 3 applies no selectors, such as 'a = 1'"),
         (WITHOUT_OWN, JMSException, "RabbitMQ 3 cannot leave out what a connection sends itself (no_local)"),
-        (BROWSING, JMSException, "RabbitMQ 3 cannot be browsed: it would hand the messages out for good"),
+        (
+            BROWSING,
+            JMSException,
+            "RabbitMQ 3 cannot be browsed: it would deliver the messages, and not only show them",
+        ),
         (
             DURABLE,
             JMSException,

@@ -242,7 +242,7 @@ def test_what_a_broker_does_not_offer_is_refused_before_it_is_asked_for() -> Non
 def test_a_broker_that_would_take_what_is_browsed_is_left() -> None:
     wired = foreign()
     wired.broker.confirms_copies = False
-    with pytest.raises(JMSException, match="would hand messages out for good"):
+    with pytest.raises(JMSException, match="would deliver the messages and not only show them"):
         receiver(wired, browse=True)
     assert len(wired.broker.of(LinkRemoteClose)) == 1
 

@@ -86,7 +86,7 @@ def test_a_standard_input_that_is_closed_is_told_in_words(server: ServerProcess,
     url = ("--url", server.url)
     for arguments, reason in (
         (("send", "q", *url), "the standard input cannot be read: Bad file descriptor; give the texts as arguments"),
-        (("purge", "q", *url), "nobody answers the question; give --yes"),
+        (("purge", "q", *url), "the question has no answer; give --yes"),
         (("user", "add", str(tmp_path / "users"), "alice"), "the password of 'alice' is missing; give it in"),
     ):
         finished = shell('"$@" <&-', *arguments)
