@@ -211,7 +211,7 @@ class QueueBrowser:
 
 def _interrupted(destination: Destination) -> BrowserInterruptedException:
     return BrowserInterruptedException(
-        f"the connection was lost while {str(destination)!r} was browsed, so the next message is not known; browse again"
+        f"the connection was lost while {str(destination)!r} was browsed, so its next message is unknown; browse again"
     )
 
 
