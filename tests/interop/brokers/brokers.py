@@ -318,7 +318,9 @@ CANNOT: dict[str, dict[str, Limit]] = {
     },
     "RabbitMQ 3": {
         "browsers": Limit(
-            JMSException, "cannot be browsed", "would hand the messages out for good, so our SDK does not ask"
+            JMSException,
+            "cannot be browsed",
+            "would deliver the messages, and not only show them, so the SDK does not ask",
         ),
         "client_acknowledge_and_recover": _NO_FLAG,
         "client_id_is_for_one_connection": Limit(
