@@ -33,6 +33,7 @@ def test_the_status_says_whether_the_work_was_done_though_nobody_reads_the_notes
         for arguments, expected in (
             (("browse", letters), 0),
             (("redrive", letters, "--to", made), 0),
+            (("receive", made, "--timeout", "60", "--count", "1"), 0),
             (("receive", made, "--timeout", "0.1"), 0),
             (("receive", made, "--timeout", "0.1", "--count", "1"), 1),
             (("purge", "no such queue", "--yes"), 1),
