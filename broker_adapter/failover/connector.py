@@ -315,6 +315,8 @@ class Connector:
                 error = failure
             except Exception as failure:  # a fault here must not leave every call waiting
                 _log.exception("! restoring the connection failed unexpectedly")
+                if inner is not None and inner is current.connected:
+                    return  # it is restored, and what failed came behind that
                 error = ConnectionLostException(f"restoring the connection failed unexpectedly: {failure!r}")
                 error.__cause__ = failure
             if inner is not None:

@@ -368,6 +368,28 @@ def test_the_servers_that_a_broker_announces_are_where_the_connection_is_restore
     connection.transport.close(5.0)
 
 
+def test_a_fault_behind_the_restore_leaves_the_connection_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = Connection().open()
+    link = connection.sender()
+    failed: list[int] = []
+
+    def fail() -> None:
+        failed.append(1)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(connection.transport._unanswered, "resend_late", fail)
+    connection.inner.cut()
+    assert wait_for(lambda: failed)
+    assert connection.has_told(Interrupted, Restoring, Restored)
+    connection.inner.answers = [None]
+    connection.transport.send(link, message(1), None, WAIT)
+    assert connection.transport.state is State.CONNECTED
+    assert "failed unexpectedly" in caplog.text
+    connection.transport.close(5.0)
+
+
 @pytest.mark.parametrize("step", ["open", "watch_servers", "connected"])
 def test_an_inner_transport_that_does_not_become_the_connection_is_closed(step: str) -> None:
     first, second = FakeInner(), FakeInner()
