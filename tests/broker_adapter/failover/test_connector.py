@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -386,7 +387,8 @@ def test_a_fault_behind_the_restore_leaves_the_connection_as_it_is(
     connection.inner.answers = [None]
     connection.transport.send(link, message(1), None, WAIT)
     assert connection.transport.state is State.CONNECTED
-    assert "failed unexpectedly" in caplog.text
+    assert wait_for(lambda: "failed unexpectedly" in caplog.text)
+    assert wait_for(lambda: not [each for each in threading.enumerate() if each.name == "holdfast-failover"])
     connection.transport.close(5.0)
 
 
