@@ -55,12 +55,15 @@ class Endings:
 
     def commit(self) -> None:
         """``Session.commit``."""
-        self._require("commit", transacted=True)
-        self._state.committing = True
+        state = self._state
+        state.committing = True  # first: the handler of a signal that closes the session leaves the sends to this
         try:
+            self._require("commit", transacted=True)
             self._commit_now()
         finally:
-            self._state.committing = False
+            state.committing = False
+            if state.given_back and state.sends:
+                state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
 
     def rollback(self) -> None:
         """``Session.rollback``."""
@@ -83,6 +86,10 @@ class Endings:
                     state.settle(ending.settlements)
                 except ConnectionLostException:  # before the session was told
                     ending = Ending((), dirty=True, stale_count=len(ending.settlements))
+        if state.given_back:  # by the handler of a signal, before this was with the broker, or just behind it
+            raise IllegalStateException(
+                f"{state.name} was closed while it acknowledged; these messages may be delivered again"
+            )
         if ending.dirty:
             self.give_back(ending.settlements)
             raise StaleAcknowledgementException(
@@ -146,6 +153,11 @@ class Endings:
         state = self._state
         with state.settling:
             ending = state.policy.commit()
+            is_closed = state.given_back
+        if is_closed:  # by the handler of a signal; what was received is given back already
+            error = TransactionRolledBackException(f"nothing was committed: {state.name} was closed meanwhile")
+            self._end_sends(error)
+            raise error
         if ending.dirty:
             error = TransactionRolledBackException(
                 f"the transaction of {state.name} is rolled back: the connection was lost during it, "

@@ -124,6 +124,7 @@ class SessionLinks:
         stop_flows(state.transport, sinks, deadline)
         never_delivered = taken_from(sinks, state.epoch)
         with self._perhaps_without_the_broker(), state.settling:
+            state.given_back = True
             state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
         detach_all(state.transport, sinks, state.epoch, deadline)
         for browser in self.browsers.values():

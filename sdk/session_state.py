@@ -126,6 +126,7 @@ class SessionState:
         dispatching: the consumer whose listener runs now, if any.
         calling: whether a call that nothing may come into is under way.
         committing: whether a commit is under way, which ends the sends of the transaction itself.
+        given_back: whether the session is closed so far that all that it held was given back.
         served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
         is_holdfast: whether the broker is ours.
@@ -188,6 +189,7 @@ class SessionState:
         self.sends: list[tuple[int, Envelope]] = []
         self.send_completions: list[Completion] = []
         self.committing = False
+        self.given_back = False
         self._ended_sends: list[tuple[list[Completion], JMSException | None]] = []  #: with what became of them
         self._sends_bytes = 0
 

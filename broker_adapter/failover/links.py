@@ -126,7 +126,7 @@ class LinkTable:
     def remove(self, links: Iterable[Link]) -> None:
         """These links are closed."""
         for link in links:
-            del self._links[link.number]
+            self._links.pop(link.number, None)  # the handler of a signal may have closed it in the middle of this
             if link.attachment is not None:
                 self._attached.pop(link.attachment[1], None)
 
