@@ -261,7 +261,10 @@ class EngineSettings:
         256 * MIB, "memory for non-persistent messages and their places; at the limit, producers are blocked", least=1
     )
     max_store_bytes: int = _option(
-        256 * GIB, "largest size of the store; at the limit, producers are blocked", least=16 * MIB
+        256 * GIB,
+        "bytes that the records of the store may take; at the limit, producers are blocked; the file itself may become"
+        " larger, see docs/reliability.md",
+        least=16 * MIB,
     )
     min_free_disk_bytes: int = _option(
         256 * MIB, "free disk space below which producers are blocked, so that consumers can continue", least=0

@@ -126,7 +126,7 @@ class Destinations:
             used = self._used_by(queue)
             if used is not None and not command.force:
                 raise IllegalStateException(
-                    f"cannot delete {queue.label!r}: {used}; end that first, or delete it by force"
+                    f"cannot delete {queue.label!r}: {used}; end that first, or force it (holdfast delete --force)"
                 )
         messages = sum([queue.depth for queue in found])
         for queue in found:

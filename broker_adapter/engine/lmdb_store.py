@@ -433,14 +433,16 @@ class LmdbStore:
                 self._complain_at = time.monotonic() + _COMPLAIN_SECONDS
                 table, key = records[0]
                 _log.error(
-                    "! record %s of table %s fails its checksum and stays where it is, as may others: %s",
+                    "! record %s of table %s is damaged, or its message is; it stays where it is, as may others: %s",
                     *(key.hex(), table, meaning),
                 )
             return False
         for table, key in moved[:_NAMED]:
-            _log.error("! record %s of table %s fails its checksum; it is in quarantine", key.hex(), table)
+            _log.error("! record %s of table %s is damaged, or its message is; it is in quarantine", key.hex(), table)
         if len(moved) > _NAMED:
-            _log.error("! %d records more fail their checksums; they are in quarantine", len(moved) - _NAMED)
+            _log.error(
+                "! %d more records are damaged, or their messages are; they are in quarantine", len(moved) - _NAMED
+            )
         return True
 
     def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:

@@ -108,7 +108,7 @@ def _say(text: str) -> None:
 def _address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or not host or "@" in host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"--listen {masked(text)!r} is not of the form HOST:PORT")
+        raise ValueError(f"--listen {masked(text)!r} is not of the form HOST:PORT, with a port from 0 to 65535")
     return host.strip("[]"), int(port)
 
 

@@ -42,6 +42,8 @@ from broker_adapter.settings import EngineSettings
 _SHOWN = 50
 #: Longest wait for a step of putting messages back, in seconds.
 _WAIT_SECONDS = 60.0
+#: Messages that an error names.
+_NAMED = 5
 #: Messages that are put back in one step.
 _AT_ONCE = 500
 _AT_ONCE_BYTES = 16 * 1024 * 1024
@@ -157,7 +159,8 @@ def _print_check(answer: dict[str, Any]) -> None:
         say(f"rebuilt    {answer['salvaged']} records from damaged pages, and from those that nothing led to;")
         say(f"           the damaged file is kept as {answer['damaged_file']}")
         if answer["lost"] is None and answer["set_aside"]:
-            say(f"           {answer['misplaced']} messages that the store counts are not in their place;")
+            counted = f"{answer['misplaced']} messages that the store counts" if answer["misplaced"] else "messages"
+            say(f"           {counted} are not in their place, or an unknown number, if the counters are lost as well;")
             say(f"           {answer['set_aside']} that nothing led to are in quarantine, and may be these")
         elif answer["lost"] is None:
             say("           an unknown number of messages may be lost: the page that counts them is damaged")
@@ -167,7 +170,7 @@ def _print_check(answer: dict[str, Any]) -> None:
             say("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
             say("           have sent are there, or in quarantine; messages that it settled may come again")
         if not answer["free_is_known"]:
-            say("           the list of free pages is lost, so nobody knows which of the messages that nothing led to")
+            say("           the list of free pages is lost, so it is unknown which of the messages that nothing led to")
             say("           were consumed long ago: they are in quarantine, where messages are missing")
     say(f"queues     {answer['queues']}")
     say(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
@@ -215,10 +218,23 @@ def _quarantine(options: argparse.Namespace) -> int:
     elif is_dropping:
         say(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
     else:
+        homeless: list[Quarantined] = []
+        if options.all and options.queue is None:
+            homeless = [each for each in chosen if _queue_of(each) is None]
+            chosen = [each for each in chosen if _queue_of(each) is not None]
         back = _put_back(options.data, chosen, options.queue)
         told = "put back " + (", ".join(f"{count} into {name}" for name, count in sorted(back.items())) or "nothing")
-        answer = {"put_back": sum(back.values()), "queues": back}
+        answer = {"put_back": sum(back.values()), "queues": back, "left": [each.name for each in homeless]}
         say(json.dumps(answer) if options.json else told)
+        others = len([each for each in records if each.payload is None])
+        if options.all and others and not options.json:
+            print(f"{others} records are no messages; they can only be shown or dropped", file=sys.stderr)
+        if homeless:
+            raise ValueError(
+                f"{len(homeless)} messages stay: {', '.join(each.name for each in homeless[:_NAMED])}"
+                f"{', ...' if len(homeless) > _NAMED else ''} do not say to which queue they were sent, or cannot be"
+                " trusted; name one with --queue"
+            )
     return 0
 
 

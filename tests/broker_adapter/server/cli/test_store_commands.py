@@ -340,17 +340,21 @@ def test_a_damaged_message_goes_back_only_where_somebody_says(tmp_path: Path) ->
     """Its own word for its queue may be what was changed."""
     broker = Broker(EngineSettings(), tmp_path)
     envelope = Envelope(queue("orders"), BodyKind.TEXT, "precious")
-    broker.call(c.Enqueue(connect(broker), queue("orders"), [c.from_envelope(pack(envelope), envelope)]), WAIT)
+    broker.call(c.Enqueue(connect(broker), queue("orders"), [c.from_envelope(pack(envelope), envelope)] * 2), WAIT)
     broker.close()
 
     def change_a_letter(txn: Txn, tables: Tables) -> None:
         key, value = first(txn, tables, "messages")
         txn.put(key, value.replace(b"orders", b"ordars"), db=tables["messages"])
+        txn.drop(tables["entries"], delete=False)
 
     damage(tmp_path, change_a_letter)
     check_store(tmp_path, EngineSettings(), repair=True)
     assert ", damaged\n" in done("quarantine", "list", str(tmp_path))
     refused = holdfast("quarantine", "put-back", str(tmp_path), "--all")
-    assert refused.returncode == 1
+    assert (refused.returncode, refused.stdout) == (1, "put back 1 into orders\n"), "the sound one is not held up"
+    assert "1 messages stay: messages/" in refused.stderr
     assert "cannot be trusted; name one with --queue" in refused.stderr
+    again = json.loads(holdfast("quarantine", "put-back", str(tmp_path), "--all", "--json").stdout)
+    assert (again["put_back"], len(again["left"])) == (0, 1)
     assert done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued") == "put back 1 into rescued\n"
