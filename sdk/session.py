@@ -201,7 +201,7 @@ class Session(MessageFactory):
         """
         self._state.lifecycle.require_usable()
         if not isinstance(destination, Destination) or not destination.is_temporary:
-            raise InvalidDestinationException(f"{destination!r} is not a temporary destination")
+            raise InvalidDestinationException(f"{str(destination)!r} is not a temporary destination")
         self._transport.delete_temporary(destination, self._settings.request_timeout_seconds)
 
     def _declare(self, kind: DestinationKind) -> Destination:

@@ -215,7 +215,10 @@ def _options(query: str, classes: tuple[type, ...]) -> dict[str, str]:
         if name not in known:
             if (hint := renamed(name)) is not None:
                 raise InvalidURLException(hint)
-            raise InvalidURLException(f"unknown option {name!r}; the options here are {', '.join(known)}")
+            from difflib import get_close_matches  # only where an option is misspelt
+
+            similar = "".join(f"; the most similar one is {each!r}" for each in get_close_matches(name, known, 1))
+            raise InvalidURLException(f"unknown option {name!r}{similar}; the options here are {', '.join(known)}")
         if name in options:
             raise InvalidURLException(f"option {name!r} is given twice")
         options[name] = value

@@ -168,6 +168,8 @@ def receive(options: argparse.Namespace) -> int:
     """Print messages as they come, and acknowledge each."""
     subscription = None
     if options.subscription is not None:
+        if not options.topic:
+            raise ValueError("--subscription is of a topic: give --topic as well")
         name = checked_name(options.subscription, "subscription")
         subscription = Subscription(name, durable=True, shared=True)
     waiting: _Waiting = queue.SimpleQueue()
