@@ -109,8 +109,8 @@ def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> Non
                 session.create_producer(news).send(session.create_text_message("a"))
         while log.read_text().count("deleted") < 2:
             time.sleep(0.01)
-    assert "subscription 'reader' on 'news' was deleted, with 1 message: nobody has used it for" in log.read_text()
-    assert "queue 'empty' was deleted, with 0 messages: nobody has used it for" in log.read_text()
+    assert "subscription 'reader' on 'news' was deleted, with 1 message: it was not used for" in log.read_text()
+    assert "queue 'empty' was deleted, with 0 messages: it was not used for" in log.read_text()
 
 
 @pytest.mark.parametrize("streams", ["stdout", "stdout and stderr"])

@@ -11,7 +11,7 @@ from tests.server_process import ServerProcess
 
 def test_a_topic_and_a_subscription_are_what_they_are(server: ServerProcess) -> None:
     for arguments, reason in (
-        (("receive", "q", "--subscription", "s"), "cannot subscribe to the queue 'q'"),
+        (("receive", "q", "--subscription", "s"), "--subscription is of a topic: give --topic as well"),
         (("purge", "news", "--topic", "--yes"), "a topic keeps no messages of its own"),
         (("purge", "no-such-queue", "--yes"), "there is no queue 'no-such-queue'"),
     ):
