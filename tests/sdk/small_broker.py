@@ -275,13 +275,31 @@ class SmallBroker:
         return stored.envelope
 
 
+def started(broker: SmallBroker) -> Connection:
+    """A connection that is started."""
+    connection = broker.connect()
+    connection.start()
+    return connection
+
+
+def fill(session: Session, count: int) -> None:
+    """Send so many messages, which are numbers."""
+    with session.create_producer(session.create_queue("q")) as producer:
+        for number in range(count):
+            producer.send(str(number))
+
+
+def consumer_of(session: Session) -> MessageConsumer:
+    """A consumer of the queue that is filled."""
+    return session.create_consumer(session.create_queue("q"))
+
+
 def with_messages(connection: Connection, mode: AcknowledgeMode, count: int) -> tuple[Session, MessageConsumer]:
     """A session, and its consumer of so many messages."""
     session = connection.create_session(mode)
-    with connection.create_session() as other, other.create_producer(other.create_queue("q")) as producer:
-        for number in range(count):
-            producer.send(str(number))
-    return session, session.create_consumer(session.create_queue("q"))
+    with connection.create_session() as other:
+        fill(other, count)
+    return session, consumer_of(session)
 
 
 def received(consumer: MessageConsumer) -> Message:

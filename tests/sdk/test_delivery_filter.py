@@ -15,18 +15,10 @@ from sdk import (
     Connection,
     ConnectionFactory,
     ConnectionLostException,
-    MessageConsumer,
     Session,
 )
 from sdk.acknowledgements import AckRecord, LostAcknowledgements, Source
-from tests.sdk.small_broker import SmallBroker, received, with_messages
-
-
-def _started(broker: SmallBroker) -> Connection:
-    connection = broker.connect()
-    connection.start()
-    return connection
-
+from tests.sdk.small_broker import SmallBroker, consumer_of, fill, received, started, with_messages
 
 _WAIT = 120.0
 
@@ -38,30 +30,15 @@ def _with_options(path: Path, options: str) -> Connection:
     return connection
 
 
-@pytest.fixture
-def broker() -> SmallBroker:
-    return SmallBroker(prefetch_messages=10)
-
-
-def _fill(session: Session, count: int) -> None:
-    with session.create_producer(session.create_queue("q")) as producer:
-        for number in range(count):
-            producer.send(str(number))
-
-
-def _consumer(session: Session) -> MessageConsumer:
-    return session.create_consumer(session.create_queue("q"))
-
-
 def test_unreadable_message_is_rejected_and_told_and_the_next_one_comes(broker: SmallBroker) -> None:
     told: list[object] = []
     came = threading.Event()
-    with _started(broker) as connection:
+    with started(broker) as connection:
         connection.exception_listener = lambda error: (told.append(error), came.set())
         session = connection.create_session()
-        _fill(session, 3)
+        fill(session, 3)
         broker.unreadable = {1, 2}
-        consumer = _consumer(session)
+        consumer = consumer_of(session)
 
         assert str(consumer.receive(120)) == "2"
         assert broker.outcomes() == [Outcome.REJECTED, Outcome.REJECTED, Outcome.ACCEPTED]
@@ -75,12 +52,12 @@ def test_what_waits_behind_messages_that_cannot_be_given_out_comes_at_once(
     prefetch: int, timeout: float | None
 ) -> None:
     broker = SmallBroker(prefetch_messages=prefetch)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         connection.exception_listener = lambda error: None
         session = connection.create_session()
-        _fill(session, 7)
+        fill(session, 7)
         broker.unreadable = {1, 2, 3, 4, 5}
-        consumer = _consumer(session)
+        consumer = consumer_of(session)
         assert [str(consumer.receive(timeout)) for _ in range(2)] == ["5", "6"]
         assert consumer.receive_nowait() is None
 
@@ -88,11 +65,11 @@ def test_what_waits_behind_messages_that_cannot_be_given_out_comes_at_once(
 def test_receive_nowait_does_not_ask_again_for_what_has_expired_here_only() -> None:
     """The broker's clock is behind: it sends the message again and again."""
     broker = SmallBroker(prefetch_messages=1, poll_timeout_seconds=120, local_message_expiry=True)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session()
         with session.create_producer(session.create_queue("q")) as producer:
             producer.send("late", time_to_live=0.001)
-        consumer = _consumer(session)
+        consumer = consumer_of(session)
         time.sleep(0.01)
         assert consumer.receive_nowait() is None
         assert len(broker.settled) <= 2  # once given back, it comes once more
@@ -106,12 +83,12 @@ def test_unreadable_message_does_not_stop_a_listener(broker: SmallBroker) -> Non
         got.append(str(message))
         done.set()
 
-    with _started(broker) as connection:
+    with started(broker) as connection:
         connection.exception_listener = lambda error: None
         session = connection.create_session()
-        _fill(session, 2)
+        fill(session, 2)
         broker.unreadable = {1}
-        _consumer(session).listener = listen
+        consumer_of(session).listener = listen
 
         assert done.wait(120)
     assert got == ["1"]
@@ -176,11 +153,11 @@ def _record(broker: SmallBroker, number: int) -> AckRecord:
 
 def test_a_message_that_was_acknowledged_before_a_loss_is_acknowledged_again_and_not_given_out() -> None:
     broker = SmallBroker(prefetch_messages=10)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session()
-        _fill(session, 3)
+        fill(session, 3)
         _lost(session).add([_record(broker, 0)], lambda ids: None)
-        consumer = _consumer(session)
+        consumer = consumer_of(session)
         assert [str(received(consumer)) for _ in range(2)] == ["1", "2"]
         assert broker.outcomes() == [Outcome.ACCEPTED] * 3
         assert len(_lost(session)) == 0
@@ -188,11 +165,11 @@ def test_a_message_that_was_acknowledged_before_a_loss_is_acknowledged_again_and
 
 def test_an_acknowledgement_that_is_lost_once_more_is_remembered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = SmallBroker(prefetch_messages=10)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session()
-        _fill(session, 1)
+        fill(session, 1)
         _lost(session).add([_record(broker, 0)], lambda ids: None)
-        consumer = _consumer(session)
+        consumer = consumer_of(session)
 
         def settle(settlements: object) -> None:
             raise ConnectionLostException("lost")
@@ -204,16 +181,16 @@ def test_an_acknowledgement_that_is_lost_once_more_is_remembered_once_more(monke
 
 def test_a_message_that_the_application_had_before_a_loss_is_redelivered() -> None:
     broker = SmallBroker(prefetch_messages=10)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session()
-        _fill(session, 2)
+        fill(session, 2)
         _lost(session).add_seen([_record(broker, 0)])
-        consumer = _consumer(session)
+        consumer = consumer_of(session)
         assert [received(consumer).redelivered for _ in range(2)] == [True, False]
 
 
 def test_a_message_that_the_broker_does_not_let_out_of_hand_is_not_given_out(broker: SmallBroker) -> None:
-    with _started(broker) as connection:
+    with started(broker) as connection:
         _, consumer = with_messages(connection, AcknowledgeMode.AUTO, 2)
         consumer._prefetch.buffer[0].take_in_hand = lambda: False
         assert str(received(consumer)) == "1"

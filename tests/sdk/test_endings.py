@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator
-
 import pytest
 
 from ack_modes import Outcome
@@ -20,24 +17,6 @@ from sdk import (
     TransactionRolledBackException,
 )
 from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
-
-
-@pytest.fixture
-def broker() -> SmallBroker:
-    return SmallBroker(prefetch_messages=10)
-
-
-@pytest.fixture
-def told() -> queue.SimpleQueue[JMSException]:
-    return queue.SimpleQueue()
-
-
-@pytest.fixture
-def connection(broker: SmallBroker, told: queue.SimpleQueue[JMSException]) -> Iterator[Connection]:
-    with broker.connect() as connection:
-        connection.exception_listener = told.put
-        connection.start()
-        yield connection
 
 
 def test_dirty_client_session_says_so_once(broker: SmallBroker, connection: Connection) -> None:

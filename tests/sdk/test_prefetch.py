@@ -20,45 +20,24 @@ from sdk import (
 )
 from sdk.acknowledgements import Source
 from tests.contracts.transports import eventually
-from tests.sdk.small_broker import SmallBroker, lose, received, with_messages
-
-
-def _started(broker: SmallBroker) -> Connection:
-    connection = broker.connect()
-    connection.start()
-    return connection
-
-
-@pytest.fixture
-def broker() -> SmallBroker:
-    return SmallBroker(prefetch_messages=10)
+from tests.sdk.small_broker import SmallBroker, consumer_of, fill, lose, received, started, with_messages
 
 
 @pytest.fixture
 def connection(broker: SmallBroker) -> Iterator[Connection]:
-    with _started(broker) as connection:
+    with started(broker) as connection:
         yield connection
 
 
 @pytest.fixture
 def session(broker: SmallBroker) -> Iterator[Session]:
-    with _started(broker) as connection:
+    with started(broker) as connection:
         yield connection.create_session(AcknowledgeMode.AUTO)
 
 
-def _fill(session: Session, count: int) -> None:
-    with session.create_producer(session.create_queue("q")) as producer:
-        for number in range(count):
-            producer.send(str(number))
-
-
-def _consumer(session: Session) -> MessageConsumer:
-    return session.create_consumer(session.create_queue("q"))
-
-
 def test_half_of_the_prefetch_is_granted_when_half_of_it_is_used(broker: SmallBroker, session: Session) -> None:
-    _fill(session, 30)
-    consumer = _consumer(session)
+    fill(session, 30)
+    consumer = consumer_of(session)
     assert broker.credits == [10]
 
     for _ in range(4):
@@ -70,9 +49,9 @@ def test_half_of_the_prefetch_is_granted_when_half_of_it_is_used(broker: SmallBr
 
 
 def test_consumer_holds_no_more_than_its_prefetch(broker: SmallBroker, session: Session) -> None:
-    _fill(session, 30)
+    fill(session, 30)
 
-    consumer = _consumer(session)
+    consumer = consumer_of(session)
 
     assert "10 prefetched" in repr(consumer)
     assert len(broker.held) == 10
@@ -81,8 +60,8 @@ def test_consumer_holds_no_more_than_its_prefetch(broker: SmallBroker, session: 
 def test_consumer_of_a_stopped_connection_takes_nothing(broker: SmallBroker) -> None:
     with broker.connect() as connection:
         session = connection.create_session()
-        _fill(session, 1)
-        consumer = _consumer(session)
+        fill(session, 1)
+        consumer = consumer_of(session)
 
         assert consumer.receive(0.02) is None
         assert consumer.receive_nowait() is None
@@ -92,8 +71,8 @@ def test_consumer_of_a_stopped_connection_takes_nothing(broker: SmallBroker) -> 
 
 
 def test_buffered_message_costs_no_drain(broker: SmallBroker, session: Session) -> None:
-    _fill(session, 2)
-    consumer = _consumer(session)
+    fill(session, 2)
+    consumer = consumer_of(session)
 
     assert str(consumer.receive_nowait()) == "0"
     assert str(consumer.receive(120)) == "1"
@@ -101,17 +80,17 @@ def test_buffered_message_costs_no_drain(broker: SmallBroker, session: Session) 
 
 
 def test_receive_nowait_asks_the_broker_before_it_says_no(broker: SmallBroker, session: Session) -> None:
-    consumer = _consumer(session)
+    consumer = consumer_of(session)
 
     assert consumer.receive_nowait() is None
     assert broker.drains == 1
     assert broker.credits == [10, 10]  # what the drain took away is granted again
-    _fill(session, 1)
+    fill(session, 1)
     assert str(consumer.receive_nowait()) == "0"
 
 
 def test_timed_receive_asks_the_broker_before_it_says_no(broker: SmallBroker, session: Session) -> None:
-    consumer = _consumer(session)
+    consumer = consumer_of(session)
 
     start = time.monotonic()
     assert consumer.receive(timeout=0.05) is None
@@ -122,34 +101,34 @@ def test_timed_receive_asks_the_broker_before_it_says_no(broker: SmallBroker, se
 def test_timed_receive_keeps_its_deadline_when_the_broker_does_not_answer(
     broker: SmallBroker, session: Session
 ) -> None:
-    consumer = _consumer(session)
+    consumer = consumer_of(session)
     broker.hold_drains = True
 
     assert consumer.receive(timeout=0.02) is None
     assert consumer.receive_nowait() is None
 
     broker.hold_drains = False
-    _fill(session, 1)
+    fill(session, 1)
     assert str(consumer.receive(timeout=120)) == "0"
 
 
 def test_credit_that_a_late_drain_took_away_is_found_missing(broker: SmallBroker, session: Session) -> None:
-    consumer = _consumer(session)
+    consumer = consumer_of(session)
     broker.hold_drains = True
     assert consumer.receive_nowait() is None
     broker.hold_drains = False
     broker.drain(consumer._prefetch.link, None)  # the broker answers what nobody waits for any more
-    _fill(session, 1)
+    fill(session, 1)
 
     assert str(consumer.receive()) == "0"
 
 
 def test_without_prefetch_one_message_is_asked_for_at_a_time() -> None:
     broker = SmallBroker(prefetch_messages=0)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session()
-        _fill(session, 3)
-        consumer = _consumer(session)
+        fill(session, 3)
+        consumer = consumer_of(session)
         assert (broker.credits, len(broker.held)) == ([], 0)
 
         assert str(consumer.receive()) == "0"
@@ -170,10 +149,10 @@ def test_without_prefetch_a_listener_gets_one_message_at_a_time() -> None:
         if len(held) == 3:
             done.set()
 
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session()
-        _fill(session, 3)
-        _consumer(session).listener = listen
+        fill(session, 3)
+        consumer_of(session).listener = listen
 
         assert done.wait(120)
     assert held == [1, 1, 1]
@@ -182,12 +161,12 @@ def test_without_prefetch_a_listener_gets_one_message_at_a_time() -> None:
 @pytest.mark.parametrize("timeout", [-1, "1", True, float("-inf")])
 def test_timeout_that_is_no_number_of_seconds_is_refused(session: Session, timeout: float) -> None:
     with pytest.raises(ValueError, match="is not a number of seconds"):
-        _consumer(session).receive(timeout)
+        consumer_of(session).receive(timeout)
 
 
 def test_closing_releases_what_was_only_prefetched(broker: SmallBroker, session: Session) -> None:
-    _fill(session, 3)
-    consumer = _consumer(session)
+    fill(session, 3)
+    consumer = consumer_of(session)
     consumer.receive()
 
     consumer.close()
@@ -197,10 +176,10 @@ def test_closing_releases_what_was_only_prefetched(broker: SmallBroker, session:
 
 
 def test_recover_gives_what_was_received_ahead_of_what_was_prefetched(broker: SmallBroker) -> None:
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session(AcknowledgeMode.CLIENT)
-        _fill(session, 30)
-        consumer = _consumer(session)
+        fill(session, 30)
+        consumer = consumer_of(session)
         for _ in range(3):
             consumer.receive()
 
@@ -215,10 +194,10 @@ def test_recover_gives_what_was_received_ahead_of_what_was_prefetched(broker: Sm
 
 def test_dups_ok_accepts_late_without_a_further_call() -> None:
     broker = SmallBroker(dups_ok_batch_messages=100, dups_ok_delay_seconds=0.03)
-    with _started(broker) as connection:
+    with started(broker) as connection:
         session = connection.create_session(AcknowledgeMode.DUPS_OK)
-        _fill(session, 2)
-        consumer = _consumer(session)
+        fill(session, 2)
+        consumer = consumer_of(session)
         began = time.monotonic()
         for _ in range(2):
             consumer.receive(120)
@@ -336,7 +315,7 @@ def test_credit_that_an_interrupted_call_may_have_miscounted_is_counted_again(
     assert consumer.receive_nowait() is None
     assert not prefetch.miscounted
     assert broker.credits[-1] == 10  # the whole prefetch
-    _fill(session, 30)
+    fill(session, 30)
     assert [str(received(consumer)) for _ in range(30)] == [str(number) for number in range(30)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,24 +20,6 @@ from sdk import (
     TransactionRolledBackException,
 )
 from tests.sdk.small_broker import SmallBroker, received, with_messages
-
-
-@pytest.fixture
-def broker() -> SmallBroker:
-    return SmallBroker(prefetch_messages=10)
-
-
-@pytest.fixture
-def told() -> queue.SimpleQueue[JMSException]:
-    return queue.SimpleQueue()
-
-
-@pytest.fixture
-def connection(broker: SmallBroker, told: queue.SimpleQueue[JMSException]) -> Iterator[Connection]:
-    with broker.connect() as connection:
-        connection.exception_listener = told.put
-        connection.start()
-        yield connection
 
 
 @pytest.mark.parametrize("listens", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,25 +18,6 @@ from sdk import (
 )
 from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
 from tests.threads import no_new_threads
-
-
-@pytest.fixture
-def broker() -> SmallBroker:
-    return SmallBroker(prefetch_messages=10)
-
-
-@pytest.fixture
-def told() -> queue.SimpleQueue[JMSException]:
-    return queue.SimpleQueue()
-
-
-@pytest.fixture
-def connection(broker: SmallBroker, told: queue.SimpleQueue[JMSException]) -> Iterator[Connection]:
-    with broker.connect() as connection:
-        connection.exception_listener = told.put
-        connection.start()
-        yield connection
-
 
 # Restored.
 
