@@ -60,7 +60,7 @@ DEAD_LETTER_QUEUE = f"{DEAD_LETTER_PREFIX}QUEUE"
 DEAD_LETTER_SUBSCRIPTION = f"{DEAD_LETTER_PREFIX}SUBSCRIPTION"
 #: Property of a dead letter that cannot be decoded: why not.
 UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"
-_MAX_REASON = 1000  #: characters of it
+MAX_REASON = 1000  #: characters of it
 
 #: Most properties of a message; a selector looks at all of them in one go.
 MAX_PROPERTIES = 10_000
@@ -315,7 +315,7 @@ def undecodable_dead_letter(
     kind = DestinationKind.TOPIC if DEAD_LETTER_SUBSCRIPTION in annotations else DestinationKind.QUEUE
     origin = Destination(str(name), kind) if name is not None else destination or Destination("")
     return Envelope(
-        origin, BodyKind.BYTES, payload, properties={**annotations, UNDECODABLE_PROPERTY: error.reason[:_MAX_REASON]}
+        origin, BodyKind.BYTES, payload, properties={**annotations, UNDECODABLE_PROPERTY: error.reason[:MAX_REASON]}
     )
 
 

@@ -16,6 +16,7 @@ from broker_adapter.envelope import (
     AMQP_FORMAT,
     DEAD_LETTER_PREFIX,
     MAX_PROPERTIES,
+    MAX_REASON,
     BodyKind,
     Envelope,
     Head,
@@ -65,7 +66,6 @@ _TTL: Final = 2  #: its place in the header
 _CONTENT_TYPE: Final = 6  #: that of content-type in the properties
 _ADDED_PROPERTIES: Final = 16  #: more than may be added to those of the application
 _MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
-_MAX_REASON: Final = 1000  #: characters of the reason why a message cannot be decoded
 _EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
 _MAX_LONG: Final = (1 << 63) - 1
@@ -142,7 +142,7 @@ def undecodable(payload: bytes, reason: str) -> bytes:
         payload: the message as it is stored, in whichever form.
         reason: why it cannot be decoded.
     """
-    annotations = encode(Described(ULong(_MESSAGE_ANNOTATIONS), {UNDECODABLE: reason[:_MAX_REASON]}))
+    annotations = encode(Described(ULong(_MESSAGE_ANNOTATIONS), {UNDECODABLE: reason[:MAX_REASON]}))
     content_type = [None] * _CONTENT_TYPE + [Symbol("application/octet-stream")]
     properties = encode(Described(ULong(_PROPERTIES), content_type))
     return annotations + properties + encode(Described(ULong(_DATA), payload))

@@ -36,6 +36,7 @@ from typing import Any
 import attrs
 
 from broker_adapter.answers import Answer
+from broker_adapter.clock import epoch_ms
 from broker_adapter.engine import check_state
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.background import Background
@@ -597,9 +598,8 @@ def _lock_seconds(timeout: float | None) -> float:
     return -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
 
 
-def _now_ms() -> int:
-    """The time of the day, which may be set back or forward."""
-    return max(0, time.time_ns() // 1_000_000)  # nothing stored has a place for times before 1970
+#: The time of the day, which may be set back or forward.
+_now_ms = epoch_ms
 
 
 def _elapsed_ms() -> int:

@@ -337,7 +337,8 @@ class BrokerState:
 
     def _commit(self, command: c.Commit, now_ms: int, effects: Effects) -> None:
         if self.wait_queues.count and command.commit_id is not None:
-            self.resumption.give_up_session(command.commit_id.session, now_ms, effects)
+            overtaken = "the session made a further commit while this one waited for room"
+            self.resumption.give_up_session(command.commit_id.session, overtaken, now_ms, effects)
         blocked = self._blocked.arrived(command)
         try:
             self._transactions.commit(blocked, now_ms, effects)

@@ -129,16 +129,14 @@ class Resumption:
 
     def end_session(self, command: c.EndSession, now_ms: int, effects: Effects) -> None:
         """Carry out an EndSession."""
-        if self._wait_queues.count:
-            error = IllegalStateException("the session was closed while the commit waited for room")
-            self._give_up(self._wait_queues.of_session(command.session), error, now_ms, effects)
+        reason = "the session was closed while the commit waited for room"
+        self.give_up_session(command.session, reason, now_ms, effects)
         effects.answer(command, None)
 
-    def give_up_session(self, session: str, now_ms: int, effects: Effects) -> None:
-        """Refuse the commits of a session that wait: it has gone on, and must not overtake them."""
+    def give_up_session(self, session: str, reason: str, now_ms: int, effects: Effects) -> None:
+        """Refuse the commits of a session that wait, for this reason."""
         if self._wait_queues.count:
-            error = IllegalStateException("the session made a further commit while this one waited for room")
-            self._give_up(self._wait_queues.of_session(session), error, now_ms, effects)
+            self._give_up(self._wait_queues.of_session(session), IllegalStateException(reason), now_ms, effects)
 
     def resume(self, now_ms: int, effects: Effects) -> dict[int, tuple[int, int]]:
         """Try the sends again that wait for a queue that has changed, for the whole engine, or whose time is over.

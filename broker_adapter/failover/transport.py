@@ -40,7 +40,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.failover.commits import Commits
 from broker_adapter.failover.connector import Connector
-from broker_adapter.failover.current import CurrentTransport
+from broker_adapter.failover.current import CurrentTransport, SessionCall
 from broker_adapter.failover.failures import as_lost, out_of_time
 from broker_adapter.failover.inner import Inner, Make
 from broker_adapter.failover.links import Link, LinkState, LinkTable
@@ -157,8 +157,7 @@ class FailoverTransport:
             return number
 
         try:
-            limit = self._request_timeout if timeout is None else timeout
-            return repeated(self._current, "attaching", limit, attach, call)
+            return self._repeated("attaching", timeout, attach, call)
         finally:
             self._current.end_call(call)
 
@@ -395,9 +394,11 @@ class FailoverTransport:
 
         return self._repeated(f"request {operation!r}", timeout, ask)
 
-    def _repeated(self, what: str, timeout: float | None, act: Callable[[Inner, float], _T]) -> _T:
+    def _repeated(
+        self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], call: SessionCall | None = None
+    ) -> _T:
         """Do something that is done again where the connection is lost in the middle of it."""
-        return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act)
+        return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act, call)
 
 
 def _inner_of(links: Iterable[Link]) -> Inner | None:

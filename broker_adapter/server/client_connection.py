@@ -144,16 +144,16 @@ class ClientConnection(asyncio.Protocol):
         if rest and data:
             rest += data
             return
-        self._receive(self._input.cut(data))
-        if rest:
-            asyncio.get_running_loop().call_soon(self._go_on)
-        self.write()
+        self._take(self._input.cut(data))
 
     def _go_on(self) -> None:
         """The others have had their turn: take the next slice of what has come."""
-        if self._transport is None or not self._input.rest:
-            return
-        self._receive(self._input.next())
+        if self._transport is not None and self._input.rest:
+            self._take(self._input.next())
+
+    def _take(self, data: bytes) -> None:
+        """Take one slice; what is left has its turn after the others."""
+        self._receive(data)
         if self._input.rest:
             asyncio.get_running_loop().call_soon(self._go_on)
         self.write()

@@ -128,7 +128,7 @@ class AmqpTransport:
         self._max_message_bytes: dict[int, int] = {}
         self._closing = threading.Lock()
         self._closed = False
-        self._committing: list[int] = []  #: sessions, by each commit that is under way
+        self._committing: list[int] = []  #: one for each commit that is under way, since its length changes in one step
 
     def __repr__(self) -> str:
         return f"<AmqpTransport {self._url.host}:{self._url.port} {self._protocol!r}>"

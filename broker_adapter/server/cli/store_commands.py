@@ -218,20 +218,21 @@ def _quarantine(options: argparse.Namespace) -> int:
     elif is_dropping:
         say(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
     else:
-        homeless: list[Quarantined] = []
-        if options.all and options.queue is None:
-            homeless = [each for each in chosen if _queue_of(each) is None]
-            chosen = [each for each in chosen if _queue_of(each) is not None]
-        back = _put_back(options.data, chosen, options.queue)
+        by_queue, homeless = _homes(chosen, options.queue)
+        if homeless and not options.all:
+            raise ValueError(
+                f"{homeless[0]} does not say to which queue it was sent, or cannot be trusted; name one with --queue"
+            )
+        back = _put_back(options.data, by_queue)
         told = "put back " + (", ".join(f"{count} into {name}" for name, count in sorted(back.items())) or "nothing")
-        answer = {"put_back": sum(back.values()), "queues": back, "left": [each.name for each in homeless]}
+        answer = {"put_back": sum(back.values()), "queues": back, "left": homeless}
         say(json.dumps(answer) if options.json else told)
         others = len([each for each in records if each.payload is None])
         if options.all and others and not options.json:
             print(f"{others} records are no messages; they can only be shown or dropped", file=sys.stderr)
         if homeless:
             raise ValueError(
-                f"{len(homeless)} messages stay: {', '.join(each.name for each in homeless[:_NAMED])}"
+                f"{len(homeless)} messages stay: {', '.join(homeless[:_NAMED])}"
                 f"{', ...' if len(homeless) > _NAMED else ''} do not say to which queue they were sent, or cannot be"
                 " trusted; name one with --queue"
             )
@@ -274,21 +275,30 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
     return [by_name[name] for name in dict.fromkeys(options.names)]
 
 
-def _put_back(path: str, records: list[Quarantined], name: str | None) -> dict[str, int]:
-    """Put messages at the end of a queue, as they are; each is dropped from quarantine as it is stored.
+def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list[Quarantined]], list[str]]:
+    """The messages by the queue that they go back to: this one, or (None) the one to which each was sent.
 
-    Without a name they go to the queues to which they were sent.  Returns how many went to each queue.
+    Returns:
+        They, and the names of those of which that is not known.
     """
     by_queue: dict[str, list[Quarantined]] = {}
+    homeless = []
     for record in records:
         if record.payload is None:
             raise ValueError(f"{record.name} is no message; it can only be shown or dropped")
         home = name if name is not None else _queue_of(record)
         if home is None:
-            raise ValueError(
-                f"{record.name} does not say to which queue it was sent, or cannot be trusted; name one with --queue"
-            )
-        by_queue.setdefault(home, []).append(record)
+            homeless.append(record.name)
+        else:
+            by_queue.setdefault(home, []).append(record)
+    return by_queue, homeless
+
+
+def _put_back(path: str, by_queue: dict[str, list[Quarantined]]) -> dict[str, int]:
+    """Put messages at the end of queues, as they are; each is dropped from quarantine as it is stored.
+
+    Returns how many went to each queue.
+    """
     counts: dict[str, int] = {}
     # What has expired meanwhile, or is due, is left to the server, which has its own options for that.
     with closing(Broker(EngineSettings(), path, by_itself=False)) as broker:
