@@ -122,9 +122,8 @@ class Attachments:
         client_id = client.client_id if command.of_client else None
         queue = self._directory.subscriptions.get((client_id, command.name, True))
         if queue is None:
-            raise InvalidDestinationException(
-                f"there is no durable subscription {command.name!r} of client {client_id!r}"
-            )
+            whose = "without a client id" if client_id is None else f"of client id {client_id!r}"
+            raise InvalidDestinationException(f"there is no durable subscription {command.name!r} {whose}")
         if queue.consumers:
             raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
         if queue.leaving:

@@ -27,6 +27,10 @@ class Filled(Protocol):
         """Those that take from it."""
 
 
+#: What errors advise where a queue is full.
+_WHAT_TO_DO = "receive its messages or purge it (holdfast purge), or raise the option"
+
+
 @attrs.frozen
 class QueueLimits:
     """The limits of each queue; None: none.
@@ -50,12 +54,12 @@ class QueueLimits:
         if self.messages is not None and queue.depth + more >= self.messages:
             return (
                 f"queue {queue.label!r} is full: {_with(queue.depth, more)} messages, limit {self.messages} (option"
-                f" max_queue_messages), {len(queue.consumers)} consumers"
+                f" max_queue_messages), {len(queue.consumers)} consumers; {_WHAT_TO_DO}"
             )
         if self.bytes is not None and queue.bytes + more_bytes >= self.bytes:
             return (
                 f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes)} bytes, limit {self.bytes} (option"
-                " max_queue_bytes)"
+                f" max_queue_bytes); {_WHAT_TO_DO}"
             )
         return None
 

@@ -142,3 +142,16 @@ def test_a_server_needs_no_standard_streams(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(120) == 0
     assert "Traceback" not in log.read_text()
+
+
+def test_a_server_leaves_the_state_of_its_store_out_of_garbage_collection() -> None:
+    program = """
+import gc
+from broker_adapter.server.cli import serve
+state = [[number] for number in range(10_000)]
+serve._collect_rarely()
+state.append([0])
+print(len(gc.get_objects()) < 100, gc.get_freeze_count() > 10_000, gc.isenabled(), gc.get_threshold() > (700, 10, 10))
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["True"] * 4
