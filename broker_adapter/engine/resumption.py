@@ -9,6 +9,9 @@ Theory of operation
     that it waits for has no room for all that goes into it; and what was tried in vain is followed by a pause in
     proportion to what it has cost, in which none of its size is tried.  After the pause those that were put off come
     first, in the order in which that happened.  Small ones have a pause of their own, and need not wait for large ones.
+
+    Commits that make room do not wait for each other.  Each is tried again when there is more room than when it was
+    last tried, and they take turns (:class:`broker_adapter.engine.wait_queues.MakingRoom`).
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
-from operator import gt
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
@@ -32,7 +33,7 @@ from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.sends import Sends
 from broker_adapter.engine.staged_batches import StagedBatches
 from broker_adapter.engine.transactions import Transactions
-from broker_adapter.engine.wait_queues import BlockedSend, WaitQueues
+from broker_adapter.engine.wait_queues import SMALL_MS, BlockedSend, MakingRoom, WaitQueues, is_large, vain_try_ms
 from broker_adapter.errors import IllegalStateException, JMSException
 
 #: Stands for the whole engine where a queue has its number.
@@ -41,18 +42,10 @@ _ENGINE_WIDE = 0
 _MOST_LOOKED_AT = 64
 #: So many commits that make room are tried when there is more room, and have to wait all the same.
 _MOST_VAIN_TRIES = 16
-#: What a commit that was tried again in vain costs, in milliseconds for each of its sends and settlements, and a
-#: publication for each of its transactions: so long the others of its size are not tried.
-_VAIN_TRY_MS = 0.02
-_VAIN_PUBLICATION_MS = 0.005
 #: How far the end of a pause may be ahead of the clock, in milliseconds, where something may be tried all the same.
-#: What costs no more than that is small.
-_TRY_AHEAD_MS = 5
+_TRY_AHEAD_MS = SMALL_MS
 #: The longest pause, in milliseconds.
 _LONGEST_PAUSE_MS = 2_000
-
-
-_NO_ROOM: tuple[float, ...] = (-math.inf,) * 6
 
 
 class _Pause:
@@ -83,13 +76,6 @@ class _Pause:
         self._until_ms = min(max(self._until_ms, elapsed_ms) + cost_ms, elapsed_ms + _LONGEST_PAUSE_MS)
 
 
-def _cost_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
-    """What trying a commit or publication in vain costs, in milliseconds."""
-    if isinstance(command, c.Commit):
-        return _VAIN_TRY_MS * (len(command.sends) + len(command.settlements))
-    return _VAIN_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
-
-
 class Resumption:
     """Tries blocked sends again."""
 
@@ -117,9 +103,7 @@ class Resumption:
         self._staged_batches = staged_batches
         self._deliveries = deliveries
         self._time = time
-        #: the engine-wide room when commits that make room were last tried
-        self._room_before: tuple[float, ...] = _NO_ROOM
-        self._pauses = (_Pause(), _Pause())  #: of what is small, and of what is large
+        self._pauses = _Pause(), _Pause()  #: of what is small, and of what is large
 
     def next_try_ms(self) -> int | None:
         """When something that was put off is tried again; None where there is nothing."""
@@ -172,34 +156,33 @@ class Resumption:
         if queue is not None:
             self._resume_queue(queue.wait_queue, now_ms, effects)
             return queue.depth, queue.bytes
-        if self._wait_queues.making_room:
-            self._resume_making_room(now_ms, effects)
+        for making_room, pause in zip(self._wait_queues.making_room, self._pauses, strict=True):
+            if making_room.wait_queue:
+                self._resume_making_room(making_room, pause, now_ms, effects)
         self._resume_queue(self._wait_queues.engine_wide, now_ms, effects)
         return 0, 0
 
-    def _resume_making_room(self, now_ms: int, effects: Effects) -> None:
-        """Try commits again that make room: not only the first of them, which may need more than there is."""
-        wait_queue = self._wait_queues.making_room
-        if not any(map(gt, self._admission.engine_wide_room(), self._room_before)):
+    def _resume_making_room(self, making_room: MakingRoom, pause: _Pause, now_ms: int, effects: Effects) -> None:
+        """Try commits of one size again that make room, as far as they are due."""
+        room = self._admission.engine_wide_room()
+        if not making_room.may_have_due(room):
             return
-        first = list(islice(wait_queue, _MOST_LOOKED_AT))
-        left, are_put_off, has_ended = _MOST_VAIN_TRIES, False, False
-        for blocked in first:
-            if self._is_put_off(blocked):
-                are_put_off = True
-            elif blocked.wait_queue is wait_queue:  # else it has ended with another one
+        left = _MOST_VAIN_TRIES
+        for blocked in making_room.look_at(_MOST_LOOKED_AT):
+            if blocked.wait_queue is not making_room.wait_queue:
+                continue  # it has ended with another one
+            if making_room.is_due(blocked, room):
+                if not left or not pause.is_over(self._time.elapsed_ms):
+                    break
                 self._wait_queues.withdraw(blocked)
                 if self._retry(blocked, now_ms, effects):
-                    has_ended = True
                     self._end((blocked,), now_ms, effects)
                 else:
                     left -= 1
-                    if not left:
-                        break
-        if left and has_ended and len(first) == _MOST_LOOKED_AT and wait_queue:
-            self._pauses[0].put_off[_ENGINE_WIDE] = None  # the next decision looks at those behind them
-        elif not are_put_off:  # otherwise there is still more room than at their last try
-            self._room_before = self._admission.engine_wide_room()
+                room = self._admission.engine_wide_room()
+            making_room.looked_at(blocked)
+        if making_room.may_have_due(room):
+            pause.put_off[_ENGINE_WIDE] = None  # the next decision goes on
 
     def _resume_queue(self, wait_queue: deque[BlockedSend], now_ms: int, effects: Effects) -> None:
         """Try the sends of a wait queue again, in their order, until one of them has to wait."""
@@ -233,7 +216,7 @@ class Resumption:
         return True
 
     def _pause_of(self, blocked: BlockedSend) -> _Pause:
-        return self._pauses[_cost_ms(blocked.command) > _TRY_AHEAD_MS]
+        return self._pauses[is_large(blocked.command)]
 
     def _resume_matching(self, now_ms: int, effects: Effects) -> None:
         """Match more of the blocked sends, as far as there is time in this decision.
@@ -299,7 +282,7 @@ class Resumption:
             else:
                 done = self._staged_batches.try_to_publish(blocked, now_ms, effects)
             if not done and not blocked.is_matching and not is_last:
-                self._pause_of(blocked).extend(self._time.elapsed_ms, _cost_ms(blocked.command))
+                self._pause_of(blocked).extend(self._time.elapsed_ms, vain_try_ms(blocked.command))
             return done
         except JMSException as error:
             if isinstance(blocked.command, c.Commit):
@@ -327,6 +310,4 @@ class Resumption:
             if blocked.queue is not None:
                 self._changed[blocked.queue.id] = blocked.queue
             self._blocked.fail(blocked, error, effects)
-            if blocked.wait_queue is self._wait_queues.making_room:
-                self._room_before = _NO_ROOM  # those behind it may find what it did not
         self._end(over, now_ms, effects)

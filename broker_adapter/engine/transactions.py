@@ -31,7 +31,7 @@ from broker_adapter.engine.queue_entries import Entry
 from broker_adapter.engine.queue_state import Consumer, QueueState
 from broker_adapter.engine.records import short_name
 from broker_adapter.engine.statistics import Totals
-from broker_adapter.engine.wait_queues import BlockedSend, CommitMatches
+from broker_adapter.engine.wait_queues import NO_ROOM, BlockedSend, CommitMatches
 from broker_adapter.errors import (
     IllegalStateException,
     JMSException,
@@ -132,6 +132,7 @@ class Transactions:
             room = CommitRoom(self._admission, settled)
             found = self._find_room(room, made, blocked, command, effects)
             if isinstance(found, Full):
+                blocked.tried_with = self._admission.engine_wide_room() if found.queue is None else NO_ROOM
                 return not self._blocked.block(blocked, found.queue, found.reason, effects, needs=found.needs)
             room.take()
             self.has_begun = True

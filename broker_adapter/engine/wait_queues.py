@@ -2,9 +2,9 @@
 
 Theory of operation
     A blocked send stands in a *wait queue*: that of the queue that has no room, or the *engine-wide* one where the
-    whole engine has none.  Commits that end messages make room as well, and have an engine-wide wait queue of their
-    own, so that they do not wait behind sends that only need room.  A wait queue is in the order of arrival; a send
-    that goes back into one takes the place that is due to it.  Each connection has one more wait queue, of the sends
+    whole engine has none.  Commits that end messages make room as well, and have engine-wide wait queues of their own,
+    small ones and large ones, so that they do not wait behind sends that only need room.  A wait queue is in the order
+    of arrival; a send that goes back into one takes the place that is due to it.  Each connection has one more wait queue, of the sends
     whose messages are still to be *matched* with the selectors of a topic's subscriptions, where that takes longer
     than one decision may.  Connections take turns there, and no send is refused for the time that it takes.
 
@@ -15,10 +15,13 @@ Theory of operation
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any
+from operator import gt
+from typing import Any, Final
 
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
@@ -28,6 +31,17 @@ from broker_adapter.errors import JMSException
 
 #: A connection and a destination.
 Route = tuple[int, Destination]
+#: How much room the whole engine has, of each kind: :meth:`broker_adapter.engine.admission.Admission.engine_wide_room`.
+EngineWideRoom = tuple[float, ...]
+NO_ROOM: Final[EngineWideRoom] = (-math.inf,) * 6
+_ALL_ROOM: Final[EngineWideRoom] = (math.inf,) * 6
+
+#: What a commit that is tried again in vain costs, in milliseconds for each of its sends and settlements, and a
+#: publication for each of its transactions.
+_VAIN_TRY_MS = 0.02
+_VAIN_PUBLICATION_MS = 0.005
+#: What costs no more than that, in milliseconds, is small.
+SMALL_MS = 5
 
 
 class BlockedSend:
@@ -46,6 +60,7 @@ class BlockedSend:
         is_matching: whether selectors are still to be asked, so that it stands in that wait queue of its connection.
         routes: those that it is in; None: it does not wait.
         behind: in how many of them it is not the first.
+        tried_with: the engine-wide room when it was last tried in vain for want of it.
         wait_queue: where it stands; None: it does not, or not any more.
         queue: that of the wait queue; None: it is of no queue in particular.
     """
@@ -65,6 +80,7 @@ class BlockedSend:
         "reason",
         "routes",
         "since_ms",
+        "tried_with",
         "wait_queue",
     )
 
@@ -82,6 +98,7 @@ class BlockedSend:
         self.is_matching = False
         self.routes: Sequence[Route] | None = None
         self.behind = 0
+        self.tried_with = NO_ROOM
         self.wait_queue: deque[BlockedSend] | None = None
         self.queue: QueueState | None = None
 
@@ -91,6 +108,18 @@ class BlockedSend:
         if self.errors is None:
             self.errors = [None] * len(self.command.messages)
         self.errors[index] = error
+
+
+def vain_try_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
+    """What trying a commit or publication in vain costs, in milliseconds."""
+    if isinstance(command, c.Commit):
+        return _VAIN_TRY_MS * (len(command.sends) + len(command.settlements))
+    return _VAIN_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
+
+
+def is_large(command: c.Enqueue | c.Commit | c.Publish) -> bool:
+    """Whether trying a commit or publication in vain costs so much that small ones do not wait for the like of it."""
+    return vain_try_ms(command) > SMALL_MS
 
 
 class CommitMatches:
@@ -110,17 +139,69 @@ class CommitMatches:
         self.places = 0
 
 
+class MakingRoom:
+    """The commits of one size that make room, and which of them is to be tried next.
+
+    One is due when there is more room, of any kind, than when it was last tried in vain.  They take turns, so that one
+    that needs more than there will be keeps no other one from being tried.
+
+    Attributes:
+        wait_queue: the commits, by arrival.
+    """
+
+    def __init__(self) -> None:
+        self.wait_queue: deque[BlockedSend] = deque()
+        self._next_arrival = 0  #: where the next look begins
+        self._left = 0  #: how many are still to be looked at
+        self._looked_with = _ALL_ROOM  #: the most room of each kind since all were to be looked at
+        self._lowest = _ALL_ROOM  #: no more room than at the last try of any of them
+        self._lowest_seen = _ALL_ROOM  #: the same of those that were looked at
+
+    def joined(self, blocked: BlockedSend) -> None:
+        """A commit stands in the wait queue now."""
+        self._lowest = tuple(map(min, self._lowest, blocked.tried_with))
+        self._lowest_seen = tuple(map(min, self._lowest_seen, blocked.tried_with))
+
+    def may_have_due(self, room: EngineWideRoom) -> bool:
+        """Whether a commit that is due may be found with so much room."""
+        if not self.wait_queue:
+            self._left, self._looked_with, self._lowest, self._lowest_seen = 0, *(_ALL_ROOM,) * 3
+            return False
+        if any(map(gt, room, self._lowest)) and (not self._left or any(map(gt, room, self._looked_with))):
+            self._left, self._looked_with, self._lowest_seen = len(self.wait_queue), room, _ALL_ROOM
+        return self._left > 0
+
+    def look_at(self, most: int) -> list[BlockedSend]:
+        """So many of those that are still to be looked at, those whose turn it is first."""
+        waiting = self.wait_queue
+        first = bisect_left(waiting, self._next_arrival, key=_arrival)
+        return [waiting[(first + index) % len(waiting)] for index in range(min(most, self._left, len(waiting)))]
+
+    def is_due(self, blocked: BlockedSend, room: EngineWideRoom) -> bool:
+        """Whether a commit is to be tried now."""
+        return any(map(gt, room, blocked.tried_with))
+
+    def looked_at(self, blocked: BlockedSend) -> None:
+        """This one was tried, or is not due: the turn of the next one comes."""
+        self._next_arrival = blocked.arrival + 1
+        self._left -= 1
+        if blocked.wait_queue is self.wait_queue:
+            self._lowest_seen = tuple(map(min, self._lowest_seen, blocked.tried_with))
+        if self._left <= 0:
+            self._left, self._lowest = 0, self._lowest_seen
+
+
 class WaitQueues:
     """All blocked sends.
 
     Attributes:
         engine_wide: the wait queue of those that wait for no queue in particular.
-        making_room: the wait queue of the commits among them that end messages.
+        making_room: the commits among them that end messages: small ones, and large ones.
     """
 
     def __init__(self) -> None:
         self.engine_wide: deque[BlockedSend] = deque()
-        self.making_room: deque[BlockedSend] = deque()
+        self.making_room = MakingRoom(), MakingRoom()
         #: wait queues of those that are to be matched, by connection, in the order of their turns
         self._matching: dict[int, deque[BlockedSend]] = {}
         self._all: dict[BlockedSend, None] = {}
@@ -144,7 +225,7 @@ class WaitQueues:
     @property
     def waits_engine_wide(self) -> bool:
         """Whether a send waits for no queue in particular."""
-        return bool(self.engine_wide or self.making_room)
+        return bool(self.engine_wide or any(each.wait_queue for each in self.making_room))
 
     def arrived(self, command: c.Enqueue | c.Commit | c.Publish, now_ms: int, deadline_ms: int) -> BlockedSend:
         """A send, commit or publication has come; it does not wait yet."""
@@ -195,7 +276,9 @@ class WaitQueues:
         elif is_matching and not isinstance(command, c.Publish):
             wait_queue = self._matching.setdefault(command.client, deque())
         elif isinstance(command, c.Commit) and command.settlements:
-            wait_queue = self.making_room
+            making_room = self.making_room[is_large(command)]
+            making_room.joined(blocked)
+            wait_queue = making_room.wait_queue
         else:
             wait_queue = self.engine_wide
         blocked.wait_queue, blocked.queue, blocked.is_matching = wait_queue, queue, is_matching

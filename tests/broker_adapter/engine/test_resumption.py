@@ -131,10 +131,9 @@ def test_so_many_transactions_that_make_room_are_tried_at_once(monkeypatch: pyte
     rules.state.admission.room = Room(0.75, 0, 4096, "the store is full")
     rules.pass_time(1)
     assert len(tried) == 16
-    assert [each.arrival for each in rules.state.wait_queues.making_room] == sorted(
-        each.arrival for each in rules.state.wait_queues.making_room
-    )
-    assert len(rules.state.wait_queues.making_room) == 100
+    waiting = [each.arrival for each in rules.state.wait_queues.making_room[0].wait_queue]
+    assert waiting == sorted(waiting)
+    assert len(waiting) == 100
 
 
 class Tries:
@@ -444,3 +443,75 @@ def test_commits_that_make_room_are_looked_at_when_those_ahead_of_them_are_given
     decide(rules, c.Disconnect(leaving), [])
     passed(rules, 1)
     assert answers.count(None) == 20
+
+
+def commit_of(rules: Rules, consumer: int, index: int, size: int, answers: list[Any], *, messages: int = 1) -> None:
+    """Commit of so many bytes, in so many messages, which settles a delivery of the consumer."""
+    sends = [(queue(f"to {index}"), c.NewMessage(0, b"z" * (size // messages), persistent=False))] * messages
+    decide(rules, c.Commit(rules.connect(), None, sends, [(consumer, index + 1, Outcome.ACCEPTED)]), answers)
+
+
+def five_in_hand(rules: Rules) -> int:
+    """A consumer that holds five messages."""
+    client = rules.connect()
+    rules.send(client, Q, *[b"x"] * 5)
+    return rules.attach(client, Q, credit=5)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_commit_goes_on_that_needs_less_than_there_was_when_another_one_was_tried(is_given_up: bool) -> None:
+    rules = Rules(hold_timeout_seconds=60)
+    consumer = five_in_hand(rules)
+    large, less = list[Any](), list[Any]()
+    rules.state.admission.volatile_room = 800_000
+    commit_of(rules, consumer, 0, 900_000, large)
+    passed(rules, 10)
+    if is_given_up:
+        rules.do(c.Disconnect(next(iter(rules.state.wait_queues)).command.client))
+    rules.state.admission.volatile_room = 100_000
+    commit_of(rules, consumer, 1, 300_000, less)
+    passed(rules, 10)
+    assert (len(large), less) == (is_given_up, [])
+    rules.state.admission.volatile_room = 500_000
+    passed(rules, 1)
+    assert less == [None]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_commits_that_cannot_be_done_keep_no_other_one_from_being_tried(grows: bool) -> None:
+    """Their tries in vain cost as much as there is for them, also if there is a little more room each time."""
+    rules = Rules(hold_timeout_seconds=60)
+    consumer = five_in_hand(rules)
+    hopeless, other = list[Any](), list[Any]()
+    rules.state.admission.volatile_room = 0
+    for index in range(4):
+        commit_of(rules, consumer, index, 960_000, hopeless, messages=93)
+    commit_of(rules, consumer, 4, 300_000, other)
+    for number in range(20):
+        rules.state.admission.volatile_room = 900_000 + number * grows
+        passed(rules, 1 if not number else max(1, (rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms))
+        if other:
+            break
+    assert other == [None]
+    assert hopeless == []
+
+
+def test_small_commits_that_make_room_go_on_behind_many_large_ones() -> None:
+    rules = Rules(hold_timeout_seconds=60)
+    answers = making_room(rules, 110, large=100)
+    rules.state.resumption._pauses[1].extend(rules.state.time.elapsed_ms, 1_000)
+    rules.state.admission.room = None
+    passed(rules, 1)
+    assert answers == [None] * 10
+
+
+def test_nothing_is_due_when_all_commits_that_make_room_were_tried_in_vain() -> None:
+    rules = Rules(hold_timeout_seconds=60)
+    making_room(rules, 200)
+    rules.state.admission.room = Room(0.01, 0, 4096, "the store is full")
+    tries = 0
+    while (rules.state.next_deadline_ms() or 0) < rules.state.time.elapsed_ms + 1_000:
+        passed(rules, max(0, (rules.state.next_deadline_ms() or 0) - rules.state.time.elapsed_ms))
+        tries += 1
+        assert tries < 30
+    assert rules.state.wait_queues.count == 200
