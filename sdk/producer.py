@@ -13,6 +13,7 @@ from broker_adapter import (
     IllegalStateException,
     InvalidDestinationException,
     JMSException,
+    TransactionRolledBackException,
 )
 from sdk.dropped import dropped
 from sdk.envelopes import envelope_of, wrapped
@@ -278,6 +279,8 @@ class MessageProducer:
                 state.ensure_thread()
             if state.policy.transacted:
                 state.keep_send(self._link, envelope, completion)
+                if state.given_back:  # by the handler of a signal, in the middle of this: nobody will commit it
+                    state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             else:
                 state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)
         except BaseException:

@@ -486,7 +486,8 @@ class Session(MessageFactory):
         """Close; legal twice, and from any thread but those of its own listeners and completion callbacks.
 
         Receives that wait return None.  Waits for a listener that runs, for asynchronous sends and for the broker,
-        together at most ``close_timeout_seconds``.  What was received and not acknowledged or committed comes again;
+        together at most ``close_timeout_seconds``.  The callbacks of sends that the broker has not answered by then are
+        called with :class:`ConnectionLostException`.  What was received and not acknowledged or committed comes again;
         what was only prefetched goes back as if nothing had been.
 
         Raises:
@@ -510,9 +511,11 @@ class Session(MessageFactory):
         state = self._state
         state.process(Event.BEGIN_CLOSE)
         if not state.policy.transacted:
+            answered_by = deadline - _TO_TELL * self._settings.close_timeout_seconds
             for producer in self._links.producers.values():
-                if not producer._wait_for_answers(deadline):
+                if not producer._wait_for_answers(answered_by):
                     log.warning("! %s closes with %d sends unanswered", state.name, producer._unanswered)
+            state.end_completions()
         owned = False
         try:
             owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
@@ -555,6 +558,8 @@ class Session(MessageFactory):
             raise
 
 
+#: The part of the time for closing that is kept for what comes behind the answers to asynchronous sends.
+_TO_TELL = 0.1
 #: Names no delivery: what a mode acknowledges together it acknowledges whichever is named.
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
 

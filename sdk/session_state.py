@@ -483,6 +483,14 @@ class SessionState:
                 finally:
                     self._stand_in = before
 
+    def end_completions(self) -> None:
+        """The session ends: what the broker has not answered is told to the application, by the session's thread."""
+        for completion in list(self.completions):
+            if not completion.done:
+                completion(
+                    ConnectionLostException(f"{self.name} was closed before the answer; the message may have been sent")
+                )
+
     def complete(self) -> None:
         """Tell of the asynchronous sends that have ended, in the order in which they were made; once at a time."""
         completions = self.completions

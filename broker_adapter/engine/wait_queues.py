@@ -4,9 +4,10 @@ Theory of operation
     A blocked send stands in a *wait queue*: that of the queue that has no room, or the *engine-wide* one where the
     whole engine has none.  Commits that end messages make room as well, and have engine-wide wait queues of their own,
     small ones and large ones, so that they do not wait behind sends that only need room.  A wait queue is in the order
-    of arrival; a send that goes back into one takes the place that is due to it.  Each connection has one more wait queue, of the sends
-    whose messages are still to be *matched* with the selectors of a topic's subscriptions, where that takes longer
-    than one decision may.  Connections take turns there, and no send is refused for the time that it takes.
+    of arrival; a send that goes back into one takes the place that is due to it.  Each connection has one more wait
+    queue, of the sends whose messages are still to be *matched* with the selectors of a topic's subscriptions, where
+    that takes longer than one decision may.  Connections take turns there, and no send is refused for the time that it
+    takes.
 
     What a connection sends or commits to one destination stays in its order, whatever each message waits for.  A
     connection and a destination are a *route*, and of the blocked sends of a route only the first one stands in a wait

@@ -29,6 +29,8 @@ RESENT_PROPERTY: Final = "JMS_HOLDFAST_RESENT"
 #: Ends of the connection for a reason, in the middle of the same request, after which it is not repeated any more.
 _MOST_ENDS: Final = 2
 
+_ENDED: Final = (State.CLOSED, State.FAILED)
+
 _T = TypeVar("_T")
 
 
@@ -80,7 +82,7 @@ class UnansweredSends:
             link = send.link
             attachment = link.attachment
             lost = send.attachment[0].is_lost or attachment is not send.attachment
-            if not lost or send.abandoned or current.state in (State.CLOSED, State.FAILED):
+            if not lost or send.abandoned or current.state in _ENDED:
                 return False
             if current.rules.method == "nofailover" or not self._links.is_registered(link):
                 return False
@@ -145,9 +147,13 @@ class UnansweredSends:
             return
         with self._current.lock:
             registered, attachment = self._links.is_registered(link), link.attachment
-            if registered and attachment is None:
+            has_ended = self._current.state in _ENDED
+            if registered and attachment is None and not has_ended:
                 self._unsent.append(send)  # lost again meanwhile
                 return
+        if registered and attachment is None:
+            send.on_settled(ConnectionLostException("the connection has ended; the message may have been sent"))
+            return
         if not registered or attachment is None:
             send.on_settled(IllegalStateException(f"link {link.number} is closed"))
             return

@@ -134,7 +134,10 @@ def test_a_commit_says_whether_its_messages_were_received_wherever_its_session_i
             assert left(connection) == ([] if error is None else ["a"]), (step, error)
 
 
-def test_an_acknowledgement_that_returns_has_acknowledged_wherever_its_session_is_closed(url: str) -> None:
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_an_acknowledgement_that_returns_has_acknowledged_wherever_its_session_is_closed(
+    url: str, mode: AcknowledgeMode
+) -> None:
     with ConnectionFactory(url).create_connection() as sending:
 
         def prepare(session: Session) -> Callable[[], None]:
@@ -143,7 +146,7 @@ def test_an_acknowledgement_that_returns_has_acknowledged_wherever_its_session_i
             assert message is not None
             return message.acknowledge
 
-        for step, error, connection in closed_at_each_step(url, AcknowledgeMode.CLIENT, prepare):
+        for step, error, connection in closed_at_each_step(url, mode, prepare):
             assert error is None or isinstance(error, IllegalStateException), step
             found = left(connection)
             assert error is not None or found == [], step

@@ -16,7 +16,7 @@ from typing import Any
 from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.payloads import read_head
 from broker_adapter.clock import epoch_ms
-from broker_adapter.destination import queue
+from broker_adapter.destination import checked_name, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import (
@@ -33,7 +33,7 @@ from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import quarantine_key
 from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
-from broker_adapter.errors import MessageFormatException
+from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.server.cli.terminal import output_errors
 from broker_adapter.server.cli.tools import ask, say, text_argument, url_argument
 from broker_adapter.settings import EngineSettings
@@ -223,10 +223,13 @@ def _quarantine(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"{homeless[0]} does not say to which queue it was sent, or cannot be trusted; name one with --queue"
             )
-        back = _put_back(options.data, by_queue)
-        told = "put back " + (", ".join(f"{count} into {name}" for name, count in sorted(back.items())) or "nothing")
-        answer = {"put_back": sum(back.values()), "queues": back, "left": homeless}
-        say(json.dumps(answer) if options.json else told)
+        back: dict[str, int] = {}
+        try:
+            _put_back(options.data, by_queue, back)
+        finally:  # also what was put back ahead of an error
+            queues = ", ".join(f"{count} into {name}" for name, count in sorted(back.items()))
+            answer = {"put_back": sum(back.values()), "queues": back, "left": homeless}
+            say(json.dumps(answer) if options.json else f"put back {queues or 'nothing'}")
         others = len([each for each in records if each.payload is None])
         if options.all and others and not options.json:
             print(f"{others} records are no messages; they can only be shown or dropped", file=sys.stderr)
@@ -294,12 +297,11 @@ def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list
     return by_queue, homeless
 
 
-def _put_back(path: str, by_queue: dict[str, list[Quarantined]]) -> dict[str, int]:
+def _put_back(path: str, by_queue: dict[str, list[Quarantined]], counts: dict[str, int]) -> None:
     """Put messages at the end of queues, as they are; each is dropped from quarantine as it is stored.
 
-    Returns how many went to each queue.
+    ``counts`` gets how many went to each queue.
     """
-    counts: dict[str, int] = {}
     # What has expired meanwhile, or is due, is left to the server, which has its own options for that.
     with closing(Broker(EngineSettings(), path, by_itself=False)) as broker:
         for home, its_records in by_queue.items():
@@ -307,7 +309,6 @@ def _put_back(path: str, by_queue: dict[str, list[Quarantined]]) -> dict[str, in
                 messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
                 done = broker.call(c.PutBack(queue(home), messages), _WAIT_SECONDS)
                 counts[home] = counts.get(home, 0) + done
-    return counts
 
 
 def _queue_of(record: Quarantined) -> str | None:
@@ -316,10 +317,11 @@ def _queue_of(record: Quarantined) -> str | None:
         return None
     try:
         destination = read_head(record.payload, 0).destination
-    except MessageFormatException:
+        if destination is None or destination.is_topic or destination.is_temporary:
+            return None
+        return checked_name(destination.name)
+    except (MessageFormatException, InvalidDestinationException):  # foreign clients send to any string
         return None
-    is_queue = destination is not None and not destination.is_topic and not destination.is_temporary
-    return destination.name if destination is not None and is_queue else None
 
 
 def _message(record: Quarantined) -> c.NewMessage:

@@ -297,6 +297,30 @@ def test_what_is_not_sent_is_given_back_once_as_the_connection_ends() -> None:
     assert answers == [(1, LOST)]
 
 
+def test_sends_that_are_lost_again_as_the_connection_ends_are_told_of_it() -> None:
+    failover, answers = Failover(), Answers()
+    link = failover.sender()
+    for number in (1, 2, 3):
+        failover.send(link, number, answers)
+    lose_with_its_sends(failover, [0, 1, 2])
+    then = FakeInner()
+
+    def end() -> None:
+        with failover.current.lock:
+            link.attachment = None
+            failover.current.close()
+            unsent = failover.unanswered.take_all()
+        for send in unsent:
+            send.on_settled(LOST)
+
+    then.before["send"] = end
+    failover.begin(then)
+    failover.reattacher.restore(cast(Inner, then))
+    then.sent[0][2](LOST)
+    assert sorted(number for number, _ in answers) == [1, 2, 3]
+    assert all(isinstance(error, ConnectionLostException) for _, error in answers)
+
+
 def test_without_failover_no_send_is_repeated() -> None:
     failover, answers = Failover("&failover=nofailover"), Answers()
     failover.send(failover.sender(), 1, answers)

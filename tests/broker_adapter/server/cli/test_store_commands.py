@@ -9,16 +9,19 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from proton import Message, symbol
 
 from broker_adapter.amqp.payloads import read_head
-from broker_adapter.destination import queue
+from broker_adapter.destination import Destination, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import check_store, quarantined
+from broker_adapter.engine.maintenance import check_store, quarantined, sound_store
 from broker_adapter.engine.pages import metas
 from broker_adapter.engine.records import quarantine_key
 from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.errors import InvalidDestinationException
+from broker_adapter.server.cli.store_commands import _put_back
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
@@ -358,3 +361,43 @@ def test_a_damaged_message_goes_back_only_where_somebody_says(tmp_path: Path) ->
     again = json.loads(holdfast("quarantine", "put-back", str(tmp_path), "--all", "--json").stdout)
     assert (again["put_back"], len(again["left"])) == (0, 1)
     assert done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued") == "put back 1 into rescued\n"
+
+
+@pytest.mark.parametrize("to", ["", "x" * 500, "a\0b"])
+def test_a_message_that_names_no_possible_queue_holds_up_no_other(tmp_path: Path, to: str) -> None:
+    broker = Broker(EngineSettings(), tmp_path)
+    foreign = Envelope(queue("orders"), BodyKind.TEXT, "foreign")._replace(destination=Destination(to))
+    ours = Envelope(queue("orders"), BodyKind.TEXT, "ours")
+    messages = [c.from_envelope(pack(each), each) for each in (ours, foreign, ours)]
+    broker.call(c.Enqueue(connect(broker), queue("orders"), messages), WAIT)
+    broker.close()
+
+    def drop_entries(txn: Txn, tables: Tables) -> None:
+        txn.drop(tables["entries"], delete=False)
+
+    damage(tmp_path, drop_entries)
+    check_store(tmp_path, EngineSettings(), repair=True)
+    refused = holdfast("quarantine", "put-back", str(tmp_path), "--all")
+    assert (refused.returncode, refused.stdout) == (1, "put back 2 into orders\n")
+    assert "1 messages stay: messages/" in refused.stderr
+    assert done("quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued") == "put back 1 into rescued\n"
+
+
+def test_what_was_put_back_ahead_of_an_error_is_counted(tmp_path: Path) -> None:
+    broker = Broker(EngineSettings(), tmp_path)
+    for name in ("a", "b"):
+        envelope = Envelope(queue(name), BodyKind.TEXT, "x")
+        broker.call(c.Enqueue(connect(broker), queue(name), [c.from_envelope(pack(envelope), envelope)]), WAIT)
+    broker.close()
+
+    def drop_entries(txn: Txn, tables: Tables) -> None:
+        txn.drop(tables["entries"], delete=False)
+
+    damage(tmp_path, drop_entries)
+    check_store(tmp_path, EngineSettings(), repair=True)
+    with sound_store(str(tmp_path)) as store:
+        first, second = quarantined(store)
+    counts: dict[str, int] = {}
+    with pytest.raises(InvalidDestinationException):
+        _put_back(str(tmp_path), {"a": [first], "": [second]}, counts)
+    assert counts == {"a": 1}
