@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.lmdb_store import KEPT_RUNS, LmdbStore
 from broker_adapter.engine.records import (
+    FLAG_PERSISTENT,
+    FLAG_SHARED,
+    KIND_DELIVER,
+    NEXT_QUEUE,
     UNIQUE,
     VERSION,
     CatalogRecord,
     Counters,
     LaneCounters,
+    LastRecord,
+    RunRecord,
     SequencesRecord,
+    encode_annotations,
     encode_catalog,
     encode_counters,
+    encode_last,
+    encode_meta,
     encode_sequences,
     entry_key,
+    last_key,
+    message_key,
+    quarantine_key,
     queue_key,
+    run_key,
+    schedule_key,
     stream_key,
 )
-from broker_adapter.errors import ResourceAllocationException, StoreCorruptException
+from broker_adapter.engine.store import Loaded
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
-from tests.broker_adapter.engine.storing import batch_of, damage, entry, positions, put, reopened
+from tests.broker_adapter.engine.driving import full_up
+from tests.broker_adapter.engine.storing import SETTINGS, batch_of, damage, entry, positions, put, reopened
 
 
 def test_everything_is_there_after_it_is_opened_again(tmp_path: Path) -> None:
@@ -105,3 +122,301 @@ def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
         LmdbStore(tmp_path, EngineSettings())
     with lmdb.open(str(tmp_path), max_dbs=20) as env, env.begin() as txn:
         assert txn.get(VERSION, db=env.open_db(b"meta", txn=txn)) == b"\xc1"
+
+
+def last_batch(*names: str) -> StoreBatch:
+    batch = StoreBatch()
+    for number, name in enumerate(names, 1):
+        batch.put("commits", last_key(name), encode_last(last_key(name), LastRecord(number, 100)))
+    return batch
+
+
+def fill(store: LmdbStore) -> None:
+    """Take every page but for a few, as in a store that is full."""
+    env = store._env
+    env.set_mapsize((env.info()["last_pgno"] + 100) * env.stat()["psize"])
+    full_up(store)
+
+
+def test_a_directory_below_a_file_is_refused_and_the_error_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_bytes(b"something")
+    for path in (file, file / "store"):
+        with pytest.raises(StoreException, match=r"a file' is a file; give a directory, which is made where there is"):
+            reopened(path)
+    assert file.read_bytes() == b"something"
+
+
+def test_a_file_of_another_program_is_refused_and_the_directory_given_free(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path), max_dbs=20) as env, env.begin(write=True) as txn:
+        txn.put(b"meta", b"no table")
+    for _ in range(2):
+        with pytest.raises(StoreCorruptException, match=r"is not one, or is damaged: .* run: holdfast check"):
+            reopened(tmp_path)
+
+
+def test_a_failure_says_what_to_do_in_use_and_at_the_start(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    assert isinstance(store.errors, tuple)
+    assert "stop the server or program that has it open" in str(store.as_failure(OSError("input/output error")))
+    assert "put that right, and start again" in str(store.as_opening_failure(OSError("input/output error")))
+    store.close()
+
+
+def test_a_store_that_is_to_be_kept_as_it_is_is_not_changed_by_its_opening(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 1, 1)))
+    store.close()
+    with lmdb.open(str(tmp_path), max_dbs=20, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.delete(VERSION, db=env.open_db(b"meta", txn))  # an opening puts it there again
+    before = (tmp_path / "data.mdb").read_bytes()
+    store = LmdbStore(tmp_path, SETTINGS, is_kept=True)
+    with store.snapshot() as tables:
+        assert tables.get("meta", VERSION) is not None, "it is seen as an engine would find it"
+        assert tables.count("entries") == 1
+        assert [key for key, _ in tables.items("messages")] == [message_key(1)]
+    store.close()
+    assert (tmp_path / "data.mdb").read_bytes() == before
+
+
+def test_who_checks_a_store_opens_one_whose_name_is_damaged(tmp_path: Path) -> None:
+    reopened(tmp_path).close()
+    damage(tmp_path, "meta", UNIQUE)
+    with pytest.raises(StoreCorruptException, match="record 'unique'"):
+        reopened(tmp_path)
+    store = LmdbStore(tmp_path, SETTINGS, is_checked=True)
+    assert store.unique == ""
+    store.close()
+
+
+def test_counters_are_made_of_the_entries_of_one_queue(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 7, 1, size=10), entry(1, 4, 8, 2, size=20), entry(2, 5, 9, 3, size=40)))
+    counters = store.count(1)
+    assert counters.next_position > 8
+    assert (counters.stored_bytes, [tuple(lane)[:2] for lane in counters.lanes]) == (30, [(4, 1), (5, 1)])
+    store.close()
+
+
+def test_a_damaged_stream_goes_into_quarantine_and_the_others_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened(tmp_path)
+    batch = StoreBatch()
+    keys = [stream_key(name) for name in ("first", "second", "third")]
+    for number, key in enumerate(keys):
+        batch.put("producers", key, encode_sequences(key, SequencesRecord(number, 1, 100 + number)))
+    store.commit(batch)
+    store.close()
+    damage(tmp_path, "producers", keys[1])
+    store = reopened(tmp_path)
+    assert [key for key, _ in store.streams()] == [keys[0], keys[2]]
+    assert store.in_quarantine([quarantine_key("producers", key) for key in keys]) == {
+        quarantine_key("producers", keys[1])
+    }
+    assert f"record {keys[1].hex()} of table producers is damaged" in caplog.text
+    store.close()
+
+
+def test_the_last_number_of_a_name_is_found_and_a_damaged_one_goes_into_quarantine(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(last_batch("a", "b"))
+    store.close()
+    damage(tmp_path, "commits", last_key("b"))
+    store = reopened(tmp_path)
+    assert store.last_number("commits", "a") == LastRecord(1, 100)
+    assert store.last_number("commits", "c") is None
+    assert store.last_number("published", "a") is None
+    assert store.quarantined() == 0
+    assert store.last_number("commits", "b") is None
+    assert store.quarantined() == 1
+    store.close()
+
+
+def test_last_numbers_come_in_parts_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(last_batch("a", "b", "c", "d"))
+    store.close()
+    damage(tmp_path, "commits", last_key("c"))
+    store = reopened(tmp_path)
+    part = store.last_numbers("commits", b"", 2)
+    assert part == [(last_key("a"), LastRecord(1, 100)), (last_key("b"), LastRecord(2, 100))]
+    assert store.last_numbers("commits", part[-1][0], 2) == [(last_key("c"), None), (last_key("d"), LastRecord(4, 100))]
+    assert store.last_numbers("commits", last_key("d"), 2) == []
+    store.close()
+
+
+def test_the_next_number_of_a_queue_is_one_at_first_and_then_what_is_noted(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    assert store.next_queue() == 1
+    batch = StoreBatch()
+    batch.put("meta", NEXT_QUEUE, encode_meta(NEXT_QUEUE, 7))
+    store.commit(batch)
+    assert store.next_queue() == 7
+    store.close()
+    damage(tmp_path, "meta", NEXT_QUEUE)
+    store = reopened(tmp_path)
+    with pytest.raises(StoreCorruptException, match=r"record 'next_queue' .* run: holdfast check .* --repair"):
+        store.next_queue()
+    store.close()
+
+
+def test_the_last_starts_are_remembered_with_their_positions_and_damaged_ones_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened(tmp_path)
+    for number in range(KEPT_RUNS + 2):
+        assert store.begin_run(RunRecord(str(number), {7: number}))
+    assert store.runs() == [str(number) for number in range(2, KEPT_RUNS + 2)]
+    assert [store.run_positions(run) for run in ("2", "1", "none")] == [{7: 2}, {}, {}]
+    store.close()
+    damage(tmp_path, "meta", run_key(3))  # the first one has number 1
+    store = reopened(tmp_path)
+    assert store.runs() == [str(number) for number in range(3, KEPT_RUNS + 2)]
+    assert f"a start of the engine fails its checksum: {run_key(3).hex()}" in caplog.text
+    store.close()
+
+
+def test_a_start_is_not_noted_in_a_full_store_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened(tmp_path)
+    assert store.begin_run(RunRecord("first", {}))
+    fill(store)
+    assert not store.begin_run(RunRecord("second", dict.fromkeys(range(1000), 1 << 60)))
+    assert store.runs() == ["first"]
+    assert "the start of the engine could not be noted" in caplog.text
+    store.close()
+
+
+def test_what_cannot_be_set_aside_in_a_full_store_stays_and_the_log_says_so_once_for_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 1, 1), entry(1, 5, 2, 2), body=b"x" * 20_000))
+    fill(store)
+    for number in (1, 2):
+        assert not store.quarantine("messages", [message_key(number)])
+    assert caplog.text.count("it stays where it is, as may others") == 1
+    assert message_key(1).hex() in caplog.text
+    assert store.quarantined() == 0
+    assert all(store.read_messages([1, 2]))
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: store.begin_run(RunRecord("x", {})),
+        lambda store: store.quarantine("entries", [entry_key(1, 5, 1)]),
+        lambda store: put(store, 2),
+    ],
+    ids=["run", "quarantine", "batch"],
+)
+def test_a_write_into_a_store_that_has_failed_is_an_error(tmp_path: Path, write: Callable[[LmdbStore], object]) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 1, 1)))
+    store._env.close()
+    with pytest.raises(StoreException, match=r"failed: .* and run: holdfast check"):
+        write(store)
+    store.close()
+
+
+def test_of_many_damaged_records_the_first_are_named_and_the_others_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(*[entry(1, 5, number, number) for number in range(1, 31)]))
+    keys = [entry_key(1, 5, number) for number in range(1, 41)]  # there are only 30
+    assert store.quarantine("entries", keys)
+    assert store.quarantined() == 30
+    assert caplog.text.count("it is in quarantine") == 20
+    assert "10 more records are damaged" in caplog.text
+    store.close()
+
+
+def test_a_shared_message_whose_count_is_damaged_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = reopened(tmp_path)
+    flags = FLAG_PERSISTENT | FLAG_SHARED
+    batch = batch_of(entry(1, 5, 1, 1, flags=flags))
+    batch.entries.update([entry(2, 5, 1, 1, flags=flags)])
+    batch.references.append((1, 2))
+    store.commit(batch)
+    store.close()
+    damage(tmp_path, "references", message_key(1))
+    store = reopened(tmp_path)
+    batch = StoreBatch()
+    batch.unreferenced.extend([1, 1])
+    store.commit(batch)
+    assert list(store.read_messages([1])) == [(7, b"x1")]
+    assert "the count of references to message 1 cannot be trusted; the message is kept" in caplog.text
+    store.close()
+
+
+def test_damaged_annotations_are_none(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    key = entry_key(1, 5, 1)
+    batch = batch_of(entry(1, 5, 1, 1))
+    batch.put("annotations", key, encode_annotations(key, {"why": "x"}))
+    store.commit(batch)
+    store.close()
+    damage(tmp_path, "annotations", key)
+    store = reopened(tmp_path)
+    assert store.annotations(key) is None
+    store.close()
+
+
+def test_what_is_due_of_a_damaged_entry_comes_without_it(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    key, found = entry(1, 5, 1, 1)
+    batch = batch_of((key, found))
+    batch.put("schedule", schedule_key(100, KIND_DELIVER, key), b"")
+    store.commit(batch)
+    assert store.due(100, 10) == [(KIND_DELIVER, found, schedule_key(100, KIND_DELIVER, key))]
+    store.close()
+    damage(tmp_path, "entries", key)
+    store = reopened(tmp_path)
+    assert store.due(100, 10) == [(KIND_DELIVER, None, schedule_key(100, KIND_DELIVER, key))]
+    store.close()
+
+
+def test_a_snapshot_stays_as_it_was_while_others_write(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 1, 1)))
+    with store.snapshot() as tables:
+        store.commit(batch_of(entry(1, 5, 2, 2)))
+        assert (tables.count("entries"), tables.get("entries", entry_key(1, 5, 2))) == (1, None)
+        assert [key for key, _ in tables.items("entries")] == [entry_key(1, 5, 1)]
+    with store.snapshot() as tables:
+        assert tables.count("entries") == 2
+    store.close()
+
+
+def test_the_changes_of_a_repair_are_written_and_a_copy_has_all(tmp_path: Path) -> None:
+    store = reopened(tmp_path / "one")
+    store.commit(batch_of(entry(1, 5, 1, 1), entry(1, 5, 2, 2)))
+    store.apply([("entries", entry_key(1, 5, 1), None), ("quarantine", b"key", b"value")])
+    (tmp_path / "two").mkdir()
+    store.copy(tmp_path / "two")
+    unique = store.unique
+    store.close()
+    store = reopened(tmp_path / "two")
+    assert store.unique == unique
+    assert positions(store.load(1, 5, 0, 10).entries) == [2]
+    assert store.quarantined() == 1
+    store.close()
+
+
+def test_a_range_that_ends_before_it_begins_is_empty(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.commit(batch_of(entry(1, 5, 1, 1), entry(1, 5, 2, 2)))
+    assert store.read_entries(1, 2, 1, 10) == Loaded([], [], True)
+    store.close()
+
+
+def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_begun_anew(tmp_path: Path) -> None:
+    reopened(tmp_path).close()
+    (tmp_path / "data.mdb").rename(tmp_path / "data.mdb.damaged-20261122-120000")
+    with pytest.raises(StoreException, match=r"has no file data.mdb, only data.mdb.damaged-20261122-120000: restore"):
+        reopened(tmp_path)
+    assert not (tmp_path / "data.mdb").exists()
