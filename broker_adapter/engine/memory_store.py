@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush, merge
 from typing import Any
@@ -36,11 +36,11 @@ class _LaneRecords:
     def put(self, entry: RawEntry) -> None:
         position = entry.position
         if position not in self.by_position:
-            if self.positions and position < self.positions[-1]:
-                index = bisect_left(self.positions, position, self.start)
-                if index == len(self.positions) or self.positions[index] != position:
-                    insort(self.positions, position)
-                    self.start = min(self.start, index)
+            if self.positions and position <= self.positions[-1]:
+                index = bisect_left(self.positions, position)
+                if self.positions[index] != position:
+                    self.positions.insert(index, position)
+                self.start = min(self.start, index)
             else:
                 self.positions.append(position)
         self.by_position[position] = entry

@@ -8,13 +8,27 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.engine.commands import NewMessage
 from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.records import LAST_POSITION, RawEntry
+from broker_adapter.engine.records import (
+    FLAG_ANNOTATED,
+    FLAG_PERSISTENT,
+    KIND_DELIVER,
+    LAST_POSITION,
+    RawEntry,
+    encode_annotations,
+    entry_key,
+    message_key,
+    quarantine_key,
+    schedule_key,
+)
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Stores
 from broker_adapter.errors import StoreException
 from broker_adapter.settings import EngineSettings
+from tests.broker_adapter.engine.driving import full_up
 
 
 @pytest.fixture
@@ -25,7 +39,7 @@ def stores(tmp_path: Path) -> Iterator[Stores]:
 
 
 def entry(position: int, lane: int = 5) -> RawEntry:
-    return RawEntry(1, lane, position, position, 0, 0, 0, 1, None)
+    return RawEntry(1, lane, position, position, 0, 0, 0, 1)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, stores: Stores, name: str, disk: Loaded, memory: Loaded) -> None:
@@ -92,3 +106,172 @@ def test_the_first_item_of_both_schedules_counts(
     monkeypatch.setattr(stores.memory, "first_due_ms", lambda: memory)
     stores.note_first_due()
     assert stores.due_ms == first
+
+
+def sent(*numbers: int, persistent: bool = True, size: int = 1) -> Effects:
+    effects = Effects()
+    batch = effects.durable if persistent else effects.volatile
+    for number in numbers:
+        batch.messages[number] = NewMessage(7, b"%d " % number + bytes(size))
+    return effects
+
+
+def gone(*numbers: int) -> Effects:
+    effects = Effects()
+    effects.durable.gone.extend(numbers)
+    return effects
+
+
+def bodies(stores: Stores, *wanted: tuple[int, int], pending: Effects | None = None) -> list[bytes | None]:
+    return [None if found is None else found[1].split()[0] for found in stores.bodies(wanted, pending)]
+
+
+def test_a_body_is_found_in_what_is_pending_in_the_cache_on_the_disk_and_in_memory(stores: Stores) -> None:
+    stores.commit(sent(1, 2))
+    stores._cache.clear()
+    stores.commit(sent(3))
+    stores.commit(sent(4, persistent=False))
+    pending = sent(5)
+    pending.volatile.messages.update(sent(6, persistent=False).volatile.messages)
+    wanted = [(number, 0 if number in (4, 6) else FLAG_PERSISTENT) for number in (6, 5, 4, 3, 2, 1, 99)]
+    assert bodies(stores, *wanted, pending=pending) == [b"6", b"5", b"4", b"3", b"2", b"1", None]
+    assert bodies(stores, *wanted) == [None, None, b"4", b"3", b"2", b"1", None]
+
+
+def test_what_comes_from_the_cache_is_not_read_from_the_disk(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores.commit(sent(1, 2))
+    assert isinstance(stores.disk, LmdbStore)
+    monkeypatch.setattr(stores.disk, "read_messages", lambda numbers: pytest.fail(f"read {numbers}"))
+    assert bodies(stores, (2, FLAG_PERSISTENT), (1, FLAG_PERSISTENT)) == [b"2", b"1"]
+
+
+def test_the_cache_keeps_the_newest_messages_up_to_its_limit(tmp_path: Path) -> None:
+    settings = EngineSettings(message_cache_bytes=10_000)
+    stores = Stores(settings, LmdbStore(tmp_path, settings))
+    for number in range(1, 21):
+        stores.commit(sent(number, size=2_000))
+    assert list(stores._cache) == [17, 18, 19, 20]
+    assert 8_000 < stores._cache_bytes <= 10_000
+    stores.commit(gone(18, 20))
+    assert list(stores._cache) == [17, 19]
+    assert 4_000 < stores._cache_bytes <= 5_000
+    assert bodies(stores, *[(number, FLAG_PERSISTENT) for number in (1, 17, 20)]) == [b"1", b"17", None]
+    stores.close()
+
+
+def test_the_order_of_the_cache_does_not_grow_with_messages_that_are_gone(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_adapter.engine.stores._MOST_GONE", 10)
+    stores.commit(sent(1))
+    for number in range(2, 100):
+        stores.commit(sent(number))
+        stores.commit(gone(number))
+        assert len(stores._cached) <= 12
+    assert list(stores._cache) == [1]
+    assert bodies(stores, (1, FLAG_PERSISTENT)) == [b"1"]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_annotations_are_found_where_the_message_is_and_in_what_is_pending(stores: Stores, persistent: bool) -> None:
+    flags = FLAG_ANNOTATED | (FLAG_PERSISTENT if persistent else 0)
+    keys = [entry_key(1, 5, position) for position in (1, 2, 3)]
+
+    def annotated(key: bytes, text: str) -> Effects:
+        effects = Effects()
+        batch = effects.durable if persistent else effects.volatile
+        batch.put("annotations", key, encode_annotations(key, {"text": text}))
+        return effects
+
+    stores.commit(annotated(keys[0], "stored"))
+    pending = annotated(keys[1], "pending")
+    pending.taken_annotations[keys[2]] = encode_annotations(keys[2], {"text": "taken"})
+    found = [stores.annotations(key, flags, pending) for key in keys]
+    assert found == [{"text": "stored"}, {"text": "pending"}, {"text": "taken"}]
+    assert [stores.annotations(key, flags) for key in keys] == [{"text": "stored"}, None, None]
+    assert stores.annotations_of(entry(1)._replace(flags=flags)) == {"text": "stored"}
+    assert stores.annotations_of(entry(1)._replace(flags=flags & ~FLAG_ANNOTATED)) is None
+
+
+def test_the_last_number_of_a_name_is_looked_up_once(stores: Stores) -> None:
+    effects = Effects()
+    LastNumbers("commits", 1000, durable=True).note("session", 7, 100, effects.durable)
+    stores.commit(effects)
+    numbers = LastNumbers("commits", 1000, durable=True)
+    stores.look_up(numbers, "session")
+    stores.look_up(numbers, "other")
+    assert (numbers.last("session"), numbers.last("other")) == (7, None)
+    effects = Effects()
+    LastNumbers("commits", 1000, durable=True).note("session", 8, 100, effects.durable)
+    stores.commit(effects)
+    stores.look_up(numbers, "session")
+    assert numbers.last("session") == 7, "what is known is not read again"
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_commit_to_a_schedule_notes_what_is_due_first(stores: Stores, persistent: bool) -> None:
+    for due_ms, first in ((300, 300), (200, 200), (400, 200)):
+        effects = Effects()
+        batch = effects.durable if persistent else effects.volatile
+        batch.put("schedule", schedule_key(due_ms, KIND_DELIVER, entry_key(1, 5, due_ms)), b"")
+        stores.commit(effects)
+        assert stores.due_ms == first
+    assert [each[2] for each in stores.due(300, 10)] == [
+        schedule_key(due_ms, KIND_DELIVER, entry_key(1, 5, due_ms)) for due_ms in (200, 300)
+    ]
+
+
+def stored(*entries: RawEntry) -> Effects:
+    effects = sent(*[each.number for each in entries], size=20_000)
+    for each in entries:
+        effects.durable.entries[entry_key(each.queue, each.lane, each.position)] = each
+    return effects
+
+
+def test_damaged_entries_are_new_once_and_go_into_quarantine_when_there_is_room(stores: Stores) -> None:
+    keys = [entry_key(1, 5, position) for position in (1, 2)]
+    stores.commit(stored(entry(1), entry(2)))
+    disk = stores.disk
+    assert isinstance(disk, LmdbStore)
+    size = disk._env.info()["map_size"]
+    disk._env.set_mapsize((disk._env.info()["last_pgno"] + 100) * disk._env.stat()["psize"])
+    full_up(disk)
+    assert stores.set_aside(keys[:1]) == keys[:1]
+    assert stores.set_aside(keys) == keys[1:], "the first was met before"
+    assert stores.in_quarantine == 0
+    disk._env.set_mapsize(size)
+    assert stores.set_aside(keys) == []
+    assert stores.in_quarantine == 2
+    assert not stores._not_set_aside
+
+
+def test_a_body_that_is_put_aside_leaves_its_entry(stores: Stores) -> None:
+    stores.commit(stored(entry(1)))
+    assert stores.set_body_aside(1)
+    assert isinstance(stores.disk, LmdbStore)
+    assert stores.disk.in_quarantine([quarantine_key("messages", message_key(1))])
+    assert stores.load(1, 5, 0, 10).entries == [entry(1)]
+
+
+def test_messages_that_are_put_aside_go_with_their_entries_and_the_log_names_the_first(
+    stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = [entry(position) for position in range(1, 13)]
+    stores.commit(stored(*entries))
+    assert stores.set_messages_aside([])
+    assert not caplog.text
+    assert stores.set_messages_aside([(each.number, entry_key(1, 5, each.position)) for each in entries])
+    assert stores.in_quarantine == 24
+    assert stores.load(1, 5, 0, 100).entries == []
+    assert "message 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more cannot be trusted; in quarantine" in caplog.text
+
+
+def test_messages_that_find_no_room_aside_stay_with_their_entries(stores: Stores) -> None:
+    stores.commit(stored(entry(1)))
+    disk = stores.disk
+    assert isinstance(disk, LmdbStore)
+    disk._env.set_mapsize((disk._env.info()["last_pgno"] + 100) * disk._env.stat()["psize"])
+    full_up(disk)
+    assert not stores.set_messages_aside([(1, entry_key(1, 5, 1))])
+    assert stores.in_quarantine == 0
+    assert stores.load(1, 5, 0, 10).entries == [entry(1)]
