@@ -18,9 +18,7 @@ from broker_adapter.engine.operations import perform
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import RawEntry
 from broker_adapter.envelope import ENVELOPE_FORMAT, Identity, unpack
-from broker_adapter.errors import (
-    MessageFormatException,
-)
+from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.asking import (
     ask,
@@ -213,3 +211,49 @@ def test_what_was_never_delivered_or_is_in_hand_cannot_be_forgiven(broker: Broke
     _, inbox = attach(broker, client, "q", credit=1)
     inbox.wait_for(1)
     assert ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) == 0
+
+
+def test_what_is_settled_in_a_queue_that_was_deleted_is_told_of_it(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    with pytest.raises(InvalidDestinationException, match="nowhere"):
+        ask(broker, "settle_positions", destination="nowhere", given=given((1, 1)))
+    assert ask(broker, "settle_positions", destination="nowhere", given=[]) == {"settled": 0, "lost": []}
+    assert depth(broker, "q") == 1
+
+
+def test_a_message_in_a_format_that_the_engine_does_not_know_has_no_name(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [c.NewMessage(7, b"x"), named(2)]), WAIT)
+    assert ask(broker, "settle_positions", destination="q", given=given((1, 1), (2, 2)))["settled"] == 1
+    assert depth(broker, "q") == 1
+
+
+def test_what_was_sent_before_is_there_when_a_confirmation_comes(broker: Broker) -> None:
+    client = connect(broker)
+    broker.submit(c.Enqueue(client, queue("q"), [named(number) for number in range(1, 101)]))
+    assert ask(broker, "confirm") is True
+    assert depth(broker, "q") == 100
+
+
+def test_of_a_lost_connection_what_was_seen_counts_and_the_rest_does_not(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2), named(3)]), WAIT)
+    client = broker.call(c.Connect(None, token="token"), WAIT)
+    _, inbox = attach(broker, client, "q", credit=3)
+    inbox.wait_for(3)
+    broker.submit(c.Disconnect(client))  # nobody waits for it
+    assert ask(broker, "seen", destination="q", token="token", positions=[2]) is True
+    assert ask(broker, "forgive_rest", token="token") == 2
+    assert ask(broker, "forgive_rest", token="token") == 0
+    assert counts(broker) == {1: 0, 2: 1, 3: 0}
+
+
+def test_all_of_a_lost_connection_is_forgiven_where_it_takes_several_steps(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_adapter.engine.given_operations.MAX_GIVEN", 3)
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 11)]), WAIT)
+    client = broker.call(c.Connect(None, token="token"), WAIT)
+    _, inbox = attach(broker, client, "q", credit=10)
+    inbox.wait_for(10)
+    broker.call(c.Disconnect(client), WAIT)
+    assert ask(broker, "forgive_rest", token="token") == 10
+    assert counts(broker) == dict.fromkeys(range(1, 11), 0)

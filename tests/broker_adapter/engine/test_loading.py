@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.loading import SCAN_BYTES, _Slice
 from broker_adapter.engine.matching import Matching
+from broker_adapter.engine.records import entry_key
+from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import (
     SELECTED,
+    WAIT,
     Engines,
     attach,
+    change,
     connect,
     depth,
     drained,
@@ -92,3 +99,107 @@ def test_a_cycle_loads_a_bounded_number_of_entries(tmp_path: Path, monkeypatch: 
         assert payloads(inbox.wait_for(15)) == [str(number).encode() for number in range(15)]
     assert max(loads) <= 5, "two windows are 20 entries, and ends of others may come with them"
     broker.close()
+
+
+def large(number: int) -> bytes:
+    return pack(Envelope(queue("q"), BodyKind.TEXT, f"{number} " + "x" * (SCAN_BYTES // 3), {"third": True}))
+
+
+def test_a_scan_looks_at_a_bounded_part_of_large_messages_at_once(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    bodies = [large(number) for number in range(8)]
+    for body in bodies:
+        send(broker, client, "q", body)
+    looked_at: list[int] = []
+    selectables = broker._loading._selectables
+
+    def counted(entries: Any, pending: Any) -> Any:
+        looked_at.append(sum(entry.size for entry in entries))
+        return selectables(entries, pending)
+
+    monkeypatch.setattr(broker._loading, "_selectables", counted)
+    assert payloads(drained(broker, client, "q", selector=SELECTED)) == bodies
+    assert max(looked_at) <= SCAN_BYTES
+    assert sum(looked_at) >= sum(map(len, bodies))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 10.0])
+def test_what_comes_in_for_consumers_with_selectors_is_matched_also_where_each_takes_long(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("broker_adapter.engine.loading.SELECT_SECONDS", seconds)
+    broker = engines.start()
+    client = connect(broker)
+    inboxes = [
+        attach(broker, client, name, credit=100, selector=selector)[1]
+        for name in ("q", "r")
+        for selector in (SELECTED, "third = FALSE")
+    ]
+    bodies = lettered(60)
+    for name in ("q", "r"):
+        send(broker, client, name, *bodies)
+    for number, inbox in enumerate(inboxes):
+        expected = [body for index, body in enumerate(bodies) if (index % 3 == 0) is (number % 2 == 0)]
+        assert payloads(inbox.wait_for(len(expected))) == expected
+
+
+def test_large_messages_that_come_in_for_consumers_with_selectors_are_read_in_parts(engines: Engines) -> None:
+    broker = engines.start()
+    client = connect(broker)
+    _, inbox = attach(broker, client, "q", credit=100, selector=SELECTED)
+    bodies = [large(number) for number in range(8)]
+    send(broker, client, "q", *bodies)
+    assert payloads(inbox.wait_for(8)) == bodies
+
+
+@pytest.mark.damages
+def test_what_a_consumer_with_a_selector_meets_damaged_is_passed_over(disk: Engines) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    bodies = lettered(9)
+    send(broker, client, "q", *bodies)
+    number = broker._state.directory.by_destination[queue("q")].id
+    broker.close()
+    disk.broker = None
+    assert disk.path is not None
+    change(disk.path, "entries", entry_key(number, 5, 4), lambda value: bytes(len(value)))
+    broker = disk.start()
+    client = connect(broker)
+    assert payloads(drained(broker, client, "q", selector=SELECTED)) == [bodies[0], bodies[6]]
+    assert depth(broker, "q") == 8
+    assert broker.call(c.Statistics(), WAIT).quarantined == 1
+
+
+@pytest.mark.damages
+def test_counters_that_were_wrong_are_corrected_and_the_log_says_so(
+    disk: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = disk.start()
+    send(broker, connect(broker), "q", *range(5))
+    key = entry_key(broker._state.directory.by_destination[queue("q")].id, 5, 3)
+    broker.close()
+    disk.broker = None
+    assert disk.path is not None
+    store = LmdbStore(disk.path, EngineSettings())
+    store.apply([("entries", key, None)])
+    store.close()
+    broker = disk.start()
+    assert payloads(drained(broker, connect(broker), "q")) == [b"0", b"1", b"3", b"4"]
+    assert "they are corrected; run 'holdfast check'" in caplog.text
+    assert depth(broker, "q") == 4
+    assert broker.call(c.Statistics(), WAIT).miscounted == 1
+
+
+def test_the_time_of_a_slice_begins_when_it_is_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("broker_adapter.engine.loading.time.monotonic", lambda: now)
+    is_late = _Slice()
+    now = 200.0
+    assert not is_late()
+    now = 200.009
+    assert not is_late()
+    now = 200.011
+    assert is_late()

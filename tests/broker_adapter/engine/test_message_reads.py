@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lmdb
@@ -10,7 +12,17 @@ import pytest
 from ack_modes import Outcome
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.directory import Directory
+from broker_adapter.engine.effects import Effects, Outgoing
+from broker_adapter.engine.inbox import Inbox
 from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.message_reads import MessageReads
+from broker_adapter.engine.records import FLAG_ANNOTATED, FLAG_PERSISTENT, RawEntry, encode_annotations, entry_key
+from broker_adapter.engine.selection import Formats
+from broker_adapter.engine.statistics import Totals
+from broker_adapter.engine.stores import Stores
+from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, pack
+from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import (
     WAIT,
     Engines,
@@ -19,6 +31,7 @@ from tests.broker_adapter.engine.driving import (
     come_to_rest,
     connect,
     depth,
+    full_up,
     message,
     payloads,
     send,
@@ -107,3 +120,90 @@ def test_a_consumer_that_never_settles_gets_what_the_stores_forget(
     assert payloads(inbox.wait_for(2)) == [b"a", b"b"]
     assert depth(broker, "q") == 0
     assert broker.call(c.Statistics(), WAIT).quarantined == 0
+
+
+class Reads:
+    """Messages 1 to 3 of one queue on disk, of which the second is damaged, and what is asked of the engine."""
+
+    def __init__(self, path: Path) -> None:
+        settings = EngineSettings()
+        self.disk = LmdbStore(path, settings)
+        self.stores = Stores(settings, self.disk)
+        self.totals = Totals()
+        self.inbox = Inbox(Directory(settings, durable=True, secret=b"s", unique="u"))
+        self.reads = MessageReads(self.stores, Formats(), self.totals, self.inbox)
+        self.entries = [RawEntry(1, 5, number, number, 0, FLAG_PERSISTENT, 0, 1) for number in (1, 2, 3)]
+        self.keys = [entry_key(1, 5, entry.position) for entry in self.entries]
+        effects = Effects()
+        for key, entry in zip(self.keys, self.entries, strict=True):
+            envelope = Envelope(queue("q"), BodyKind.TEXT, "x" * 10_000, {"number": entry.number})
+            effects.durable.messages[entry.number] = c.NewMessage(ENVELOPE_FORMAT, pack(envelope))
+            effects.durable.entries[key] = entry
+        self.stores.commit(effects)
+        with self.disk.snapshot() as tables:
+            _, (damaged, value), _ = tables.items("messages")
+        self.disk.apply([("messages", damaged, value[:-1] + b"!")])
+        self.stores._cache.clear()
+
+    def handouts(self, consumer: int | None, pending: Effects | None = None) -> list[int]:
+        outgoing = [
+            Outgoing(10 + entry.number, entry.position, 0, entry.number, entry.flags, key)
+            for key, entry in zip(self.keys, self.entries, strict=True)
+        ]
+        return [each.number - 10 for each in self.reads.handouts(outgoing, consumer, pending)]
+
+    def fill(self) -> None:
+        env = self.disk._env
+        env.set_mapsize((env.info()["last_pgno"] + 100) * env.stat()["psize"])
+        full_up(self.disk)
+
+
+@pytest.fixture
+def reads(tmp_path: Path) -> Iterator[Reads]:
+    reads = Reads(tmp_path)
+    yield reads
+    reads.stores.close()
+
+
+def test_a_browser_leaves_a_damaged_message_out_and_asks_the_engine_to_put_it_aside(reads: Reads) -> None:
+    assert reads.handouts(None) == [1, 3]
+    assert list(reads.inbox.commands) == [c.SetAside(c.Range(1, 2, 2, 1, frozenset((2,))))]
+    assert (reads.stores.in_quarantine, reads.totals.quarantined) == (0, 0)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_consumer_that_holds_a_damaged_message_gives_it_back_where_there_is_no_room_aside(
+    reads: Reads, is_full: bool
+) -> None:
+    if is_full:
+        reads.fill()
+    assert reads.handouts(7, Effects()) == [1, 3]
+    assert list(reads.inbox.commands) == [c.Quarantined(7, 12, is_full)]
+    assert reads.stores.in_quarantine == (0 if is_full else 2)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_of_what_nobody_holds_a_damaged_message_stays_where_there_is_no_room_aside(reads: Reads, is_full: bool) -> None:
+    if is_full:
+        reads.fill()
+    pending = Effects()
+    for key, entry in zip(reads.keys, reads.entries, strict=True):
+        pending.durable.entries[key] = None
+        pending.durable.gone.append(entry.number)
+    assert reads.handouts(None, pending) == [1, 3]
+    assert not reads.inbox.commands
+    assert reads.totals.quarantined == (0 if is_full else 1)
+    assert pending.durable.gone == ([1, 3] if is_full else [1, 2, 3])
+    assert (reads.keys[1] in pending.durable.entries) is not is_full
+
+
+def test_selectors_see_headers_properties_and_annotations_of_what_can_be_read(reads: Reads) -> None:
+    annotated = reads.entries[2]._replace(flags=FLAG_PERSISTENT | FLAG_ANNOTATED, delivery_count=4)
+    effects = Effects()
+    effects.durable.put("annotations", reads.keys[2], encode_annotations(reads.keys[2], {"why": "rejected"}))
+    reads.stores.commit(effects)
+    found = reads.reads.selectables([*reads.entries[:2], annotated], None)
+    assert [entry for entry, _ in found] == [reads.entries[0], annotated]
+    values = [[message(name) for name in ("number", "JMSXDeliveryCount", "why")] for _, message in found]
+    assert values == [[1, 1, None], [3, 5, "rejected"]]
+    assert not reads.inbox.commands, "who delivers it tells"
