@@ -22,8 +22,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("ack_modes", "broker_adapter", "holdfast", "sdk", "spark_connector")
 LEAST_PERCENT = 90
 
+_ENGINE = "broker_adapter/engine"
 #: Source files or folders whose tests are elsewhere, with these tests (files, or folders with all that is below).
-CONTRACTS: dict[str, tuple[str, ...]] = {}
+CONTRACTS: dict[str, tuple[str, ...]] = {
+    # Every mode, every event.
+    "ack_modes": ("tests/ack_modes/test_policies.py",),
+    "holdfast/__init__.py": ("tests/test_holdfast.py",),
+    # One contract over both stores; what older versions wrote; damaged stores.
+    **dict.fromkeys((f"{_ENGINE}/lmdb_store.py", f"{_ENGINE}/memory_store.py"), (f"tests/{_ENGINE}/test_store.py",)),
+    f"{_ENGINE}/store_versions.py": (f"tests/{_ENGINE}/test_old_stores.py",),
+    f"{_ENGINE}/records.py": tuple(f"tests/{_ENGINE}/test_{each}.py" for each in ("lmdb_store", "store", "old_stores")),
+    **dict.fromkeys(
+        (f"{_ENGINE}/check.py", f"{_ENGINE}/pages.py", f"{_ENGINE}/salvage.py"),
+        (f"tests/{_ENGINE}/test_maintenance.py",),
+    ),
+}
 
 
 def tests_of(source: str) -> tuple[str, ...]:

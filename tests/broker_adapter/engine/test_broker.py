@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from broker_adapter.engine.lmdb_errors import commit_failed
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
+    ConnectionLostException,
     IllegalStateException,
     JMSException,
     OperationTimedOutException,
@@ -37,11 +39,46 @@ from tests.broker_adapter.engine.driving import (
     depth,
     drained,
     eventually,
+    full_up,
     message,
     payloads,
     send,
     settle,
 )
+
+
+class FullDisk:
+    """An engine whose store has not a page left, not even for a settlement, and a consumer with its one message."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        client = connect(broker)
+        send(broker, client, "q", "a")
+        self.consumer, inbox = attach(broker, client, "q", credit=1)
+        self.handouts = inbox.wait_for(1)
+        env = broker.store._env
+        self._size = env.info()["map_size"]
+        with broker._runner:
+            env.set_mapsize((env.info()["last_pgno"] + 20) * env.stat()["psize"])
+            full_up(broker.store)
+        self.answers: list[Any] = []
+
+    def settle(self) -> None:
+        """Settle it, until that waits for the disk."""
+        numbers = [each.number for each in self.handouts]
+        self.broker.submit(c.Settle(self.consumer, numbers, Outcome.ACCEPTED, reply=self.answers.append))
+        eventually(lambda: self.broker._unwritten is not None)
+
+    def make_room(self) -> None:
+        with self.broker._runner:
+            self.broker.store._env.set_mapsize(self._size)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[FullDisk]:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    yield FullDisk(broker)
+    broker.close()
 
 
 def test_messages_go_in_and_out_in_order(engines: Engines) -> None:
@@ -503,3 +540,124 @@ def test_the_main_thread_leaves_cycles_to_others_since_a_signal_may_interrupt_it
     connect(broker)
     assert ran
     assert threading.current_thread() not in ran
+
+
+@pytest.mark.damages
+def test_what_is_decided_waits_for_room_on_the_disk_and_is_written_then(
+    full: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = full.broker
+    full.settle()
+    later: list[Any] = []
+    broker.submit(c.Statistics(reply=later.append))
+    with pytest.raises(ResourceAllocationException, match="the disk of the store is full; ask again"):
+        broker.request("bounds", {"destination": "q"}, WAIT)
+    with pytest.raises(ResourceAllocationException, match="the disk of the store is full"):
+        broker.check()
+    assert (full.answers, later, broker.failed) == ([], [], None)
+    assert caplog.text.count("the engine waits for that, and goes on then") == 1
+    full.make_room()
+    eventually(lambda: full.answers and later)
+    assert full.answers == [None]
+    assert depth(broker, "q") == 0
+
+
+@pytest.mark.damages
+def test_what_finds_no_room_on_the_disk_until_the_engine_is_closed_is_not_confirmed(full: FullDisk) -> None:
+    broker = full.broker
+    full.settle()
+    later: list[Any] = []
+    broker.submit(c.Statistics(reply=later.append))
+    broker.close()
+    assert [type(error) for error in full.answers + later] == [IllegalStateException] * 2
+    assert "the engine is closed" in str(full.answers[0])
+    broker = Broker(EngineSettings(), str(broker.store.path))
+    assert depth(broker, "q") == 1
+    broker.close()
+
+
+def test_a_command_that_cannot_be_supplied_is_answered_and_the_others_go_on(
+    disk: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = disk.start()
+    client = connect(broker)
+    supply = broker._supply
+
+    def fails(command: c.Command) -> c.Command:
+        if isinstance(command, c.ResolveCommit):
+            raise ZeroDivisionError("a fault")
+        return supply(command)
+
+    monkeypatch.setattr(broker, "_supply", fails)
+    with pytest.raises(JMSException, match=r"could not carry out ResolveCommit: ZeroDivisionError\('a fault'\)"):
+        broker.call(c.ResolveCommit(c.CommitId("session", 1), 0), WAIT)
+    assert "ResolveCommit failed unexpectedly" in caplog.text
+    assert send(broker, client, "q", "x") is None
+
+
+def test_a_selector_that_fails_unexpectedly_selects_nothing_and_the_log_says_so(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = engines.start()
+
+    def fails(*_: object) -> bool:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr("broker_adapter.engine.matching.selects", fails)
+    client = connect(broker)
+    send(broker, client, "q", pack(Envelope(queue("q"))))
+    assert drained(broker, client, "q", selector="n = 1") == []
+    assert "the selector 'n = 1' failed unexpectedly" in caplog.text
+    assert len(drained(broker, client, "q")) == 1
+
+
+def test_an_error_that_is_none_of_the_stores_stops_the_engine_too(
+    disk: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = disk.start()
+    client = connect(broker)
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(broker._state, "decide", fails)
+    with pytest.raises(StoreException, match=r"the engine stopped: ZeroDivisionError\('a fault'\)"):
+        send(broker, client, "q", "x")
+
+
+def test_an_engine_in_memory_has_no_store_to_look_at() -> None:
+    broker = Broker(EngineSettings())
+    with pytest.raises(IllegalStateException, match="the engine has no store on disk"):
+        broker.request("check", {}, WAIT)
+    broker.close()
+
+
+def test_a_check_ends_when_nobody_waits_for_it_any_more(disk: Engines) -> None:
+    broker = disk.start()
+    send(broker, connect(broker), "q", "x")
+    assert broker.request("check", {}, WAIT)["problems"] == {}
+    with pytest.raises(ConnectionLostException, match="the check was cancelled"):
+        broker.request("check", {}, WAIT, is_cancelled=lambda: True)
+
+
+def test_a_request_of_another_run_of_the_engine_is_refused(disk: Engines) -> None:
+    broker = disk.start()
+    send(broker, connect(broker), "q", "x")
+    asked = {"destination": "q", "request_id": "once", "request_run": broker.run}
+    assert [broker.request("purge", asked, WAIT) for _ in range(2)] == [1, 1]
+    broker = disk.start()
+    with pytest.raises(IllegalStateException, match="the engine was started again while the request 'purge' was under"):
+        broker.request("purge", asked, WAIT)
+
+
+def test_who_listens_for_a_failure_no_more_is_not_told(disk: Engines) -> None:
+    broker = disk.start()
+    told: list[Any] = []
+    remove = broker.on_failure(told.append)
+    broker.on_failure(lambda error: told.append("other"))
+    remove()
+    remove()
+    broker.store._env.close()
+    with pytest.raises(StoreException):
+        send(broker, connect(broker), "q", "x")
+    assert told == ["other"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import check_store, compact_store
 from broker_adapter.engine.pages import metas
+from broker_adapter.engine.store_files import allocate_lock, own
 from broker_adapter.errors import (
     StoreCorruptException,
     StoreException,
@@ -135,3 +137,33 @@ def test_a_new_store_is_for_its_user_alone_and_named_on_the_disk(
         "owner": 0o600,
     }
     assert synced == [path.parent, path.parent.parent, path]
+
+
+def test_a_lock_file_for_which_there_is_no_room_is_told_with_the_bytes_that_it_needs(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(StoreException, match=r"lock\.mdb needs 8192 bytes: make room on the disk"):
+            allocate_lock(tmp_path / "lock.mdb")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    allocate_lock(tmp_path / "lock.mdb")
+    assert (tmp_path / "lock.mdb").stat().st_size == 8192
+
+
+def test_a_store_whose_owner_cannot_be_noted_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "owner").mkdir()
+    with pytest.raises(StoreException, match=r"cannot be opened: .*owner"):
+        own(tmp_path)
+
+
+def test_a_child_process_gives_up_the_locks_of_its_parent_which_keeps_them(tmp_path: Path) -> None:
+    file = own(tmp_path)
+    child = os.fork()
+    if child == 0:
+        os._exit(7 if file.closed else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with pytest.raises(StoreLockedException, match=rf"in use by process {os.getpid()} "):
+        own(tmp_path)
+    file.close()
+    own(tmp_path).close()
