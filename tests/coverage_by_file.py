@@ -22,20 +22,63 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("ack_modes", "broker_adapter", "holdfast", "sdk", "spark_connector")
 LEAST_PERCENT = 90
 
-_ENGINE = "broker_adapter/engine"
+_E = "broker_adapter/engine"
+
+
+def _engine(*tests: str) -> tuple[str, ...]:
+    return tuple(f"tests/{_E}/test_{each}.py" for each in tests)
+
+
+#: Order, redelivery, groups and credit of one queue.
+_ONE_QUEUE = _engine("histories", "selective_histories", "queue_state", "dispatch", "endings", "backoff")
+#: What every transport must do.
+_PORT = ("tests/contracts/test_transport.py", "tests/contracts/test_transport_edges.py")
+_PEERS = ("tests/broker_adapter/amqp/proton_engine", "tests/broker_adapter/amqp/test_peer.py")
 #: Source files or folders whose tests are elsewhere, with these tests (files, or folders with all that is below).
 CONTRACTS: dict[str, tuple[str, ...]] = {
     # Every mode, every event.
     "ack_modes": ("tests/ack_modes/test_policies.py",),
     "holdfast/__init__.py": ("tests/test_holdfast.py",),
-    # One contract over both stores; what older versions wrote; damaged stores.
-    **dict.fromkeys((f"{_ENGINE}/lmdb_store.py", f"{_ENGINE}/memory_store.py"), (f"tests/{_ENGINE}/test_store.py",)),
-    f"{_ENGINE}/store_versions.py": (f"tests/{_ENGINE}/test_old_stores.py",),
-    f"{_ENGINE}/records.py": tuple(f"tests/{_ENGINE}/test_{each}.py" for each in ("lmdb_store", "store", "old_stores")),
-    **dict.fromkeys(
-        (f"{_ENGINE}/check.py", f"{_ENGINE}/pages.py", f"{_ENGINE}/salvage.py"),
-        (f"tests/{_ENGINE}/test_maintenance.py",),
+    # The rules of the engine: a rule often shows in a file, and is decided in several.
+    f"{_E}/queue_state.py": (*_ONE_QUEUE, *_engine("suspects", "losses", "background")),
+    f"{_E}/queue_entries.py": (*_ONE_QUEUE, *_engine("entry_reads", "loading", "background", "background_commands")),
+    f"{_E}/dispatch.py": _ONE_QUEUE,
+    f"{_E}/endings.py": _ONE_QUEUE,
+    f"{_E}/deliveries.py": _engine("endings", "losses", "suspects", "no_room_for_quarantine", "transactions"),
+    f"{_E}/consumers.py": _engine("histories", "selective_histories", "browsing"),
+    f"{_E}/connections.py": _engine("losses"),
+    f"{_E}/directory.py": _engine("attachments", "background", "connections", "destinations", "intake", "transactions"),
+    f"{_E}/queue_removal.py": _engine("attachments", "background", "destinations", "connections"),
+    f"{_E}/background_commands.py": _engine("background", "operations", "two_at_once"),
+    f"{_E}/admission.py": _engine("limits", "blocked_sends", "resumption", "staged_batches"),
+    f"{_E}/wait_queues.py": _engine("blocked_sends", "resumption"),
+    f"{_E}/sends.py": _engine("attachments", "blocked_sends", "identities", "intake", "matching"),
+    f"{_E}/transactions.py": _engine("blocked_sends", "matching", "resumption", "admission"),
+    f"{_E}/broker_state.py": _engine(
+        "histories", "selective_histories", "administered_histories", "entry_reads", "loading", "transactions"
     ),
+    f"{_E}/effects.py": _engine("broker_state", "message_reads"),
+    f"{_E}/failures.py": _engine("destinations", "limits", "neighbours", "transactions"),
+    f"{_E}/decision_time.py": _engine("clocks"),
+    f"{_E}/selection.py": _engine("matching"),
+    # The port, line by line, over every transport.
+    "broker_adapter/transport.py": _PORT,
+    "broker_adapter/in_process.py": _PORT,
+    "broker_adapter/amqp/client": _PORT,
+    # Two peers on a pretend wire.
+    "broker_adapter/amqp/proton_engine": _PEERS,
+    "broker_adapter/amqp/proton_memory.py": _PEERS,
+    "broker_adapter/amqp/public_engine.py": _PEERS,
+    "broker_adapter/amqp/wire.py": _PEERS,
+    # One contract over both stores; what older versions wrote; damaged stores.
+    f"{_E}/lmdb_store.py": _engine("store"),
+    f"{_E}/memory_store.py": _engine("store"),
+    f"{_E}/store_versions.py": _engine("old_stores"),
+    f"{_E}/records.py": _engine("lmdb_store", "store", "old_stores"),
+    f"{_E}/check.py": _engine("maintenance"),
+    f"{_E}/pages.py": _engine("maintenance"),
+    f"{_E}/salvage.py": _engine("maintenance"),
+    f"{_E}/maintenance.py": ("tests/broker_adapter/server/cli/test_store_commands.py",),
 }
 
 

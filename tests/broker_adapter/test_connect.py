@@ -15,10 +15,11 @@ from broker_adapter.amqp.sasl import SASL_HEADER, ServerLogin
 from broker_adapter.connect import transport_for
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, InvalidURLException, JMSException, JMSSecurityException
+from broker_adapter.in_process import InProcessTransport
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
-from broker_adapter.transport import Credentials, Peer
+from broker_adapter.transport import Credentials, Failed, Interrupted, Peer
 
 WAIT = 120.0
 
@@ -219,3 +220,38 @@ def test_an_option_that_makes_no_sense_is_told_before_anything_is_sent() -> None
     ):
         with pytest.raises(kind, match=reason):
             connect(url)
+
+
+def test_a_url_of_a_directory_names_an_engine_in_the_process_and_has_the_options_of_the_client(tmp_path: Path) -> None:
+    transport, settings = transport_for(f"embedded:{tmp_path}?prefetch_messages=7")
+    assert isinstance(transport, InProcessTransport)
+    assert settings.prefetch_messages == 7
+    transport.open(Credentials(), lambda _event: None, WAIT)
+    assert transport.request("statistics", {}, WAIT)["clients"] == 1
+    transport.close(WAIT)
+    assert (tmp_path / "data.mdb").exists()
+
+
+@pytest.mark.parametrize(
+    ("restores", "options", "event"),
+    [(True, "", Interrupted), (False, "", Failed), (True, "?failover=nofailover", Failed)],
+)
+def test_a_lost_connection_is_restored_unless_the_caller_or_the_url_says_otherwise(
+    restores: bool, options: str, event: type
+) -> None:
+    broker = Broker(EngineSettings())
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    transport, _ = transport_for(f"amqp://127.0.0.1:{listener.start()[1]}{options}", restores=restores)
+    told: list[object] = []
+    arrived = threading.Event()
+
+    def tell(found: object) -> None:
+        told.append(found)
+        arrived.set()
+
+    transport.open(Credentials(), tell, WAIT)
+    listener.stop()
+    assert arrived.wait(WAIT)
+    assert isinstance(told[0], event)
+    transport.close(WAIT)
+    broker.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.destination import MAX_NAME_BYTES, checked_name
+from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind, checked_name, queue, topic
 from broker_adapter.errors import InvalidDestinationException
 
 
@@ -32,3 +32,26 @@ def test_a_name_that_cannot_be_one_is_refused_with_the_reason(name: object, erro
 def test_the_reason_says_whose_name_it_is() -> None:
     with pytest.raises(InvalidDestinationException, match="transaction name of 401 bytes"):
         checked_name("x" * 401, "transaction")
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_topic", "is_temporary"),
+    [
+        (DestinationKind.QUEUE, False, False),
+        (DestinationKind.TOPIC, True, False),
+        (DestinationKind.TEMPORARY_QUEUE, False, True),
+        (DestinationKind.TEMPORARY_TOPIC, True, True),
+    ],
+)
+def test_a_kind_tells_who_gets_a_message_and_how_long_the_destination_lives(
+    kind: DestinationKind, is_topic: bool, is_temporary: bool
+) -> None:
+    destination = Destination("news", kind)
+    assert (destination.is_topic, destination.is_temporary, str(destination)) == (is_topic, is_temporary, "news")
+
+
+def test_a_queue_and_a_topic_of_one_name_are_not_the_same() -> None:
+    assert queue("news") == Destination("news") != topic("news")
+    for make in (queue, topic):
+        with pytest.raises(InvalidDestinationException):
+            make("")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.frames import MAX_PERFORMATIVE_BYTES, FrameError, FrameRules
+from broker_adapter.amqp.frames import MAX_PERFORMATIVE_BYTES, FrameError, FrameRules, disposed, has_no_array
+from broker_adapter.amqp.frames import begins as begins_in
 from broker_adapter.amqp.values import Described, Symbol, UByte, UInt, ULong, UShort
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.amqp.frames import (
@@ -243,3 +244,45 @@ def _passes(rules: FrameRules, sent: bytes) -> bool:
 @given(st.binary(max_size=80), st.booleans())
 def test_any_octets_are_a_frame_or_are_refused(body: bytes, described: bool) -> None:
     assert _passes(checked(*LINKED), raw_frame(1, b"\x00\x53" + body if described else body)) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (b"\x41\x70\x00\x00\x01\x00\x40", (True, 256, 256)),  # as proton writes one delivery
+        (b"\x42\x43\x52\x07\x41", (False, 0, 7)),
+        (b"\x56\x01\x52\x03\x70\x00\x00\x00\x05\x41", (True, 3, 5)),
+        (b"\x56\x00\x52\x03", (False, 3, 3)),
+        (b"\x41\x52\x03\x40\x41", (True, 3, 3)),
+        (b"\x40\x52\x03\x52\x04", None),  # no role
+        (b"\x41\x40\x52\x04\x41", None),  # no first delivery
+        (b"\x41\x52\x03\x53\x24\x45", None),  # what follows is no number
+        (b"\x41\x70\x00\x00", None),  # cut off
+        (b"\x41\x52", None),
+        (b"", None),
+        (b"\x41\x70\x00\x00\x01\x00\x40\xe0", None),  # may have an array
+        (b"\x41\xf0\x00\x00\x01\x00\x40", None),
+    ],
+)
+def test_the_deliveries_of_a_disposition_are_told_by_its_octets(
+    fields: bytes, found: tuple[bool, int, int] | None
+) -> None:
+    assert disposed(fields) == found
+
+
+def test_a_performative_may_stand_for_much_only_where_it_may_have_an_array() -> None:
+    assert has_no_array(b"\xe0\x01\x02\xf0", 1, 3)
+    assert not has_no_array(b"\xe0\x01\x02\xf0", 0, 3)
+    assert not has_no_array(b"\xe0\x01\x02\xf0", 1, 4)
+
+
+def test_begins_of_ours_that_answer_none_are_found_by_their_octets() -> None:
+    def frame(channel: int, performative: bytes) -> bytes:
+        return (8 + len(performative)).to_bytes(4) + b"\x02\x00" + channel.to_bytes(2) + performative
+
+    begin = b"\x00\x53\x11\xc0\x05\x04\x40\x43\x43\x43"
+    answer = b"\x00\x53\x11\xc0\x06\x04\x60\x00\x01\x43\x43\x43"
+    attach = b"\x00\x53\x12\xc0\x05\x04\x40\x43\x43\x43"
+    data = frame(3, begin) + frame(4, answer) + frame(5, attach) + frame(258, begin)
+    assert list(begins_in(data)) == list(begins_in(b"AMQP\x00\x01\x00\x00" + data)) == [3, 258]
+    assert list(begins_in(b"")) == []

@@ -22,7 +22,16 @@ from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import maintenance
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.maintenance import Report, check_store, compact_store, tables_of
+from broker_adapter.engine.maintenance import (
+    Quarantined,
+    Report,
+    check_store,
+    compact_store,
+    drop_quarantined,
+    quarantined,
+    sound_store,
+    tables_of,
+)
 from broker_adapter.engine.pages import FREE_PAGES, File, metas
 from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
@@ -1191,3 +1200,52 @@ def test_a_staged_message_whose_time_is_over_is_sound(tmp_path: Path, monkeypatc
     come_to_rest(broker)
     assert drained(broker, connect(broker), "q") == []
     broker.close()
+
+
+def test_what_is_in_quarantine_can_be_looked_at_and_dropped_while_no_engine_has_the_store(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    send(broker, connect(broker), "q", "one", "two")
+    store = broker.store
+    with store.snapshot() as tables:
+        messages = dict(tables.items("messages"))
+        entries = [key for key, _ in tables.items("entries")]
+    sound, damaged = messages
+    broker.close()
+    damage(tmp_path, lambda txn, tables: txn.put(damaged, flipped(messages[damaged]), db=tables["messages"]))
+    with sound_store(tmp_path) as store:
+        assert quarantined(store) == []
+        for table, keys in (("messages", [sound, damaged]), ("entries", entries[:1])):
+            assert store.quarantine(table, keys)
+    with sound_store(tmp_path, is_kept=True) as store:
+        found = {each.name: each for each in quarantined(store)}
+    lost, changed, entry = (
+        found[f"{table}/{key.hex()}"]
+        for table, key in (("messages", sound), ("messages", damaged), ("entries", entries[0]))
+    )
+    assert [(each.number, each.payload, each.is_sound) for each in (lost, changed)] == [
+        (1, b"one", True),
+        (2, flipped(b"two"), False),
+    ]
+    assert (entry.payload, entry.is_sound) == (None, False)
+    with sound_store(tmp_path) as store:
+        drop_quarantined(store, [changed, entry])
+        assert quarantined(store) == [lost] == [Quarantined("messages", sound, messages[sound])]
+
+
+def test_a_store_that_an_engine_has_open_cannot_be_looked_at(tmp_path: Path) -> None:
+    broker = Broker(SETTINGS, str(tmp_path))
+    with pytest.raises(StoreLockedException, match="in use"), sound_store(tmp_path):
+        pass
+    broker.close()
+
+
+def test_each_damaged_file_is_copied_where_the_file_system_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"records")
+
+    def no_links(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(maintenance.os, "link", no_links)
+    assert maintenance._put_beside(tmp_path / "data.mdb").read_bytes() == b"records"

@@ -6,6 +6,8 @@ import pytest
 
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.effects import Effects
+from broker_adapter.engine.queue_numbers import QueueNumbers
 from broker_adapter.engine.records import (
     FIRST_STAGED_QUEUE,
     FIRST_VOLATILE_QUEUE,
@@ -40,3 +42,18 @@ def test_the_number_of_a_staged_transaction_comes_again_and_no_queues_number_doe
     rules.do(c.Declare(queue("last")))
     with pytest.raises(ResourceAllocationException, match="has no number for another one"):
         rules.do(c.Declare(queue("one too many")))
+
+
+def test_a_number_that_the_store_has_is_not_given_again() -> None:
+    numbers = QueueNumbers(b"secret", durable=True)
+    for number in (7, 3, FIRST_STAGED_QUEUE + 5, FIRST_VOLATILE_QUEUE + 5):
+        numbers.restore(number)
+    assert [numbers.new(Effects()) for _ in range(2)] == [8, 9]
+
+
+def test_numbers_in_memory_are_of_their_own_and_are_not_noted_in_a_store() -> None:
+    numbers = QueueNumbers(b"secret", durable=False)
+    assert [numbers.new_volatile() for _ in range(2)] == [FIRST_VOLATILE_QUEUE, FIRST_VOLATILE_QUEUE + 1]
+    effects = Effects()
+    assert numbers.new(effects) == 1
+    assert not effects.durable

@@ -181,3 +181,44 @@ def test_a_check_ends_with_the_connection_that_asked_for_it(tmp_path: Path) -> N
         broker.request("check", {}, WAIT, lambda: True)
     assert broker.request("check", {}, WAIT, lambda: False)["sound"]
     broker.close()
+
+
+def test_who_waits_no_more_for_a_request_that_is_under_way_leaves_it_going_on() -> None:
+    requests = RecentRequests()
+    begun, go_on = threading.Event(), threading.Event()
+    told: list[Any] = []
+
+    def act() -> str:
+        begun.set()
+        assert go_on.wait(WAIT)
+        return "done"
+
+    def raises(_answer: Any) -> None:
+        raise ZeroDivisionError("a fault")
+
+    first = threading.Thread(target=requests.once, args=("a", act, WAIT))
+    first.start()
+    assert begun.wait(WAIT)
+    looks = iter([False, True])
+    with pytest.raises(ConnectionLostException, match="the request goes on"):
+        requests.once("a", act, WAIT, lambda: next(looks))
+    with pytest.raises(OperationTimedOutException, match="still under way"):
+        requests.once("a", act, 0.01, lambda: False)
+    for later in (raises, told.append):
+        assert requests.once("a", act, WAIT, later=later) is UNDER_WAY
+    go_on.set()
+    first.join(WAIT)
+    assert told == ["done"], "also where another one that is told raises"
+    assert requests.once("a", act, WAIT, lambda: False) == "done"
+
+
+def test_a_request_that_fails_unexpectedly_has_that_as_its_answer() -> None:
+    requests = RecentRequests()
+
+    def act() -> None:
+        raise ZeroDivisionError("a fault")
+
+    with pytest.raises(ZeroDivisionError):
+        requests.once("a", act, WAIT)
+    with pytest.raises(JMSException, match=r"the request failed: ZeroDivisionError\('a fault'\)"):
+        requests.once("a", act, WAIT)

@@ -135,3 +135,19 @@ def test_a_connection_that_was_given_up_is_not_connected_any_more() -> None:
     current.begin(inner)
     assert not current.connect(inner, our_broker())
     assert not current.is_closed()
+
+
+def test_a_call_of_a_session_that_ends_meanwhile_does_not_wait_and_those_of_others_do() -> None:
+    failover = Failover()
+    failover.lose()
+    current = failover.current
+    ended, other = current.begin_call(1), current.begin_call(2)
+    with current.lock:
+        current.end_session(1)
+    with pytest.raises(IllegalStateException, match="the send: the session was closed meanwhile"):
+        current.wait_until_connected(None, "the send", ended)
+    with pytest.raises(OperationTimedOutException):
+        current.wait_until_connected(failover.now, "the send", other)
+    for call in (ended, other):
+        current.end_call(call)
+    assert not current._calls

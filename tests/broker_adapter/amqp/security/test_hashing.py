@@ -12,6 +12,7 @@ import pytest
 
 from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.sasl import SCRAM_SHA_256, ClientLogin, ServerLogin
+from broker_adapter.amqp.security import hashing
 from broker_adapter.amqp.security.hashing import hash_elsewhere
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, OperationTimedOutException
@@ -113,3 +114,21 @@ def test_the_network_may_be_cut_while_a_hash_is_computed(
     with pytest.raises(ConnectionLostException):
         waiting.result(WAIT)
     gate.set()
+
+
+def test_after_a_fork_there_are_threads_of_its_own() -> None:
+    done = threading.Event()
+    hash_elsewhere(lambda: None, lambda _result: done.set())
+    assert done.wait(WAIT)
+    parents = hashing._threads
+    hashing._after_fork()
+    try:
+        again: list[int] = []
+        done = threading.Event()
+        hash_elsewhere(lambda: 7, lambda result: (again.append(result), done.set()))
+        assert done.wait(WAIT)
+        assert again == [7]
+        assert hashing._threads is not parents
+    finally:
+        assert parents is not None
+        parents.shutdown()
