@@ -238,6 +238,8 @@ class MessageConsumer:
         """Messages as they come, until the consumer is closed."""
         while (message := self.receive()) is not None:
             yield message
+            if self._lifecycle.state is State.CLOSED:  # in the loop
+                return
 
     def _receive_slowly(self, timeout: float | None) -> Message | None:
         """``receive`` where the buffer was empty, or something else is to be said."""

@@ -1,0 +1,85 @@
+"""A connection as its application sees it: what it says of itself, its listeners, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from broker_adapter.transport import LinkLost
+from sdk import Connection, ConnectionFactory, IllegalStateException, JMSException
+
+WAIT = 120.0
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    with ConnectionFactory("embedded:").create_connection() as connection:
+        yield connection
+
+
+def test_it_says_whose_it_is_and_which_broker_answers(connection: Connection) -> None:
+    assert connection.is_holdfast
+    assert repr(connection).startswith(f"<Connection {connection.client_id!r} to Holdfast")
+    assert repr(connection).endswith(", STOPPED>")
+    connection.start()
+    assert repr(connection).endswith(", STARTED>")
+    connection.close()
+    assert repr(connection).endswith(", CLOSED>")
+
+
+@pytest.mark.parametrize("name", ["exception_listener", "event_listener"])
+def test_a_listener_is_something_that_can_be_called_and_can_be_taken_away(connection: Connection, name: str) -> None:
+    heard: list[object] = []
+    setattr(connection, name, heard.append)
+    assert getattr(connection, name) == heard.append
+    with pytest.raises(TypeError, match=f"{name}='x' cannot be called"):
+        setattr(connection, name, "x")
+    assert getattr(connection, name) == heard.append
+    setattr(connection, name, None)
+    assert getattr(connection, name) is None
+    connection.close()
+    with pytest.raises(IllegalStateException, match="CLOSED"):
+        setattr(connection, name, heard.append)
+
+
+def test_a_mode_that_is_none_is_refused(connection: Connection) -> None:
+    with pytest.raises(TypeError, match=r"mode='AUTO' is not an AcknowledgeMode, such as AcknowledgeMode\.AUTO"):
+        connection.create_session("AUTO")  # type: ignore[arg-type]
+
+
+def test_a_closed_connection_makes_no_session(connection: Connection) -> None:
+    connection.close()
+    with pytest.raises(IllegalStateException, match="CLOSED"):
+        connection.create_session()
+
+
+def test_both_listeners_hear_of_a_consumer_that_the_broker_closes_and_a_fault_of_one_silences_nobody(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[JMSException] = []
+    events: list[object] = []
+    heard = threading.Event()
+
+    def fails(error: JMSException) -> None:
+        errors.append(error)
+        raise ZeroDivisionError("a fault")
+
+    def hears(event: object) -> None:
+        events.append(event)
+        heard.set()
+
+    connection.exception_listener = fails
+    connection.event_listener = hears
+    connection.start()
+    session = connection.create_session()
+    queue = session.create_queue("q")
+    session.create_producer(queue).send("x")
+    consumer = session.create_consumer(queue)
+    connection.request("delete", {"destination": "q", "force": True})
+    assert heard.wait(WAIT)
+    assert "was deleted" in str(errors[0])
+    assert isinstance(events[0], LinkLost)
+    assert "a fault" in caplog.text
+    consumer.close()
