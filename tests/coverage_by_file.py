@@ -4,19 +4,23 @@ A source file has a test file of its own, at the same place below ``tests``, or 
 to do and live elsewhere, named in ``CONTRACTS``.  Only what these execute counts, not what some other test happens to
 pass through.  A file below 90 % is named, and the command ends with status 1.
 
-Lines that only another process executes (a server that a test starts, the workers of Spark) do not count.
+The command ``holdfast`` is tested in processes of its own: what these execute counts for the test that has started
+them, unless they are killed.  What other processes execute (a server that some other test starts, the workers of Spark)
+does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import coverage
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("ack_modes", "broker_adapter", "holdfast", "sdk", "spark_connector")
@@ -29,10 +33,21 @@ def _engine(*tests: str) -> tuple[str, ...]:
     return tuple(f"tests/{_E}/test_{each}.py" for each in tests)
 
 
+_S = "broker_adapter/server"
+
+
+def _server(*tests: str) -> tuple[str, ...]:
+    return tuple(f"tests/{_S}/test_{each}.py" for each in tests)
+
+
 #: Order, redelivery, groups and credit of one queue.
 _ONE_QUEUE = _engine("histories", "selective_histories", "queue_state", "dispatch", "endings", "backoff")
 #: What every transport must do.
-_PORT = ("tests/contracts/test_transport.py", "tests/contracts/test_transport_edges.py")
+_PORT = ("tests/contracts",)
+_SESSION = tuple(
+    f"tests/sdk/test_{each}.py"
+    for each in ("end_to_end", "policies", "session_threads", "session_links", "session_lost", "dropped")
+)
 _PEERS = ("tests/broker_adapter/amqp/proton_engine", "tests/broker_adapter/amqp/test_peer.py")
 #: Source files or folders whose tests are elsewhere, with these tests (files, or folders with all that is below).
 CONTRACTS: dict[str, tuple[str, ...]] = {
@@ -61,15 +76,40 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/failures.py": _engine("destinations", "limits", "neighbours", "transactions"),
     f"{_E}/decision_time.py": _engine("clocks"),
     f"{_E}/selection.py": _engine("matching"),
+    "spark_connector/renewal.py": ("tests/spark_connector/test_writer.py",),
+    # One end of a connection: what the other end sees of it.
+    f"{_S}/client_connection.py": _server("places", "close_half_way", "listener"),
+    f"{_S}/consumers.py": _server(
+        "unfinished_messages", "windows", "on_the_way", "disposition_ranges", "strange_messages"
+    ),
+    f"{_S}/requests.py": _server("request_workers", "permissions"),
+    f"{_S}/password_checks.py": ("tests/broker_adapter/test_connect.py",),
+    # The command, run as such.
+    "broker_adapter/server/cli": ("tests/broker_adapter/server/cli",),
     # The port, line by line, over every transport.
     "broker_adapter/transport.py": _PORT,
     "broker_adapter/in_process.py": _PORT,
     "broker_adapter/amqp/client": _PORT,
+    # What failover asks of a transport, too.
+    "broker_adapter/amqp/client/transport.py": tuple(
+        f"tests/broker_adapter/failover/test_{each}.py" for each in ("commits", "connector", "reattach", "transport")
+    ),
     # Two peers on a pretend wire.
     "broker_adapter/amqp/proton_engine": _PEERS,
     "broker_adapter/amqp/proton_memory.py": _PEERS,
     "broker_adapter/amqp/public_engine.py": _PEERS,
     "broker_adapter/amqp/wire.py": _PEERS,
+    # What an application gets of a session: each mode's promise, its options, its threads, and a lost connection.
+    "sdk/session.py": _SESSION,
+    "sdk/session_state.py": _SESSION,
+    "sdk/session_thread.py": _SESSION,
+    "sdk/endings.py": _SESSION,
+    "sdk/producer.py": _SESSION,
+    "sdk/consumer.py": (*_SESSION, "tests/sdk/test_prefetch.py", "tests/sdk/test_closed_by_handlers.py"),
+    "sdk/browser.py": (*_SESSION, "tests/sdk/test_delivery_filter.py", "tests/contracts/test_selectors.py"),
+    "sdk/connection.py": (*_SESSION, "tests/sdk/test_checks.py", "tests/sdk/test_clean_ends.py"),
+    "sdk/connection_factory.py": ("tests/sdk/test_checks.py", "tests/sdk/test_context.py"),
+    "sdk/typed_values.py": ("tests/sdk/test_message.py", "tests/sdk/test_message_types.py"),
     # One contract over both stores; what older versions wrote; damaged stores.
     f"{_E}/lmdb_store.py": _engine("store"),
     f"{_E}/memory_store.py": _engine("store"),
@@ -80,6 +120,23 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/salvage.py": _engine("maintenance"),
     f"{_E}/maintenance.py": ("tests/broker_adapter/server/cli/test_store_commands.py",),
 }
+
+
+#: The tests whose processes count, and the variable of the environment with the settings of coverage for these.
+_OF_THE_COMMAND = "tests/broker_adapter/server/cli/"
+_SETTINGS_OF_PROCESSES = "HOLDFAST_COVERAGE_OF_PROCESSES"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Have the processes measured that a test of the command starts; this file is a plugin of pytest for that."""
+    if not item.nodeid.startswith(_OF_THE_COMMAND):
+        return (yield)
+    os.environ["COVERAGE_PROCESS_START"] = os.environ[_SETTINGS_OF_PROCESSES]  # which Python looks at as it starts
+    try:
+        return (yield)
+    finally:
+        del os.environ["COVERAGE_PROCESS_START"]
 
 
 def tests_of(source: str) -> tuple[str, ...]:
@@ -120,17 +177,29 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         settings = Path(directory, "coveragerc")
         settings.write_text(f"[run]\ndata_file = {directory}/coverage\n", encoding="utf-8")
+        of_processes = Path(directory, "of_processes")
+        of_processes.write_text(
+            f"[run]\ndata_file = {directory}/process\nparallel = true\nsigterm = true\n"
+            f"source_pkgs = {','.join(PACKAGES)}\ncontext = ${{PYTEST_CURRENT_TEST-}}\n"
+            "disable_warnings = module-not-imported,module-not-measured,no-data-collected\n",
+            encoding="utf-8",
+        )
         status = subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "-n", options.workers, "--dist", "loadfile"),
+                *(sys.executable, "-m", "pytest", "-n", options.workers, "--dist", "loadfile", "-p", __spec__.name),
                 *(f"--cov={package}" for package in PACKAGES),
                 *(f"--cov-config={settings}", "--cov-context=test", "--cov-report=", *options.tests),
             ],
             cwd=ROOT,
             check=False,
+            env={**os.environ, _SETTINGS_OF_PROCESSES: str(of_processes)},
         ).returncode
         data = coverage.CoverageData(f"{directory}/coverage")
         data.read()
+        for file in Path(directory).glob("process.*"):
+            found = coverage.CoverageData(str(file))
+            found.read()
+            data.update(found)
         analysis = coverage.Coverage(data_file=None)
         below = 0
         for source in sources():

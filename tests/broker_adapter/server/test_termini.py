@@ -12,11 +12,22 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.values import Described, Symbol, ULong
 from broker_adapter.amqp.wire import (
+    DESTINATION_CAPABILITIES,
+    FORMER_NAME,
     NO_LOCAL_CODE,
     SELECTOR_CODE,
 )
+from broker_adapter.destination import Destination, DestinationKind, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.errors import InvalidDestinationException
+from broker_adapter.server.termini import (
+    browses,
+    destination_of,
+    former_name,
+    temporary_kind,
+    temporary_terminus,
+)
 from tests.broker_adapter.engine.driving import WAIT
 from tests.broker_adapter.server.protocol_client import (
     JMS_CLIENT,
@@ -174,3 +185,57 @@ def test_every_subscriber_of_a_topic_gets_a_copy(client: Client) -> None:
 def test_a_sender_without_a_usable_target_is_refused(client: Client, target: Terminus | None) -> None:
     link = client.peer.attach_sender(client.session, "s", Terminus("s"), target)
     assert client.refusal(link).condition == "amqp:not-found"
+
+
+KINDS = list(DestinationKind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_of_a_destination_is_told_by_a_capability(kind: DestinationKind) -> None:
+    terminus = Terminus("name", capabilities=("something else", DESTINATION_CAPABILITIES[kind]))
+    assert destination_of(terminus) == Destination("name", kind)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("q", DestinationKind.QUEUE),
+        ("temporary-queue/1", DestinationKind.TEMPORARY_QUEUE),
+        ("temporary-topic/1", DestinationKind.TEMPORARY_TOPIC),
+    ],
+)
+def test_the_kind_of_a_destination_is_told_by_the_prefix_of_its_name_where_the_client_says_none(
+    address: str, kind: DestinationKind
+) -> None:
+    assert destination_of(Terminus(address)) == Destination(address, kind)
+
+
+def test_copies_of_a_queue_are_for_a_browser_and_those_of_a_topic_for_a_subscriber() -> None:
+    assert browses(Terminus("q", copies=True), Destination("q"))
+    assert not browses(Terminus("q"), Destination("q"))
+    assert not browses(Terminus("news", copies=True), topic("news"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dynamic_terminus_asks_for_a_temporary_queue_unless_it_says_topic(kind: DestinationKind) -> None:
+    asked = Terminus(None, dynamic=True, capabilities=(DESTINATION_CAPABILITIES[kind],))
+    is_topic = kind in (DestinationKind.TOPIC, DestinationKind.TEMPORARY_TOPIC)
+    assert temporary_kind(asked) is (DestinationKind.TEMPORARY_TOPIC if is_topic else DestinationKind.TEMPORARY_QUEUE)
+    assert temporary_kind(Terminus(None, dynamic=True)) is DestinationKind.TEMPORARY_QUEUE
+
+
+def test_a_temporary_destination_may_have_had_a_name_of_its_own_kind_only() -> None:
+    kind = DestinationKind.TEMPORARY_QUEUE
+    assert former_name(Terminus(None, dynamic=True), kind) is None
+    before = Terminus(None, dynamic=True, dynamic_properties={FORMER_NAME: "temporary-queue/7"})
+    assert former_name(before, kind) == "temporary-queue/7"
+    for wrong in ("q", "temporary-topic/7", 7):
+        with pytest.raises(InvalidDestinationException, match="is not the name of a temporary destination of this"):
+            former_name(before._replace(dynamic_properties={FORMER_NAME: wrong}), kind)
+
+
+def test_the_answer_names_a_temporary_destination_that_ends_with_its_link() -> None:
+    made = Destination("temporary-topic/7", DestinationKind.TEMPORARY_TOPIC)
+    terminus = temporary_terminus(made)
+    assert (terminus.address, terminus.dynamic, terminus.expiry) == ("temporary-topic/7", True, "link-detach")
+    assert destination_of(terminus) == made

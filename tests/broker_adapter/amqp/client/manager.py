@@ -22,11 +22,15 @@ class Manager:
 
     def answer(self, answer: Answer) -> None:
         """Send an answer."""
+        self.send(pack_answer(answer))
+
+    def send(self, payload: bytes) -> None:
+        """Send what may be no answer."""
         peer = self._wired.broker.peer
         (link,) = [
             event.link
             for event in self._wired.broker.of(LinkRemoteOpen)
             if event.is_sender and event.source == Terminus(MANAGEMENT_ADDRESS, expiry="session-end")
         ]
-        peer.send(link, pack_answer(answer))
+        peer.send(link, payload)
         self._wired.pump()

@@ -14,6 +14,7 @@ from broker_adapter.errors import (
     InvalidDestinationException,
     JMSException,
     JMSSecurityException,
+    MessageFormatException,
     ResourceAllocationException,
 )
 from broker_adapter.transport import Delivery
@@ -84,3 +85,26 @@ def test_a_lost_management_link_fails_the_requests_that_wait(wired: Wired) -> No
 
     with pytest.raises(JMSSecurityException, match="not for you"):
         wired.ask(wired.client.request, "x", {})
+
+
+def test_a_request_that_cannot_be_packed_is_refused_at_once(wired: Wired) -> None:
+    wired.broker.accepts = False
+    manager = Manager(wired)
+    result = Result()
+    wired.client.request("one", {"odd": object()}, result)
+    wired.pump()
+    with pytest.raises(MessageFormatException):
+        _ = result.value
+    assert manager.requests() == []
+
+
+def test_an_answer_that_cannot_be_decoded_ends_the_connection_and_what_waits_with_it(wired: Wired) -> None:
+    wired.broker.accepts = False
+    manager = Manager(wired)
+    result = Result()
+    wired.client.request("one", {}, result)
+    wired.pump()
+    assert len(manager.requests()) == 1
+    manager.send(b"garbage")
+    with pytest.raises(JMSException, match="the broker's answer cannot be decoded"):
+        _ = result.value

@@ -1,0 +1,160 @@
+"""What a DataFrame reads of a queue: a snapshot between two positions, over real brokers; no Spark runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import ConnectionLostException, InvalidDestinationException, JMSException
+from spark_connector.batch_reader import BrowsePartition, JmsBatchReader, RangePartition, source_of
+from spark_connector.connections import connection_for, drop_connection
+from spark_connector.options import SourceOptions
+from tests.spark_connector.queues import fill, texts
+
+COLUMNS = ("text", "position")
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    yield broker
+    broker.close()
+
+
+def serve(broker: Broker, port: int = 0) -> tuple[Listener, int]:
+    listener = Listener(broker, "127.0.0.1", port, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    return listener, listener.start()[1]
+
+
+@pytest.fixture
+def options(broker: Broker) -> Iterator[SourceOptions]:
+    listener, port = serve(broker)
+    options = SourceOptions(url=f"amqp://127.0.0.1:{port}", queue="in", max_messages_per_partition=4, retry_seconds=0.5)
+    yield options
+    drop_connection(options)
+    listener.stop()
+
+
+def read(reader: JmsBatchReader) -> list[list[str]]:
+    """The texts that each task reads."""
+    return [
+        [text for batch in reader.read(partition) for text in batch.to_pydict()["text"]]
+        for partition in reader.partitions()
+    ]
+
+
+def numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
+
+
+def test_tasks_read_parts_of_what_was_there_and_take_nothing(options: SourceOptions) -> None:
+    fill(options.url, "in", numbers(10))
+    reader = JmsBatchReader(options, COLUMNS)
+    partitions = reader.partitions()
+    assert [each.value for each in partitions] == [(1, 3), (4, 6), (7, 10)]
+    fill(options.url, "in", ["later"])
+    for _ in range(2):
+        found = [batch.to_pydict() for each in partitions for batch in reader.read(each)]
+        assert [text for each in found for text in each["text"]] == numbers(10)
+        assert [position for each in found for position in each["position"]] == list(range(1, 11))
+    assert texts(options.url, "in") == [*numbers(10), "later"]
+
+
+def test_an_empty_queue_has_no_tasks_and_a_task_without_a_partition_no_rows(options: SourceOptions) -> None:
+    fill(options.url, "in", [])
+    with connection_for(options).create_session() as session:
+        session.create_producer(session.create_queue("in")).send("x")
+        connection_for(options).start()
+        assert session.create_consumer(session.create_queue("in")).receive(60) is not None
+    reader = JmsBatchReader(options, COLUMNS)
+    assert reader.partitions() == []
+    assert list(reader.read(None)) == []
+
+
+def test_a_shared_subscription_that_is_missing_is_made(options: SourceOptions) -> None:
+    source = attrs.evolve(options, queue=None, topic="news", subscription="mine")
+    assert source_of(source).is_topic
+    reader = JmsBatchReader(source, COLUMNS)
+    assert reader.partitions() == []
+    with connection_for(source).create_session() as session:
+        session.create_producer(session.create_topic("news")).send("x")
+    assert read(reader) == [["x"]]
+
+
+def test_a_queue_that_is_deleted_meanwhile_is_an_error_or_no_rows(
+    options: SourceOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(options.url, "in", numbers(3))
+    (partition,) = JmsBatchReader(options, COLUMNS).partitions()
+    assert isinstance(partition, RangePartition)
+    connection_for(options).request("delete", {"destination": "in", "force": True})
+    reader = JmsBatchReader(options, COLUMNS)
+    with pytest.raises(InvalidDestinationException):
+        list(reader.read(partition))
+    tolerant = attrs.evolve(partition, options=attrs.evolve(options, fail_on_data_loss=False))
+    assert list(reader.read(tolerant)) == []
+    assert "positions 1 to 3 of 'in' are lost" in caplog.text
+
+
+def test_a_damaged_message_is_an_error_or_left_out(
+    options: SourceOptions, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(options.url, "in", numbers(3))
+    with broker.store.snapshot() as tables:
+        _, (key, value), _ = tables.items("messages")
+    broker.store.apply([("messages", key, value[:-1] + bytes((value[-1] ^ 1,)))])
+    broker._stores._cache.clear()
+    reader = JmsBatchReader(options, COLUMNS)
+    with pytest.raises(JMSException, match="position 2 of queue 'in' cannot be trusted"):
+        read(reader)
+    assert read(JmsBatchReader(attrs.evolve(options, fail_on_data_loss=False), COLUMNS)) == [["0", "2"]]
+    assert "damaged messages of 'in' are left out, and in the broker's quarantine: [2]" in caplog.text
+
+
+def test_a_task_goes_on_where_it_was_when_the_connection_is_lost(broker: Broker) -> None:
+    listener, port = serve(broker)
+    options = SourceOptions(url=f"amqp://127.0.0.1:{port}?failover=nofailover", queue="in", fetch_bytes=1)
+    fill(options.url, "in", numbers(10))
+    reader = JmsBatchReader(options, COLUMNS)
+    (partition,) = reader.partitions()
+    found = []
+    for number, batch in enumerate(reader.read(partition)):
+        found += batch.to_pydict()["text"]
+        if number == 1:
+            listener.stop()
+            listener, _ = serve(broker, port)
+    assert found == numbers(10)
+    drop_connection(options)
+    listener.stop()
+
+
+def test_a_broker_that_stays_away_is_an_error_after_a_while(broker: Broker) -> None:
+    listener, port = serve(broker)
+    options = SourceOptions(
+        url=f"amqp://127.0.0.1:{port}?failover=nofailover&connect_timeout_seconds=1", queue="in", retry_seconds=0.5
+    )
+    fill(options.url, "in", numbers(3))
+    reader = JmsBatchReader(options, COLUMNS)
+    (partition,) = reader.partitions()
+    listener.stop()
+    with pytest.raises(ConnectionLostException):
+        list(reader.read(partition))
+    drop_connection(options)
+
+
+def test_a_queue_of_a_broker_without_positions_is_browsed_by_one_task(options: SourceOptions) -> None:
+    fill(options.url, "in", numbers(2500), priority=7)
+    partition = BrowsePartition(options, ("text", "position", "priority"))
+    assert partition.value == "in"
+    batches = [each.to_pydict() for each in JmsBatchReader(options, COLUMNS).read(partition)]
+    assert [len(each["text"]) for each in batches] == [1000, 1000, 500]
+    assert [text for each in batches for text in each["text"]] == numbers(2500)
+    assert batches[0]["position"] == [None] * 1000
+    assert set(batches[0]["priority"]) == {7}

@@ -1,0 +1,210 @@
+"""What a stream reads of a queue and when it settles it, as Spark asks for it, over real brokers; no Spark runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.engine.broker import Broker
+from broker_adapter.server.listener import Listener
+from broker_adapter.settings import EngineSettings, ServerSettings
+from sdk import InvalidDestinationException, JMSException
+from spark_connector import stream_reader
+from spark_connector.connections import connection_for, drop_connection
+from spark_connector.options import SourceOptions
+from spark_connector.stream_reader import JmsStreamReader
+from tests.spark_connector.queues import fill, texts
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    yield broker
+    broker.close()
+
+
+class Served:
+    """A broker whose server can be stopped and started again at the same port, and what reads its queue ``in``."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._port = 0
+        self.start()
+        self.options = SourceOptions(
+            url=f"amqp://127.0.0.1:{self._port}?failover=nofailover&connect_timeout_seconds=1",
+            queue="in",
+            max_messages_per_partition=4,
+            head_refresh_seconds=0,
+            retry_seconds=0.3,
+        )
+
+    def start(self) -> None:
+        login = lambda: ServerLogin(None, plain=True)  # noqa: E731
+        self.listener = Listener(self._broker, "127.0.0.1", self._port, ServerSettings(), login)
+        self._port = self.listener.start()[1]
+
+    def fill(self, first: int, count: int) -> None:
+        fill(self.options.url, "in", [str(number) for number in range(first, first + count)])
+
+    def left(self) -> list[str]:
+        return texts(self.options.url, "in")
+
+    def reader(self, **changes: Any) -> JmsStreamReader:
+        return JmsStreamReader(attrs.evolve(self.options, **changes), ("text",))
+
+
+@pytest.fixture
+def served(broker: Broker) -> Iterator[Served]:
+    served = Served(broker)
+    yield served
+    drop_connection(served.options)
+    served.listener.stop()
+
+
+def rows(reader: JmsStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    """What the tasks of a batch read."""
+    return [
+        text
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(partition)
+        for text in batch.to_pydict()["text"]
+    ]
+
+
+def test_batches_are_read_as_often_as_spark_wants_and_settled_when_the_next_one_begins(served: Served) -> None:
+    served.fill(0, 10)
+    reader = served.reader()
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadMaxRows(6))
+    assert len(reader.partitions(begin, end)) == 2
+    for _ in range(2):
+        assert rows(reader, begin, end) == [str(number) for number in range(6)]
+    last = reader.latestOffset(end, ReadMaxRows(6))
+    assert rows(reader, end, last) == ["6", "7", "8", "9"]
+    assert len(served.left()) == 10
+    reader.commit(end)
+    assert served.left() == ["6", "7", "8", "9"]
+    reader.stop()
+
+
+def test_what_is_in_the_log_of_spark_is_settled_when_nothing_new_comes(served: Served) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ALL)
+    assert len(served.left()) == 3
+    for _ in range(2):
+        assert reader.latestOffset(end, ALL) == end
+        assert served.left() == []
+    assert rows(reader, end, end) == []
+
+
+def test_the_option_says_how_many_messages_a_batch_has(served: Served) -> None:
+    assert isinstance(served.reader(max_messages_per_trigger=None).getDefaultReadLimit(), ReadAllAvailable)
+    limit = served.reader(max_messages_per_trigger=7).getDefaultReadLimit()
+    assert isinstance(limit, ReadMaxRows)
+    assert limit.max_rows == 7
+
+
+def test_what_comes_after_the_start_of_available_now_is_left_for_another_time(served: Served) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    begin = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    served.fill(3, 3)
+    end = reader.latestOffset(begin, ALL)
+    assert rows(reader, begin, end) == ["0", "1", "2"]
+    assert reader.latestOffset(end, ALL) == end
+    assert served.left() == ["3", "4", "5"]
+
+
+def test_a_queue_that_was_made_again_is_an_error_or_read_from_its_beginning(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.fill(0, 5)
+    first = served.reader()
+    begin = first.initialOffset()
+    end = first.latestOffset(begin, ALL)
+    connection_for(served.options).request("delete", {"destination": "in", "force": True})
+    served.fill(100, 2)
+    with pytest.raises(InvalidDestinationException, match=r"data of 'in' is lost: .* set failOnDataLoss=false"):
+        served.reader().latestOffset(end, ALL)
+    with pytest.raises(InvalidDestinationException, match="data of 'in' is lost"):
+        served.reader().partitions(begin, end)
+    reader = served.reader(fail_on_data_loss=False)
+    assert reader.partitions(begin, end) == []
+    again = reader.latestOffset(end, ALL)
+    assert reader.partitions(end, again) == []
+    reader.commit(end)
+    assert rows(reader, again, reader.latestOffset(again, ALL)) == ["100", "101"]
+    assert caplog.text.count("going on with what 'in' has, though data is lost") == 1
+    assert served.left() == ["100", "101"], "nothing of the new queue was settled for the old one"
+
+
+def test_a_query_waits_for_a_broker_that_is_away_and_goes_on_then(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    begin = reader.initialOffset()
+    served.listener.stop()
+    assert reader.latestOffset(begin, ALL) == begin
+    assert "the broker is away since 0 s" in caplog.text
+    served.start()
+    assert rows(reader, begin, reader.latestOffset(begin, ALL)) == ["0", "1", "2"]
+
+
+def test_a_broker_that_is_away_for_too_long_ends_the_query(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "OFFLINE_TOLERANCE_SECONDS", -1.0)
+    served.fill(0, 3)
+    reader = served.reader()
+    begin = reader.initialOffset()
+    served.listener.stop()
+    with pytest.raises(JMSException):
+        reader.latestOffset(begin, ALL)
+    served.start()
+
+
+def test_available_now_does_not_take_a_broker_that_is_away_for_an_empty_queue(served: Served) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    begin = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    served.listener.stop()
+    with pytest.raises(JMSException):
+        reader.latestOffset(begin, ALL)
+    served.start()
+
+
+def test_what_could_not_be_settled_is_settled_later_and_not_tried_all_the_time(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    served.listener.stop()
+    for _ in range(3):
+        reader.commit(end)
+    assert caplog.text.count("positions below 4 are not settled yet") == 1
+    served.start()
+    reader._settle_after = 0.0  # the pause is over
+    reader.commit(end)
+    assert served.left() == []
+
+
+def test_the_broker_is_not_asked_more_often_than_the_option_says(served: Served) -> None:
+    served.fill(0, 3)
+    reader = served.reader(head_refresh_seconds=1000)
+    begin = reader.initialOffset()
+    first = reader.latestOffset(begin, ALL)
+    served.fill(3, 3)
+    assert reader.latestOffset(begin, ALL) == first
+    assert served.reader().latestOffset(begin, ALL)["next"] == 7
