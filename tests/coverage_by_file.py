@@ -76,6 +76,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/failures.py": _engine("destinations", "limits", "neighbours", "transactions"),
     f"{_E}/decision_time.py": _engine("clocks"),
     f"{_E}/selection.py": _engine("matching"),
+    "spark_connector/data_source.py": ("tests/spark_connector/test_batch.py",),
     "spark_connector/renewal.py": ("tests/spark_connector/test_writer.py",),
     # One end of a connection: what the other end sees of it.
     f"{_S}/client_connection.py": _server("places", "close_half_way", "listener"),

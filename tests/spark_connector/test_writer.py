@@ -457,3 +457,38 @@ def test_at_least_once_a_row_that_expires_in_centuries_is_written(options: SinkO
     never, soon = browse(options.url, "out")
     assert never.expires_at_ms is None
     assert abs((soon.expires_at_ms or 0) - 4_102_444_800_000) < 60_000
+
+
+def test_the_end_of_a_job_that_failed_is_quiet_also_where_the_broker_is_away(
+    options: SinkOptions, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = writer(options).write(iter([rows("a")]))
+    away = attrs.evolve(options, url="amqp://127.0.0.1:1?failover=nofailover&connect_timeout_seconds=1")
+    JmsBatchWriter(away).abort([written])
+    JmsStreamWriter(away).abort([written], 0)
+    assert caplog.text.count("staged transactions are left to expire: ") == 2
+    assert staged(broker) == ["0/run.0.0"]
+    JmsStreamWriter(options).abort([None, written], 0)
+    assert staged(broker) == []
+
+
+def test_what_was_written_at_least_once_is_not_taken_back_where_the_job_fails(
+    options: SinkOptions, broker: Broker
+) -> None:
+    at_least_once = attrs.evolve(options, guarantee=AT_LEAST_ONCE)
+    written = writer(at_least_once).write(iter([rows("a")]))
+    JmsBatchWriter(at_least_once).abort([written])
+    JmsStreamWriter(at_least_once).abort([written], 0)
+    assert texts(options.url, "out") == ["a"]
+
+
+def test_what_a_job_writes_is_seen_all_at_once_when_it_commits(options: SinkOptions, broker: Broker) -> None:
+    job = JmsBatchWriter(options)
+    tasks = [
+        TaskWriter(options, job._job, 0, Attempt("job", number, 0, str(uuid4())), False).write(iter([rows(text)]))
+        for number, text in enumerate("ab")
+    ]
+    assert texts(options.url, "out") == []
+    job.commit([*tasks])
+    assert texts(options.url, "out") == ["a", "b"]
+    assert staged(broker) == []

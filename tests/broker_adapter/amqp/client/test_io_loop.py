@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.amqp.client.io_loop import MemoryConnection
+from broker_adapter.amqp.client.io_loop import MemoryConnection, SocketConnection
 from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.destination import queue
 from broker_adapter.envelope import pack
-from broker_adapter.errors import ConnectionLostException
+from broker_adapter.errors import ConnectionLostException, IllegalStateException
 from broker_adapter.transport import Credentials, Delivery, ReceiverSpec, SenderSpec
 from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened, Pipe, address_of, refused_port, url_of
@@ -172,3 +172,39 @@ def test_what_a_handler_of_a_signal_kept_from_being_told_is_told_with_the_next(
     io.submit(came.set)
     assert came.wait(WAIT)
     assert done == [1]
+
+
+def test_a_connection_that_was_made_before_a_fork_is_refused_in_the_child_and_can_be_closed(
+    server: BrokerServer, opened: Opened
+) -> None:
+    """What a child finds, shown without one."""
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    io = opened.transport._io
+    assert isinstance(io, SocketConnection)
+    assert repr(io).startswith("<SocketConnection open work=")
+    io.disown()
+    assert repr(io).startswith("<SocketConnection disowned work=")
+    with pytest.raises(IllegalStateException, match="was made before this process was forked; make a new one"):
+        opened.transport.send(link, MESSAGE, None, WAIT)
+    io.abort()
+    io._disowned = False  # the parent goes on with it
+    opened.transport.send(link, MESSAGE, None, WAIT)
+
+
+def test_a_fault_at_a_tick_ends_the_connection_and_not_the_loop(
+    server: BrokerServer, opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io = opened.transport._io
+    assert isinstance(io, SocketConnection)
+    other = Opened(server.port)
+
+    def fails(_now_ms: int) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(io._protocol, "tick", fails)
+    io._loop.call_soon_threadsafe(io._tick)
+    assert opened.failed.wait(WAIT)
+    assert "unexpected error in the connection: ZeroDivisionError" in str(opened.events[-1].error)
+    assert "the connection ends because of an unexpected error" in caplog.text
+    other.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    other.transport.close(WAIT)
