@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from tests import coverage_by_file
@@ -31,3 +36,24 @@ def test_contracts_name_files_and_tests_that_exist() -> None:
         assert (ROOT / source).exists(), source
         assert [each for each in tests if not (ROOT / each).exists()] == []
     assert {source.split("/")[0] for source in sources()} == set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_measured"),
+    [
+        ("tests/broker_adapter/server/cli/test_serve.py::test_a", True),
+        ("tests/broker_adapter/server/test_listener.py::test_a", False),
+    ],
+)
+def test_processes_count_that_a_test_of_the_command_starts_and_no_others(
+    test: str, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_COVERAGE_OF_PROCESSES", "settings")
+    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
+    item = cast(Any, SimpleNamespace(nodeid=test))
+    running = cast(Generator[None], coverage_by_file.pytest_runtest_protocol(item))
+    next(running)
+    assert os.environ.get("COVERAGE_PROCESS_START") == ("settings" if is_measured else None)
+    with pytest.raises(StopIteration):
+        running.send(None)
+    assert "COVERAGE_PROCESS_START" not in os.environ

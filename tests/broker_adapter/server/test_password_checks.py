@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from broker_adapter.amqp.sasl import (
 )
 from broker_adapter.amqp.values import Described, Reader, Symbol, ULong, encode
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server import listener
+from broker_adapter.server import listener, password_checks
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -190,3 +191,31 @@ def test_who_leaves_before_its_password_was_looked_at_costs_no_hash(serve: Serve
         server.claim("alice", f"guess {number}").close()
     eventually(lambda: not server.listener.connections)
     server.login("alice", "secret", PLAIN)
+
+
+def test_the_password_of_a_client_that_has_gone_by_its_turn_is_not_computed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Any] = []
+    begun, go_on = threading.Event(), threading.Event()
+    compute = password_checks._computed
+
+    def gated(work: Any) -> Any:
+        computed.append(work)
+        begun.set()
+        assert go_on.wait(WAIT)
+        return compute(work)
+
+    monkeypatch.setattr(password_checks, "_computed", gated)
+    server = serve(MAX_ITERATIONS, handshake_timeout_seconds=WAIT)
+    first = server.claim("alice", "guess")
+    assert begun.wait(WAIT)
+    gone = server.claim("bob", "guess")
+    eventually(lambda: len(server.listener.connections) == 2)
+    gone.close()
+    eventually(lambda: len(server.listener.connections) == 1)
+    go_on.set()
+    assert outcome(first) == AUTH
+    first.close()
+    server.login("bob", "secret", PLAIN)
+    assert len(computed) == 2, "that of alice, and that of bob who stayed"

@@ -18,9 +18,16 @@ from broker_adapter.amqp.client.io_loop import MemoryConnection
 from broker_adapter.amqp.client.login import login_for
 from broker_adapter.amqp.client.transport import AmqpTransport
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.events import ACCEPTED_STATE, Dispositions, LinkRemoteClose, LinkRemoteOpen, Transfers
+from broker_adapter.amqp.events import (
+    ACCEPTED_STATE,
+    Dispositions,
+    LinkRemoteClose,
+    LinkRemoteOpen,
+    SessionRemoteClose,
+    Transfers,
+)
 from broker_adapter.amqp.payloads import decode_payload, with_place
-from broker_adapter.destination import DestinationKind, queue
+from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.envelope import Envelope, pack, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
@@ -464,3 +471,30 @@ def test_a_delay_that_the_broker_does_not_offer_is_refused() -> None:
         opened.transport.send(link, Envelope(QUEUE, deliver_at_ms=1), None, WAIT)
     opened.transport.send(link, Envelope(QUEUE), None, WAIT)
     opened.transport.close(WAIT)
+
+
+def test_another_broker_is_not_asked_what_only_ours_can_answer() -> None:
+    server = BrokerServer(lambda: ScriptedBroker(holdfast=False))
+    opened = Opened(server.port)
+    transport = opened.transport
+    assert transport.watch_servers(WAIT) == ()
+    assert transport.resolve_commit(1, 1, 0.0, WAIT) is None
+    transport.restore_temporaries([Destination("temporary-queue/1", DestinationKind.TEMPORARY_QUEUE)], WAIT)
+    assert server.brokers[0].links == {}, "no link to a management node, and none of a temporary queue"
+    transport.confirm(WAIT)  # a session begins and ends instead
+    assert len(server.brokers[0].of(SessionRemoteClose)) == 1
+    transport.close(WAIT)
+    server.close()
+
+
+def test_what_is_asked_of_a_lost_connection_is_refused_in_its_own_words(server: BrokerServer, opened: Opened) -> None:
+    link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)
+    server.close()
+    assert opened.failed.wait(WAIT)
+    for ask in (
+        lambda: opened.transport.detach(link, WAIT),
+        lambda: opened.transport.end_session(1, WAIT),
+        lambda: opened.transport.confirm(WAIT),
+    ):
+        with pytest.raises(ConnectionLostException):
+            ask()
