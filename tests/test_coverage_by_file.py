@@ -51,7 +51,7 @@ def test_processes_count_that_a_test_of_the_command_starts_and_no_others(
     monkeypatch.setenv("HOLDFAST_COVERAGE_OF_PROCESSES", "settings")
     monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
     item = cast(Any, SimpleNamespace(nodeid=test))
-    running = cast(Generator[None], coverage_by_file.pytest_runtest_protocol(item))
+    running = cast(Generator[None, None, None], coverage_by_file.pytest_runtest_protocol(item))
     next(running)
     assert os.environ.get("COVERAGE_PROCESS_START") == ("settings" if is_measured else None)
     with pytest.raises(StopIteration):
