@@ -119,7 +119,6 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/check.py": _engine("maintenance"),
     f"{_E}/pages.py": _engine("maintenance"),
     f"{_E}/salvage.py": _engine("maintenance"),
-    f"{_E}/maintenance.py": ("tests/broker_adapter/server/cli/test_store_commands.py",),
 }
 
 
