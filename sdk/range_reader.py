@@ -45,9 +45,10 @@ class Bounds:
         incarnation: tells the queue from one of the same name that was made after it was deleted.
         first: the lowest position that is there; equal to ``next`` where the queue is empty.
         next: the position that the next message will get.
-        run: the start of the broker in which these positions are given; empty where the broker does not say.
-        kept: positions below this one, seen in the run that was asked about, are still those of the same messages.
-            Less than what was seen: the broker's store was replaced by an older copy.
+        run: the start of the broker in which this queue gives these positions; empty where the broker does not say.
+        kept: positions below this one, seen in the run that was asked about, are known to be still those of the same
+            messages.  Less than what was seen: the broker's store was replaced by another copy, or has started more
+            often since than it remembers.
         settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
     """
 

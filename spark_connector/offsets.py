@@ -5,7 +5,7 @@ Spark compares offsets as JSON text, so an offset has one form only: its keys in
 Theory of operation
     An offset says what was read: the positions from ``base`` to below ``next``, and where they meant what: in which
     incarnation of the queue, and in which run of the broker.  The broker tells which positions of that run are still
-    those of the same messages.  Where it is not all that were read, the broker's store was replaced by an older copy,
+    those of the same messages.  Where it is not all that were read, the broker's store was replaced by another copy,
     and there are messages at such positions that nobody has read.
 
     A query that is to go on all the same begins again with what is there.  That is an offset of its own, with nothing
@@ -102,8 +102,9 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
         )
     if offset.next > bounds.kept:
         return Loss(
-            f"the broker's store was replaced by an older copy: the checkpoint has the positions below {offset.next},"
-            f" of which the store has those below {bounds.kept} only, and may have given the others once more",
+            f"the broker's store was replaced by an older copy, or by the one that a copy had replaced (or has started"
+            f" more often than it remembers): the checkpoint has the positions below {offset.next}, of which the store"
+            f" is sure of those below {bounds.kept} only, and may have given the others once more",
             True,
         )
     if start.next == start.base and offset.base < start.base and offset.base <= bounds.settled:

@@ -79,10 +79,30 @@ _REPAIRED_BYTES = 16 * 1024 * 1024
 _NAMED = 20
 #: How often the log says that nothing can be set aside.
 _COMPLAIN_SECONDS = 60.0
-#: Starts of the engine that are remembered.
-KEPT_RUNS = 32
+#: Starts of the engine that are remembered: so many, or less where they have more bytes, but always the last few.
+KEPT_RUNS = 1000
+KEPT_RUN_BYTES = 1024 * 1024
+ALWAYS_KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
+
+
+def _superfluous(sizes: Sequence[int]) -> int:
+    """How many records of starts, with these sizes, are too many when another one comes; the oldest are first."""
+    most_bytes, kept = KEPT_RUN_BYTES, 0
+    for size in reversed(sizes):
+        most_bytes -= size
+        if kept + 1 >= KEPT_RUNS or (most_bytes < 0 and kept + 1 >= ALWAYS_KEPT_RUNS):
+            break
+        kept += 1
+    return len(sizes) - kept
+
+
+def _run_of(key: bytes, value: bytes) -> RunRecord | None:
+    try:
+        return decode_run(key, value)
+    except (StoreCorruptException, TypeError, ValueError):
+        return None
 
 
 def map_bytes(settings: EngineSettings) -> int:
@@ -283,18 +303,19 @@ class LmdbStore:
         return self._noted(NEXT_QUEUE, noted) or 1
 
     def begin_run(self, record: RunRecord) -> bool:
-        """Note a start of the engine, and forget the oldest one beyond :data:`KEPT_RUNS`.
+        """Note a start of the engine, and forget the oldest ones beyond :data:`KEPT_RUNS`.
 
         Returns whether that was done: a full store has no room for it.
         """
         meta = self._db["meta"]
         try:
             with self._env.begin(write=True) as txn:
-                known = [key for key, _ in self._run_items(txn)]
+                sizes = {key: len(value) for key, value in self._run_items(txn)}
+                known = list(sizes)
                 last = unpack_message_key(known[-1][len(RUN_PREFIX) :])[0] if known else 0
                 key = run_key(last + 1)
                 txn.put(key, encode_run(key, record), db=meta)
-                for old in known[: 1 - KEPT_RUNS]:
+                for old in known[: _superfluous(list(sizes.values()))]:
                     txn.delete(old, db=meta)
         except lmdb.Error as error:
             meaning = commit_failed(self.path, error, self._settings.max_store_bytes)
@@ -305,21 +326,29 @@ class LmdbStore:
         return True
 
     def runs(self) -> list[str]:
-        """The starts of the engine that are known, in order."""
+        """The starts of the engine that are known, in order; empty in place of records that cannot be trusted."""
+        found = []
         with self._env.begin() as txn:
-            return [record.run for record in self._runs(txn)]
+            due = b""
+            for key, value in self._run_items(txn):
+                if due not in (b"", key):
+                    found.append("")  # those in between are in quarantine
+                due = run_key(unpack_message_key(key[len(RUN_PREFIX) :])[0] + 1)
+                record = _run_of(key, value)
+                if record is None:
+                    _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
+                found.append("" if record is None else record.run)
+        return found
 
     def run_positions(self, run: str) -> dict[int, int]:
         """The position that each queue would give next when this run began; queues without messages are missing."""
+        word = run.encode(errors="replace")
         with self._env.begin() as txn:
-            return next((each.positions for each in self._runs(txn) if each.run == run), {})
-
-    def _runs(self, txn: Any) -> Iterator[RunRecord]:
-        for key, value in self._run_items(txn):
-            try:
-                yield decode_run(key, value)
-            except (StoreCorruptException, TypeError, ValueError):
-                _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
+            for key, value in self._run_items(txn):
+                record = _run_of(key, value) if word in value else None
+                if record is not None and record.run == run:
+                    return record.positions
+        return {}
 
     def _run_items(self, txn: Any) -> Iterator[tuple[bytes, bytes]]:
         """The records of the starts, the oldest first."""

@@ -25,8 +25,9 @@ type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
     stayed, because that is full, unknown, or a subscription that is gone.  A queue that is gone is made again.
 ``bounds`` of a queue, with ``run`` (or None) and ``make`` (default: false; true makes a queue that does not exist)
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
-    run of the engine in which they are given.  ``kept``: positions below it, seen in the run that was asked about, are
-    still those of the same messages.  ``settled``: the last position that ``settle_through`` was asked to settle, or 0.
+    run of the engine in which this queue gives them, for this queue alone.  ``kept``: positions below it, seen in the
+    run that was asked about, are known to be still those of the same messages; 1 where the store knows nothing of that
+    run.  ``settled``: the last position that ``settle_through`` was asked to settle, or 0.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;

@@ -14,7 +14,6 @@ from broker_adapter.engine.operation_steps import (
     Steps,
     settle,
 )
-from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.records import RawEntry, position_of
 from broker_adapter.engine.store import Loaded
@@ -26,13 +25,6 @@ from broker_adapter.errors import (
     StoreCorruptException,
 )
 from broker_adapter.wording import counted
-
-
-def _kept(reader: Reader, queue: QueueState, run: str | None) -> int:
-    """Positions below this one are those of the same messages as in that run."""
-    if not run or run == reader.run:
-        return queue.next_position
-    return min(reader.restart_position(queue.id, run), queue.next_position)
 
 
 def bounds(arguments: Arguments) -> Steps:
@@ -48,8 +40,8 @@ def bounds(arguments: Arguments) -> Steps:
             "incarnation": reader.state.directory.incarnation(queue),
             "first": queue.next_position if first is None else first,
             "next": queue.next_position,
-            "run": reader.run,
-            "kept": _kept(reader, queue, arguments["run"]),
+            "run": reader.run(queue),
+            "kept": reader.kept(queue, arguments["run"]),
             "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
         }
 
@@ -66,7 +58,7 @@ def read_range(arguments: Arguments) -> Steps:
         queue = arguments.this_queue(reader)
         reader.note_use(queue)
         run = arguments["run"]
-        kept = _kept(reader, queue, run)
+        kept = reader.kept(queue, run)
         if run and last >= kept:
             raise InvalidDestinationException(
                 f"cannot read queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
@@ -127,7 +119,7 @@ def settle_through(arguments: Arguments) -> Steps:
                 " consumers that are closed; acknowledge or commit them, or close the sessions"
             )
         first, last = arguments["first"], arguments["position"]
-        kept = _kept(reader, queue, arguments["run"])
+        kept = reader.kept(queue, arguments["run"])
         if last >= kept:
             raise InvalidDestinationException(
                 f"cannot settle queue {queue.label!r} through position {last}: {_rolled_back(kept)}"
@@ -152,8 +144,9 @@ def settle_through(arguments: Arguments) -> Steps:
 
 def _rolled_back(kept: int) -> str:
     return (
-        f"of the positions that were seen then, only those below {kept} are still the same messages. The store was"
-        " restored from an older copy, and what has these positions now was not read"
+        f"of the positions that were seen then, only those below {kept} are known to be still the same messages. The"
+        " store was restored from an older copy, or has started too often since to know; what has these positions now"
+        " may not have been read"
     )
 
 

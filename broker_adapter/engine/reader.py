@@ -28,7 +28,6 @@ class Reader:
 
     Attributes:
         state: as given.
-        run: the run of the engine in which positions are given now; empty where the store has no note of it.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class Reader:
         elapsed_ms: int,
     ) -> None:
         self.state = state
-        self.run = runs.noted
         self._stores = stores
         self._reads = reads
         self._runs = runs
@@ -69,9 +67,13 @@ class Reader:
         self._stores.look_up(published, group)
         return published.last(group)
 
-    def restart_position(self, queue: int, run: str) -> int:
-        """The position that a queue would give next when the run behind this one began."""
-        return self._runs.restart_position(queue, run)
+    def run(self, queue: QueueState) -> str:
+        """What tells later in which run a queue gave its positions; empty where the store has no note of it."""
+        return self._runs.seen(queue.id)
+
+    def kept(self, queue: QueueState, run: str | None) -> int:
+        """Positions of a queue below this one, seen in a run, are those of the same messages; None: in any run."""
+        return self._runs.kept(queue.id, run, queue.next_position) if run else queue.next_position
 
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""

@@ -1,46 +1,105 @@
 """The starts of an engine on its store: what tells whether a position still means what it meant.  Pure.
 
 Theory of operation
-    A store that is replaced by an older copy of itself gives positions a second time, to other messages.  Nothing in
+    A store that is replaced by another copy of itself gives positions a second time, to other messages.  Nothing in
     the copy says so.  So each start of the engine is a *run* with a word of its own, and the store notes with it which
-    position each queue would give next.  Who has seen a position keeps the run in which it was seen.  What was seen in
-    a run has positions below those with which the run behind it began; where that is not so, this store has never been
-    where the position was seen.
+    position each queue would give next.  Who has seen a position keeps the run in which it was seen.
 
-    The word begins with the time of the start.  So a run that the store does not know, because it was forgotten or
-    because the copy is older than it, still has its place among those that it knows.
+    A run that the store knows was a run of this store, up to where the run behind it began.  A run that it does not
+    know was a run of another copy, or was forgotten; no clock can tell where it would belong.  So who has seen a
+    position also keeps the runs before that one, with the position at which each of them began in this queue: its
+    *links*.  The first of them that the store knows is where the two histories part, and what both of them have in
+    common ends where the earlier of the two next runs began.  Where the store knows none, it has nothing in common
+    with them that it could be sure of.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from broker_adapter.engine.records import RunRecord
 from broker_adapter.engine.store import DurableStore
 
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
-_KEPT_POSITIONS: Final = 1_000
+_KEPT_POSITIONS: Final = 10_000
+#: Runs that are named where a position was seen: that one, and those before it.
+LINKS: Final = 8
+#: No queue gives an earlier position.
+_FIRST: Final = 1
+
+
+class Link(NamedTuple):
+    """A run, and the position at which it began in one queue; 0: that is not known."""
+
+    run: str
+    start: int
 
 
 def new_run(now_ms: int, token: str) -> str:
-    """The word for a run that begins now; ``token`` is random."""
+    """The word for a run that begins now; ``token`` is random.
+
+    The time is for people, and for earlier versions, which put runs in order by it.
+    """
     return f"{now_ms:012x}-{token}"
 
 
-def following(runs: Sequence[str], run: str) -> str | None:
-    """The run behind one.
+def text_of(links: Sequence[Link]) -> str:
+    """Links as clients keep them; the latest one, which comes first, has the word of its run first."""
+    return "<".join(f"{link.run}@{link.start}" for link in links)
+
+
+def links_of(text: str) -> list[Link]:
+    """The links that a client has kept; what earlier versions gave it is the word of a run alone."""
+    links = []
+    for part in text.split("<", LINKS)[:LINKS]:
+        run, _, start = part.rpartition("@")
+        if not run:
+            links.append(Link(start, 0))
+        elif start.isdecimal() and len(start) <= 20:
+            links.append(Link(run, int(start)))
+        else:
+            break
+    return links
+
+
+def links_to(known: Sequence[str], start: Callable[[str], int]) -> list[Link]:
+    """The links of the last run.
 
     Args:
-        runs: those that the store knows, in order.
-        run: one of them, or another.
-
-    Returns:
-        None where there is none in ``runs``.
+        known: the runs in order; empty in place of those that cannot be trusted.
+        start: the position at which a run of these began.
     """
-    index = runs.index(run) + 1 if run in runs else bisect_right(runs, run)
-    return runs[index] if index < len(runs) else None
+    links: list[Link] = []
+    for run in reversed(known):
+        if not run or len(links) == LINKS:
+            break
+        links.append(Link(run, start(run)))
+        if links[-1].start <= _FIRST:
+            break  # the runs before that have no positions
+    return links
+
+
+def kept(links: Sequence[Link], known: Sequence[str], start: Callable[[str], int], next_position: int) -> int:
+    """Positions below this one are those of the same messages as where these links are from.
+
+    Args:
+        links: of the run in which the positions were seen, the latest first.
+        known: the runs that the store knows, in order, the present one at their end; empty in place of those that
+            cannot be trusted.
+        start: the position at which a run of these began.
+        next_position: the one that the queue will give next.
+    """
+    other = next_position  # where the run behind the link began there
+    for link in links:
+        if link.run and link.run in known:
+            behind = known.index(link.run) + 1
+            if behind == len(known):
+                return min(other, next_position)
+            # Nobody knows how far a run went behind which one is missing.
+            return min(other, next_position, start(known[behind] or link.run))
+        other = min(other, link.start)
+    return _FIRST
 
 
 class Runs:
@@ -75,14 +134,30 @@ class Runs:
             self.noted = ""
         self._earlier = [run for run in self._disk.runs() if run != self._run]
 
-    def restart_position(self, queue: int, run: str) -> int:
-        """The position that a queue would give next when the run behind this one began."""
-        behind = following(self._earlier, run)
-        if self._disk is None or behind is None:
-            return self._start_positions.get(queue, 1)
-        key = behind, queue
+    def seen(self, queue: int) -> str:
+        """What tells later, for a queue, in which run its positions were seen; empty where the store has no note."""
+        if not self.noted:
+            return ""
+        return text_of(links_to([*self._earlier, self._run], lambda run: self._start(queue, run)))
+
+    def kept(self, queue: int, seen: str, next_position: int) -> int:
+        """Positions of a queue below this one are those of the same messages as where they were seen.
+
+        Args:
+            queue: its number.
+            seen: what ``seen`` has answered there, or a version before.
+            next_position: the one that the queue will give next.
+        """
+        known = [*self._earlier, self._run]
+        return kept(links_of(seen), known, lambda run: self._start(queue, run), next_position)
+
+    def _start(self, queue: int, run: str) -> int:
+        """The position that a queue would give next when a known run began."""
+        if self._disk is None or run == self._run:
+            return self._start_positions.get(queue, _FIRST)
+        key = run, queue
         if key not in self._positions:
             if len(self._positions) >= _KEPT_POSITIONS:
                 self._positions.clear()
-            self._positions[key] = self._disk.run_positions(behind).get(queue, 1)
+            self._positions[key] = self._disk.run_positions(run).get(queue, _FIRST)
         return self._positions[key]

@@ -113,7 +113,7 @@ class DurableStore(Store, Protocol):
         """Note a start of the engine; returns False where there is no room for it."""
 
     def runs(self) -> list[str]:
-        """The starts of the engine that are known, in order."""
+        """The starts of the engine that are known, in order; empty in place of those that cannot be trusted."""
 
     def run_positions(self, run: str) -> dict[int, int]:
         """The position that each queue would give next when this run began; queues without messages are missing."""

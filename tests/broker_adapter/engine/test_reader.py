@@ -54,4 +54,6 @@ def test_a_name_that_was_published_is_known(engines: Engines) -> None:
         assert added == 1
         assert done <= added
         assert reader.in_quarantine == 0
-        assert reader.restart_position(1, reader.run) == 1
+        q = broker._state.directory.by_destination[queue("q")]
+        assert reader.kept(q, reader.run(q)) == reader.kept(q, None) == q.next_position
+        assert reader.kept(q, "of another store") == 1

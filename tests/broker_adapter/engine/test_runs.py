@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import lmdb
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.lmdb_store import KEPT_RUNS, LmdbStore
+from broker_adapter.engine.lmdb_store import ALWAYS_KEPT_RUNS, KEPT_RUN_BYTES, KEPT_RUNS, LmdbStore
 from broker_adapter.engine.records import (
     NEXT_QUEUE,
     CatalogRecord,
@@ -24,10 +26,11 @@ from broker_adapter.engine.records import (
     encode_catalog,
     encode_counters,
     encode_meta,
+    encode_run,
     queue_key,
     run_key,
 )
-from broker_adapter.engine.runs import following, new_run
+from broker_adapter.engine.runs import LINKS, Link, kept, links_of, links_to, new_run, text_of
 from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, send
@@ -41,8 +44,8 @@ class Engines:
         self._copy = path / "copy"
 
     @contextmanager
-    def running(self, **settings: Any) -> Iterator[Broker]:
-        broker = Broker(EngineSettings(**settings), str(self.path))
+    def running(self, **options: Any) -> Iterator[Broker]:
+        broker = Broker(EngineSettings(**options), str(self.path))
         try:
             yield broker
         finally:
@@ -50,6 +53,13 @@ class Engines:
 
     def back_up(self) -> None:
         shutil.copytree(self.path, self._copy)
+
+    def swap(self) -> None:
+        """Put the copy in the place of the store, and keep that."""
+        other = self._copy.with_name("other")
+        self.path.rename(other)
+        self._copy.rename(self.path)
+        other.rename(self._copy)
 
     def restore(self) -> None:
         shutil.rmtree(self.path)
@@ -70,6 +80,12 @@ def fill(broker: Broker, count: int) -> dict[str, Any]:
     send(broker, connect(broker), "q", *["x"] * count)
     bounds: dict[str, Any] = ask(broker, "bounds")
     return bounds
+
+
+def step_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Set the clock by which the time of the day is told."""
+    before = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: before() + seconds * 10**9)
 
 
 def test_positions_are_kept_over_restarts(engines: Engines) -> None:
@@ -170,31 +186,67 @@ def test_what_was_settled_by_a_range_is_remembered(engines: Engines) -> None:
         assert ask(broker, "bounds")["settled"] == 7
 
 
-def test_a_bounded_number_of_starts_is_remembered_and_older_ones_are_still_kept(engines: Engines) -> None:
+def test_a_bounded_number_of_starts_is_remembered_and_what_was_seen_before_is_not_known(engines: Engines) -> None:
     with engines.running() as broker:
         seen = fill(broker, 10)
-    for number in range(KEPT_RUNS + 3):
-        with engines.running() as broker:
-            fill(broker, number % 2)
+    store = LmdbStore(engines.path, EngineSettings())
+    for number in range(KEPT_RUNS - 2):
+        store.begin_run(RunRecord(str(number), {}))
+    store.close()
     with engines.running() as broker:
         assert broker._stores.disk is not None
         assert len(broker._stores.disk.runs()) == KEPT_RUNS
-        assert seen["run"] not in broker._stores.disk.runs()
-        assert ask(broker, "bounds", run=seen["run"])["kept"] >= seen["next"]
-        assert ask(broker, "bounds", run="of another store")["kept"] >= seen["next"]
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 1, "where the next run began is not known: it had none"
+    with engines.running() as broker:
+        assert broker._stores.disk is not None
+        assert len(broker._stores.disk.runs()) == KEPT_RUNS
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 1
+        assert ask(broker, "bounds", run="of another store")["kept"] == 1
+        with pytest.raises(InvalidDestinationException, match="started too often since to know"):
+            ask(broker, "settle_through", position=10, run=seen["run"])
+        assert ask(broker, "bounds")["first"] == 1
+
+
+def test_starts_of_many_queues_are_remembered_as_far_as_their_bytes_go(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, EngineSettings())
+    positions = {number: 2**40 + number for number in range(1000)}
+    for number in range(200):
+        store.begin_run(RunRecord(str(number), positions))
+    size = len(encode_run(run_key(1), RunRecord("100", positions)))
+    assert len(store.runs()) == KEPT_RUN_BYTES // size + 1
+    positions = {number: 2**40 + number for number in range(10_000)}
+    for number in range(200, 300):
+        store.begin_run(RunRecord(str(number), positions))
+    assert store.runs() == [str(number) for number in range(300 - ALWAYS_KEPT_RUNS, 300)]
+    store.close()
 
 
 @pytest.mark.damages
-def test_a_damaged_record_of_a_start_costs_nothing_but_its_knowledge(engines: Engines) -> None:
+def test_a_damaged_record_of_a_start_costs_nothing_but_what_was_seen_in_it_and_after_the_start_before(
+    engines: Engines,
+) -> None:
     with engines.running() as broker:
         seen = fill(broker, 10)
     store = LmdbStore(engines.path, EngineSettings())
     with store._env.begin(write=True) as txn:
         txn.put(run_key(1), b"damaged", db=store._db["meta"])
-    assert store.runs() == []
+    assert store.runs() == [""]
     store.close()
     with engines.running() as broker:
-        assert ask(broker, "bounds", run=seen["run"])["kept"] == 11
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 1
+        seen = fill(broker, 10)
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 21
+        fill(broker, 10)
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 21
+    store = LmdbStore(engines.path, EngineSettings())
+    with store._env.begin(write=True) as txn:
+        txn.delete(run_key(3), db=store._db["meta"])  # as a repair does it
+    assert [bool(run) for run in store.runs()] == [False, True, False, True]
+    store.close()
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 11, "where its run began, but not how far it went"
 
 
 def test_a_start_that_finds_no_room_to_be_noted_is_a_start(engines: Engines) -> None:
@@ -225,23 +277,167 @@ def test_a_start_that_finds_no_room_to_be_noted_is_a_start(engines: Engines) -> 
         assert ask(broker, "bounds", run=unnoted["run"])["kept"] == 11
 
 
-@given(st.lists(st.integers(0, 2**43), min_size=1, unique=True), st.integers(0, 2**43))
-def test_a_run_has_its_place_by_its_time_whether_it_is_known_or_not(times: list[int], time: int) -> None:
-    runs = [new_run(each, "0") for each in sorted(times)]
-    later = [each for each in sorted(times) if each > time]
-    assert following(runs, new_run(time, "0")) == (new_run(later[0], "0") if later else None)
+@pytest.mark.parametrize("clock_step", [0, -300, 86400])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_store_that_a_backup_replaced_does_not_take_positions_of_the_backup_for_its_own(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, clock_step: int, restarts: int
+) -> None:
+    with engines.running() as broker:
+        fill(broker, 3)
+    engines.back_up()
+    with engines.running() as broker:
+        fill(broker, 57)  # nobody reads them before this store fails
+    engines.swap()
+    step_clock(monkeypatch, clock_step)
+    with engines.running() as broker:
+        seen = fill(broker, 50)
+        assert ask(broker, "settle_through", position=53, run=seen["run"]) == 53
+    engines.swap()
+    for _ in range(restarts):
+        with engines.running() as broker:
+            fill(broker, 1)
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 4
+        with pytest.raises(InvalidDestinationException, match="below 4 "):
+            ask(broker, "settle_through", position=53, run=seen["run"])
+        assert ask(broker, "bounds")["first"] == 1
 
 
-def test_known_runs_stay_in_their_order_where_the_clock_went_back() -> None:
-    runs = [new_run(5, "a"), new_run(3, "b"), new_run(4, "c")]
-    assert [following(runs, each) for each in runs] == [runs[1], runs[2], None]
+@pytest.mark.parametrize(("clock_before", "clock_after"), [(0, -300), (86400, 0), (0, 86400)])
+def test_an_older_copy_of_the_store_does_not_keep_them_whatever_the_clock_says(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, clock_before: int, clock_after: int
+) -> None:
+    with engines.running() as broker:
+        fill(broker, 3)
+    engines.back_up()
+    step_clock(monkeypatch, clock_before)
+    with engines.running() as broker:
+        seen = fill(broker, 3)
+    engines.restore()
+    step_clock(monkeypatch, clock_after - clock_before)
+    with engines.running() as broker:
+        fill(broker, 50)
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 4
+
+
+def test_what_an_earlier_version_noted_of_a_start_is_known(engines: Engines) -> None:
+    with engines.running() as broker:
+        seen = fill(broker, 10)
+        word = broker.run
+    with engines.running() as broker:
+        assert seen["run"].startswith(word)
+        assert ask(broker, "bounds", run=word)["kept"] == 11
+
+
+def test_links_are_read_as_they_were_written() -> None:
+    links = [Link(new_run(time, "abc"), time) for time in range(LINKS + 1)]
+    assert links_of(text_of(links)) == links[:LINKS]
+    assert links_of("0123-ab") == [Link("0123-ab", 0)], "as earlier versions wrote them"
+
+
+@given(st.text(alphabet="ab@<-1\u0661 "))
+def test_any_text_is_links_or_none(text: str) -> None:
+    known = ["a", "b", "ab"]
+    assert 1 <= kept(links_of(text), known, lambda run: 5, 7) <= 7 or links_of(text)[0].start < 1
+
+
+class ModelStore:
+    """A store as it is, with the messages at its positions, and with its starts as it notes them."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, int] = {}  #: position → a number that no other message has
+        self.gone = 0  #: positions up to this one are settled
+        self.starts: list[tuple[str, int]] = []
+        self.forgotten = 0
+        self.is_running = False
+
+    @property
+    def next(self) -> int:
+        return len(self.messages) + 1
+
+    def copy(self) -> ModelStore:
+        made = ModelStore()
+        made.messages, made.gone, made.starts = dict(self.messages), self.gone, list(self.starts)
+        made.forgotten = self.forgotten
+        return made
+
+    def known(self) -> list[str]:
+        return [run for run, _ in self.starts]
+
+    def start(self, run: str) -> int:
+        return dict(self.starts)[run]
+
+
+class ModelQuery:
+    """What has read a store through a range, and remembers how far and where."""
+
+    def __init__(self) -> None:
+        self.seen: tuple[str, int, int] | None = None  #: text of links, first position, next position
+        self.read: set[int] = set()
+        self.lost = 0
+
+    def step(self, store: ModelStore, settles: bool) -> None:
+        here = text_of(links_to(store.known(), store.start))
+        if self.seen is not None:
+            text, base, stop = self.seen
+            if stop > kept(links_of(text), store.known(), store.start, store.next):
+                self.seen = None
+                self.lost += 1
+        if self.seen is None:
+            self.seen = here, store.gone + 1, store.gone + 1
+        text, base, stop = self.seen
+        if settles:
+            for position in range(max(base, store.gone + 1), stop):
+                assert store.messages[position] in self.read, f"{position} was not read"
+            store.gone = max(store.gone, stop - 1)
+        else:
+            self.read.update(store.messages[position] for position in range(stop, store.next))
+            if store.next > stop:
+                self.seen = here, base, store.next
+
+
+@settings(max_examples=1000)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_nothing_is_settled_that_was_not_read_whatever_becomes_of_the_store(chance: Random, is_one_store: bool) -> None:
+    """Random histories of starts, copies, stores that are put back, clocks, forgotten and damaged starts."""
+    stores = [ModelStore()]
+    at, numbers = stores[0], iter(range(10**9))
+    queries = [ModelQuery(), ModelQuery()]
+    doubts = 0
+    for _ in range(60):
+        step = chance.choice(
+            ["send", "send", "restart", "copy", "put back", "read", "read", "settle", "forget", "damage"]
+        )
+        if step == "restart" or not at.is_running:
+            at.starts.append((new_run(chance.randrange(1000), str(next(numbers))), at.next))
+            at.is_running = True
+        if step == "send":
+            for _ in range(chance.randint(1, 3)):
+                at.messages[at.next] = next(numbers)
+        elif step == "copy" and not is_one_store:
+            stores.append(at.copy())
+        elif step == "put back" and not is_one_store:
+            at.is_running = False
+            at = chance.choice(stores)
+        elif step in ("read", "settle"):
+            chance.choice(queries).step(at, step == "settle")
+        elif step == "forget" and chance.random() < 0.2 and len(at.starts) > 1:
+            doubts += 1
+            del at.starts[0]
+        elif step == "damage" and chance.random() < 0.1:
+            doubts += 1
+            at.starts[chance.randrange(len(at.starts))] = "", 0
+            at.is_running = False
+    assert doubts or not is_one_store or not any(query.lost for query in queries), "nothing was lost"
 
 
 def test_runs_are_told_apart_in_order(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, EngineSettings())
-    for number in range(300):
+    for number in range(KEPT_RUNS + 300):
         assert store.begin_run(RunRecord(str(number), {7: number}))
-    assert store.runs() == [str(number) for number in range(300 - KEPT_RUNS, 300)]
-    assert store.run_positions("299") == {7: 299}
+    assert store.runs() == [str(number) for number in range(KEPT_RUNS + 300)][-KEPT_RUNS:]
+    assert store.run_positions("1299") == {7: 1299}
+    assert store.run_positions("299") == {}
     assert store.run_positions("0") == {}
     store.close()
