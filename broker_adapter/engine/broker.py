@@ -58,7 +58,7 @@ from broker_adapter.engine.operations import ONCE, checked_arguments, perform
 from broker_adapter.engine.reader import Reader
 from broker_adapter.engine.recent_requests import RecentRequests
 from broker_adapter.engine.room_checks import ROOM_CHECK_MS, RoomChecks
-from broker_adapter.engine.runs import Runs, new_run
+from broker_adapter.engine.runs import Runs, new_run, run_of
 from broker_adapter.engine.selection import Read
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.engine.stores import Stores
@@ -261,7 +261,7 @@ class Broker:
             return perform(self, operation, arguments, timeout, is_cancelled)
         what = checked_arguments(operation, arguments)
         request_id, run = what.pop("request_id"), what.pop("request_run")
-        if run is not None and run != self.run:
+        if run is not None and run_of(run) != self.run:
             raise IllegalStateException(
                 f"the engine was started again while the request {operation!r} was under way: look what it has done,"
                 " and ask again"

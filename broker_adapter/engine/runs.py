@@ -63,6 +63,11 @@ def links_of(text: str) -> list[Link]:
     return links
 
 
+def run_of(text: str) -> str:
+    """The run that a client names by links, or by its word alone."""
+    return next(iter(links_of(text)), Link("", 0)).run
+
+
 def links_to(known: Sequence[str], start: Callable[[str], int]) -> list[Link]:
     """The links of the last run.
 

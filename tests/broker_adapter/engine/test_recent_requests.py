@@ -104,6 +104,8 @@ def test_a_purge_that_is_asked_for_again_leaves_what_came_after_it(tmp_path: Pat
         broker.request("purge", purge, WAIT)
     assert depth(broker, "q") == 1
     assert broker.request("purge", {**purge, "request_run": broker.run}, WAIT) == 1
+    run = broker.request("bounds", {"destination": "q"}, WAIT)["run"]
+    assert broker.request("purge", {**purge, "request_run": run}, WAIT) == 1, "as the bounds of a queue name it"
     broker.close()
 
 

@@ -30,7 +30,7 @@ from broker_adapter.engine.records import (
     queue_key,
     run_key,
 )
-from broker_adapter.engine.runs import LINKS, Link, kept, links_of, links_to, new_run, text_of
+from broker_adapter.engine.runs import LINKS, Link, kept, links_of, links_to, new_run, run_of, text_of
 from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, send
@@ -334,6 +334,7 @@ def test_links_are_read_as_they_were_written() -> None:
     links = [Link(new_run(time, "abc"), time) for time in range(LINKS + 1)]
     assert links_of(text_of(links)) == links[:LINKS]
     assert links_of("0123-ab") == [Link("0123-ab", 0)], "as earlier versions wrote them"
+    assert [run_of(text) for text in (text_of(links), "0123-ab", "a@b", "")] == [links[0].run, "0123-ab", "", ""]
 
 
 @given(st.text(alphabet="ab@<-1\u0661 "))
