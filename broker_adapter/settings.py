@@ -295,14 +295,14 @@ class EngineSettings:
     )
     commit_memory_seconds: float = _option(
         7 * 86400.0,
-        "time for which the last commit of a session is remembered, so that a client that lost its connection can ask"
-        " whether it was done",
+        "time for which the last commit of a session is remembered while the engine runs, so that a client that lost"
+        " its connection can ask whether it was done",
         least=60,
     )
     publish_memory_seconds: float = _option(
         400 * 86400.0,
-        "time for which the last published batch of a group (of a Spark query) is remembered, so that it is not"
-        " published again",
+        "time for which the last published batch of a group (of a Spark query) is remembered while the engine runs, so"
+        " that it is not published again",
         least=60,
     )
     staged_timeout_seconds: float = _option(

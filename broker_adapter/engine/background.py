@@ -27,6 +27,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 CHUNK_ENTRIES: Final = 5_000
 #: How often a part of the names that were not used for long is forgotten.
 _SWEEP_MS: Final = 60_000
+#: How often the age of the store is noted in it, which the age of names goes by, while there are new ones.
+_NOTE_AGE_MS: Final = 600_000
 #: How often a part of the queues is looked at for not being used any more.
 _IDLE_CHECK_MS: Final = 1000
 
@@ -59,6 +61,7 @@ class Background:
         self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
         self._staged_check_ms = 0
         self._sweep_ms = 0
+        self._note_age_ms = 0
         self._idle_check_ms = 0
         self._deletes_idle = (
             settings.delete_idle_queues_seconds is not None or settings.delete_idle_subscriptions_seconds is not None
@@ -112,7 +115,10 @@ class Background:
             commands.append(c.DeleteIdle(self._log_deleted))
         if self._stores.disk is not None and self._sweep_ms <= elapsed_ms:
             self._sweep_ms = elapsed_ms + _SWEEP_MS
-            commands += self._sweep(self._stores.disk, now_ms)
+            commands += self._sweep(self._stores.disk, self._state.time.age_at(elapsed_ms))
+            if self._note_age_ms <= elapsed_ms:
+                self._note_age_ms = elapsed_ms + _NOTE_AGE_MS
+                commands.append(c.NoteAge())
 
     def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
@@ -127,14 +133,14 @@ class Background:
                 *(kind, name, messages, "message" if messages == 1 else "messages", seconds[kind], kind),
             )
 
-    def _sweep(self, disk: DurableStore, now_ms: int) -> list[c.Command]:
+    def _sweep(self, disk: DurableStore, age_ms: int) -> list[c.Command]:
         """Have names forgotten that were not used for long: a part of each table at a time."""
         commands: list[c.Command] = []
         for numbers in (self._state.commits, self._state.published):
             found = disk.last_numbers(numbers.table, self._swept.get(numbers.table, b""), CHUNK_ENTRIES)
             self._swept[numbers.table] = found[-1][0] if len(found) == CHUNK_ENTRIES else b""
             disk.quarantine(numbers.table, [key for key, record in found if record is None])
-            old = [key for key, record in found if record is not None and numbers.is_over(record.used_ms, now_ms)]
+            old = [key for key, record in found if record is not None and numbers.is_over(record.used_ms, age_ms)]
             if old:
                 commands.append(c.ForgetNames(numbers.table, old))
         return commands

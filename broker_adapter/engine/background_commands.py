@@ -6,16 +6,18 @@ only if it is still there in the decision that does it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission
+from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory, named_queue
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, Endings
+from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import FLAG_PERSISTENT, KIND_DELIVER, KIND_EXPIRE, schedule_key
+from broker_adapter.engine.records import AGE, FLAG_PERSISTENT, KIND_DELIVER, KIND_EXPIRE, encode_meta, schedule_key
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION
 from broker_adapter.errors import JMSException
@@ -29,13 +31,23 @@ REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 class BackgroundCommands:
     """Carries out the commands of background jobs."""
 
-    def __init__(self, directory: Directory, admission: Admission, endings: Endings, totals: Totals) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        admission: Admission,
+        endings: Endings,
+        totals: Totals,
+        time: DecisionTime,
+        names: Sequence[LastNumbers],
+    ) -> None:
         self._directory = directory
         self._changed = directory.changed
         self._durable = directory.durable
         self._admission = admission
         self._endings = endings
         self._totals = totals
+        self._time = time
+        self._names = names
 
     def trim(self, command: c.Trim, now_ms: int, effects: Effects) -> None:
         """Carry out a Trim."""
@@ -135,8 +147,20 @@ class BackgroundCommands:
             effects.durable.put(command.table, key, None)
         effects.answer(command, None)
 
+    def note_age(self, command: c.NoteAge, now_ms: int, effects: Effects) -> None:
+        """Carry out a NoteAge."""
+        self._note_age(effects)
+        effects.answer(command, None)
+
+    def _note_age(self, effects: Effects) -> None:
+        if self._durable and any(names.has_news for names in self._names):
+            effects.durable.put("meta", AGE, encode_meta(AGE, self._time.age_ms))
+            for names in self._names:
+                names.has_news = False
+
     def end_run(self, command: c.EndRun, now_ms: int, effects: Effects) -> None:
         """Carry out an EndRun."""
+        self._note_age(effects)
         for queue in self._directory.queues.values():
             if queue.end_run():
                 self._changed[queue.id] = queue

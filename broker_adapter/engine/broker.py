@@ -165,6 +165,8 @@ class Broker:
         self._thread.start()
 
     def _restore(self, disk: DurableStore) -> None:
+        age_ms = disk.age_ms()
+        self._state.time.begin(_now_ms() if age_ms is None else age_ms, _elapsed_ms())
         queues = disk.queues()
         for queue in self._state.restore(queues, disk.streams(), disk.next_message(), disk.next_queue()):
             self._background.trim(queue)

@@ -95,12 +95,14 @@ class BrokerState:
             unique: a word that no other engine has.
         """
         self.settings = settings
-        self.commits = commits = LastNumbers("commits", int(settings.commit_memory_seconds * 1000), durable=durable)
+        self.time = time = DecisionTime()
+        self.commits = commits = LastNumbers(
+            "commits", int(settings.commit_memory_seconds * 1000), time, durable=durable
+        )
         self.published = published = LastNumbers(
-            "published", int(settings.publish_memory_seconds * 1000), durable=durable
+            "published", int(settings.publish_memory_seconds * 1000), time, durable=durable
         )
         self.totals = totals = Totals()
-        self.time = time = DecisionTime()
         self.directory = directory = Directory(settings, durable=durable, secret=secret, unique=unique)
         self.wait_queues = wait_queues = WaitQueues()
         self.admission = admission = Admission(settings, directory)
@@ -124,7 +126,7 @@ class BrokerState:
         attachments = Attachments(directory, consumers, removal)
         destinations = Destinations(directory, removal, blocked, time)
         connections = Connections(directory, consumers, removal, deliveries, destinations, resumption)
-        background = BackgroundCommands(directory, admission, endings, totals)
+        background = BackgroundCommands(directory, admission, endings, totals, time, (commits, published))
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: connections.connect,
             c.Disconnect: connections.disconnect,
@@ -161,6 +163,7 @@ class BrokerState:
             c.Due: background.due,
             c.Redrive: background.redrive,
             c.ForgetNames: background.forget_names,
+            c.NoteAge: background.note_age,
             c.EndRun: background.end_run,
             c.Statistics: self._statistics,
         }

@@ -10,6 +10,7 @@ import msgpack
 
 from broker_adapter.engine.findings import Finding, Summary, Tables, can_decode, to_quarantine
 from broker_adapter.engine.records import (
+    AGE,
     META_NAMES,
     NEXT_MESSAGE,
     NEXT_QUEUE,
@@ -96,6 +97,16 @@ def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iter
                 *to_quarantine("meta", UNIQUE, unique),
                 ("meta", UNIQUE, encode_meta(UNIQUE, blake2b(unique, digest_size=8).hexdigest())),
             ),
+        )
+    age = tables.get("meta", AGE)
+    if age is not None and not can_decode(decode_meta, AGE, age):
+        yield Finding(
+            "damaged age of the store",
+            "meta",
+            AGE,
+            "the record of how long engines have run on the store cannot be trusted; it goes into quarantine, and is"
+            " taken from the names that were used last",
+            to_quarantine("meta", AGE, age),
         )
     noted = _noted(tables, NEXT_QUEUE)
     if noted <= highest_queue:

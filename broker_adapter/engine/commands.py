@@ -518,6 +518,12 @@ class ForgetNames(NamedTuple):
     reply: Reply | None = None
 
 
+class NoteAge(NamedTuple):
+    """Note the age of the store in it, if names were noted since the last time.  Replies None."""
+
+    reply: Reply | None = None
+
+
 class Move(NamedTuple):
     """Move these entries of a published transaction to its target.  Replies None."""
 
@@ -605,6 +611,7 @@ Command = (
     | Publish
     | Discard
     | ForgetNames
+    | NoteAge
     | Move
     | Redrive
     | SetAside

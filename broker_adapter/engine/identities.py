@@ -8,9 +8,11 @@ Theory of operation
     It never takes a number for seen that was not.  It may forget one that is far behind the highest.
 
     The commits of a session and the published batches of a group are done in order, so the last number of each name is
-    enough (:class:`LastNumbers`).  Names are forgotten by age: other names, however many, do not displace one.  The
-    store of a durable engine has all of them, and only those used lately are in memory: the driver looks up the others
-    (``needs``, ``learn``) in the cycle that asks for them.
+    enough (:class:`LastNumbers`).  Names are forgotten by age: other names, however many, do not displace one.  Age is
+    counted while the engine runs (:class:`~broker_adapter.engine.decision_time.DecisionTime`), not by the time of the
+    day: that may be set, and what was done a moment ago must not be forgotten for it.  The store of a durable engine
+    has all names, and only those used lately are in memory: the driver looks up the others (``needs``, ``learn``) in
+    the cycle that asks for them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.records import LastRecord, SequencesRecord, encode_last, last_key
 from broker_adapter.errors import MessageFormatException
@@ -132,13 +135,20 @@ class LastNumbers:
     Args:
         table: of the store.
         memory_ms: how long a name is remembered after its last number.
+        time: has the age of the store.
         durable: whether a store has what is not in memory.
+
+    Attributes:
+        has_news: whether a number was noted since the age of the store was noted.
     """
 
-    def __init__(self, table: str, memory_ms: int, *, durable: bool) -> None:
+    def __init__(self, table: str, memory_ms: int, time: DecisionTime, *, durable: bool) -> None:
         self.table = table
+        self.has_news = False
         self._memory_ms = memory_ms
+        self._time = time
         self._durable = durable
+        self._forgotten_ms = -1  #: the youngest name that was forgotten without a store was used at this age
         self._names: OrderedDict[str, LastRecord | None] = OrderedDict()  #: the least recently used first
 
     def __len__(self) -> int:
@@ -166,21 +176,25 @@ class LastNumbers:
         record = self._names.get(name)
         return None if record is None else record.number
 
-    def note(self, name: str, number: int, now_ms: int, batch: StoreBatch) -> None:
+    def note(self, name: str, number: int, batch: StoreBatch) -> None:
         """This number of the name is done."""
-        record = LastRecord(number, now_ms)
+        age_ms = self._time.age_ms
+        record = LastRecord(number, age_ms)
+        self.has_news = True
         self._names[name] = record
         self._names.move_to_end(name)
         if self._durable:
             key = last_key(name)
             batch.put(self.table, key, encode_last(key, record))
             return
-        oldest_ms = now_ms - self._memory_ms
+        oldest_ms = age_ms - self._memory_ms
         while self._names:
             first = next(iter(self._names.values()))
             if len(self._names) <= MOST_NAMES and first is not None and first.used_ms >= oldest_ms:
                 break
             self._names.popitem(last=False)
+            if first is not None:
+                self._forgotten_ms = max(self._forgotten_ms, first.used_ms)
 
     def forget(self, name: str, batch: StoreBatch) -> None:
         """Nobody will ask for this name any more."""
@@ -188,10 +202,10 @@ class LastNumbers:
         if self._durable:
             batch.put(self.table, last_key(name), None)
 
-    def is_over(self, used_ms: int, now_ms: int) -> bool:
-        """Whether a name that was last used then is to be forgotten."""
-        return used_ms < now_ms - self._memory_ms
+    def is_over(self, used_ms: int, age_ms: int) -> bool:
+        """Whether a name that was last used at one age of the store is to be forgotten at another."""
+        return used_ms < age_ms - self._memory_ms
 
-    def may_be_forgotten(self, age_ms: int) -> bool:
+    def may_be_forgotten(self, ago_ms: int) -> bool:
         """Whether a name whose last number was done so long ago may not be remembered any more."""
-        return age_ms >= self._memory_ms
+        return ago_ms >= self._memory_ms or self._time.age_ms - ago_ms <= self._forgotten_ms

@@ -19,8 +19,8 @@ published   group, likewise                        as in commits
 quarantine  table name, NUL, key                   the value as it was found
 meta        name                                   crc u32 (but for ``version``), msgpack; ``next_message``,
                                                    ``next_queue``: the next numbers; ``unique``: what the store is
-                                                   known by; ``run/NUMBER``: a start of the engine
-                                                   (:class:`RunRecord`)
+                                                   known by; ``age``: for how long engines have run on it;
+                                                   ``run/NUMBER``: a start of the engine (:class:`RunRecord`)
 ==========  =====================================  ==========================================================
 
 All integers are big-endian, so that keys sort as numbers.  Entries sort by queue, then by lane (9 - priority),
@@ -92,8 +92,9 @@ UNIQUE = b"unique"
 NEXT_MESSAGE = b"next_message"
 NEXT_QUEUE = b"next_queue"
 HAS_OLD = b"has_old"
+AGE = b"age"  #: for how long engines have run on the store, from the time of the day at which it was made (ms)
 REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
-META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD, REBUILT))
+META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD, AGE, REBUILT))
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 
@@ -261,7 +262,7 @@ class LastRecord(NamedTuple):
     """The last number of a name, and when it was done."""
 
     number: int
-    used_ms: int
+    used_ms: int  #: by the age of the store; by the time of the day, if a version wrote it that did not count the age
 
 
 def encode_last(key: bytes, record: LastRecord) -> bytes:

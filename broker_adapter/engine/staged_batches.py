@@ -184,7 +184,7 @@ class StagedBatches:
             self._begin_publishing(queue, effects)
         for name in self.staging.through(command.group, command.number):
             self._end(name, effects)  # of attempts that do not count
-        self._published.note(command.group, command.number, now_ms, effects.durable)
+        self._published.note(command.group, command.number, effects.durable)
         effects.answer(command, True)
         return True
 

@@ -109,6 +109,12 @@ class DurableStore(Store, Protocol):
     def next_queue(self) -> int:
         """The number for the next new queue, unless a queue has it."""
 
+    def age_ms(self) -> int | None:
+        """For how long engines have run on the store, in milliseconds, as noted last; None: nobody has noted it yet.
+
+        It is not counted from zero, but from the time of the day at which the store was made.
+        """
+
     def begin_run(self, record: RunRecord) -> bool:
         """Note a start of the engine; returns False where there is no room for it."""
 

@@ -141,7 +141,7 @@ class Transactions:
         self._deliveries.settle_committed(settled, effects)
         self._totals.settled += len(command.settlements)
         if commit_id is not None:
-            self._commits.note(commit_id.session, commit_id.number, now_ms, effects.durable)
+            self._commits.note(commit_id.session, commit_id.number, effects.durable)
         effects.answer(command, None)
         return True
 

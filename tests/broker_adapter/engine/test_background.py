@@ -136,9 +136,31 @@ def test_names_that_were_not_used_for_long_are_swept_away(disk: Engines, monkeyp
     commands: list[c.Command] = []
     with broker.reading():
         swept = broker._background
-        later_ms = day_ms() + 1000 * int(broker.settings.publish_memory_seconds + 1)
-        swept.add_due(later_ms, 1 << 40, commands)
+        later_ms = 1000 * int(broker.settings.publish_memory_seconds + 1)
+        elapsed_ms = broker._state.time.elapsed_ms
+        swept.add_due(day_ms() + later_ms, elapsed_ms + 100_000, commands)
+        assert not [each for each in commands if isinstance(each, c.ForgetNames)], "somebody has set the clock"
+        swept.add_due(day_ms(), elapsed_ms + later_ms, commands)
     assert [each for each in commands if isinstance(each, c.ForgetNames)]
+    assert len([each for each in commands if isinstance(each, c.NoteAge)]) == 1
+
+
+def test_the_age_of_a_store_is_noted_where_names_were_noted_and_goes_on_from_there(disk: Engines) -> None:
+    broker = disk.start()
+    assert broker._stores.disk is not None
+    broker.call(c.NoteAge(), WAIT)
+    assert broker._stores.disk.age_ms() is None
+    broker.call(c.Publish("g", 3, ()), WAIT)
+    noted_ms = broker._stores.disk.age_ms()
+    assert noted_ms is not None, "it is that of the name"
+    broker.call(c.Statistics(), WAIT)
+    broker._state.time.begin(noted_ms + 1000, broker._state.time.elapsed_ms)
+    broker.call(c.NoteAge(), WAIT)
+    assert noted_ms + 1000 <= broker._stores.disk.age_ms() < noted_ms + 600_000
+    broker.call(c.Publish("g", 4, ()), WAIT)
+    broker._state.time.begin(noted_ms + 1_000_000, broker._state.time.elapsed_ms)
+    broker = disk.start()  # the end notes it as well
+    assert broker._state.time.age_ms >= noted_ms + 1_000_000
 
 
 def test_idle_queues_are_looked_at_only_where_an_option_deletes_them(

@@ -10,6 +10,7 @@ from broker_adapter.engine.check_names import SKIPPED_MESSAGES, SKIPPED_QUEUES, 
 from broker_adapter.engine.findings import Change, Finding, Summary
 from broker_adapter.engine.memory_store import Snapshot
 from broker_adapter.engine.records import (
+    AGE,
     NEXT_MESSAGE,
     NEXT_QUEUE,
     UNIQUE,
@@ -89,3 +90,11 @@ def test_numbers_that_were_used_are_skipped() -> None:
 
 def test_a_store_in_memory_has_no_such_records() -> None:
     assert list(check_meta(Snapshot({"meta": {b"unknown": b""}}), 9, 9)) == []
+
+
+def test_a_damaged_age_of_the_store_goes_into_quarantine() -> None:
+    assert list(check_meta(on_disk(meta={**SOUND, AGE: encode_meta(AGE, 7)}), 4, 8)) == []
+    meta = {**SOUND, AGE: b"damaged"}
+    (found,) = check_meta(on_disk(meta=meta), 4, 8)
+    assert found.problem == "damaged age of the store"
+    assert repaired(meta, found.changes) == SOUND

@@ -83,6 +83,37 @@ def test_a_producer_is_held_no_longer_than_it_was_to_be(
     assert isinstance(results[0][0], ResourceAllocationException)
 
 
+@pytest.mark.parametrize("days", [-8000, -8, 8, 401, 8000])
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_was_done_a_moment_ago_is_remembered_however_far_somebody_sets_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, closed: bool
+) -> None:
+    settings = EngineSettings()
+    broker = Broker(settings, str(tmp_path))
+    if days < 0:
+        set_clock(monkeypatch, days * 24 * HOUR_MS)  # and it is right again afterwards
+        broker.close()
+        broker = Broker(settings, str(tmp_path))
+    commit_id = c.CommitId("session", 1)
+    assert broker.call(c.Commit(connect(broker), commit_id, [(Q, message("x"))], []), WAIT) is None
+    assert broker.call(c.Publish("g", 5, ()), WAIT)
+    set_clock(monkeypatch, max(0, days) * 24 * HOUR_MS)
+    if closed:
+        broker.close()
+        broker = Broker(settings, str(tmp_path))
+    with broker.reading():
+        broker._background._sweep_ms = 0  # the next cycle forgets what is old
+        for names in (broker._state.commits, broker._state.published):
+            names._names.clear()  # the store is asked
+    broker.call(c.Statistics(), WAIT)
+    broker.call(c.Statistics(), WAIT)
+    assert broker.call(c.ResolveCommit(commit_id, 1000), WAIT) is True
+    assert broker.call(c.ResolveCommit(c.CommitId("other", 1), 1000), WAIT) is False
+    assert broker.call(c.ResolveCommit(c.CommitId("other", 1), 8 * 24 * HOUR_MS), WAIT) is None
+    assert broker.call(c.Publish("g", 5, ()), WAIT) is False
+    broker.close()
+
+
 def test_what_is_delayed_comes_by_the_time_of_the_day(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     client = connect(broker)
     send(broker, client, "q", "later", deliver_at_ms=time.time_ns() // 1_000_000 + HOUR_MS)

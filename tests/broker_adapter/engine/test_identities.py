@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_adapter.destination import Destination
-from broker_adapter.engine import commands
+from broker_adapter.engine import commands, identities
+from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.identities import CACHED_NAMES, WINDOW, LastNumbers, Sequences
-from broker_adapter.engine.records import decode_last, decode_sequences, encode_sequences, last_key, short_name
+from broker_adapter.engine.records import (
+    LastRecord,
+    decode_last,
+    decode_sequences,
+    encode_sequences,
+    last_key,
+    short_name,
+)
 from broker_adapter.envelope import Envelope, Identity, pack, read_head
 
 
@@ -100,11 +109,11 @@ def test_against_a_set(seed: int, reach: int) -> None:
 
 
 def test_other_names_do_not_displace_one() -> None:
-    numbers = LastNumbers("commits", 1000, durable=True)
+    numbers = LastNumbers("commits", 1000, DecisionTime(), durable=True)
     batch = StoreBatch()
-    numbers.note("mine", 5, 100, batch)
+    numbers.note("mine", 5, batch)
     for other in range(CACHED_NAMES + 10):
-        numbers.note(f"other {other}", 1, 100, StoreBatch())
+        numbers.note(f"other {other}", 1, StoreBatch())
     numbers.trim()
     assert numbers.needs("mine")
     assert len(numbers) == CACHED_NAMES
@@ -114,24 +123,41 @@ def test_other_names_do_not_displace_one() -> None:
 
 
 def test_a_name_that_is_about_to_be_asked_for_is_not_displaced_by_what_is_looked_up_for_others() -> None:
-    numbers = LastNumbers("commits", 1000, durable=True)
-    numbers.note("mine", 5, 100, StoreBatch())
+    numbers = LastNumbers("commits", 1000, DecisionTime(), durable=True)
+    numbers.note("mine", 5, StoreBatch())
     for other in range(CACHED_NAMES - 1):
-        numbers.note(f"other {other}", 1, 100, StoreBatch())
+        numbers.note(f"other {other}", 1, StoreBatch())
     assert not numbers.needs("mine")
     numbers.learn("new", None)  # for another command of the same cycle
     assert numbers.last("mine") == 5
 
 
-def test_without_a_disk_names_are_forgotten_by_age() -> None:
-    numbers = LastNumbers("commits", 1000, durable=False)
+def test_without_a_disk_names_are_forgotten_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = DecisionTime()
+    numbers = LastNumbers("commits", 1000, time, durable=False)
     batch = StoreBatch()
-    numbers.note("a", 1, 0, batch)
-    numbers.note("b", 1, 600, batch)
-    numbers.note("c", 1, 1001, batch)
+    for name, age_ms in (("a", 0), ("b", 600), ("c", 1001)):
+        time.elapsed_ms = age_ms
+        numbers.note(name, 1, batch)
     assert [numbers.last(name) for name in "abc"] == [None, 1, 1]
     assert not batch.tables
     assert not numbers.needs("a")
+    assert [numbers.may_be_forgotten(ago_ms) for ago_ms in (1000, 999)] == [True, False]
+    monkeypatch.setattr(identities, "MOST_NAMES", 2)
+    numbers.note("d", 1, batch)
+    assert [numbers.last(name) for name in "bcd"] == [None, 1, 1]
+    assert [numbers.may_be_forgotten(ago_ms) for ago_ms in (401, 400)] == [True, False], "as much as b, which made room"
+
+
+def test_the_age_of_names_goes_by_the_time_for_which_engines_have_run() -> None:
+    time = DecisionTime()
+    time.begin(5000, 77)
+    assert (time.age_ms, time.age_at(78)) == (5000, 5001)
+    time.now_ms, time.elapsed_ms = 1 << 40, 100
+    batch = StoreBatch()
+    LastNumbers("commits", 1000, time, durable=True).note("a", 1, batch)
+    key = last_key("a")
+    assert decode_last(key, batch.tables["commits"][key] or b"") == LastRecord(1, 5023)
 
 
 def test_a_long_name_has_a_key_that_the_store_takes() -> None:

@@ -11,6 +11,7 @@ import pytest
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import KEPT_RUNS, LmdbStore
 from broker_adapter.engine.records import (
+    AGE,
     FLAG_PERSISTENT,
     FLAG_SHARED,
     KIND_DELIVER,
@@ -43,6 +44,25 @@ from broker_adapter.errors import ResourceAllocationException, StoreCorruptExcep
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import full_up
 from tests.broker_adapter.engine.storing import SETTINGS, batch_of, damage, entry, positions, put, reopened
+
+
+def test_the_age_of_a_store_that_has_no_note_of_it_is_that_of_its_youngest_name(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, EngineSettings())
+    assert store.age_ms() is None
+    batch = StoreBatch()
+    for table, name, used_ms in (("commits", "a", 5), ("published", "b", 9), ("commits", "c", 7)):
+        batch.put(table, last_key(name), encode_last(last_key(name), LastRecord(1, used_ms)))
+    batch.put("published", last_key("d"), b"damaged")
+    store.commit(batch)
+    assert store.age_ms() == 9
+    batch = StoreBatch()
+    batch.put("meta", AGE, encode_meta(AGE, 8))
+    store.commit(batch)
+    assert store.age_ms() == 8
+    batch.put("meta", AGE, b"damaged")
+    store.commit(batch)
+    assert store.age_ms() == 9
+    store.close()
 
 
 def test_everything_is_there_after_it_is_opened_again(tmp_path: Path) -> None:
