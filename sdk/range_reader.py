@@ -270,7 +270,8 @@ class StagedTransaction:
             MessageFormatException: one of them cannot be encoded; it and those behind it are not taken.
         """
         version = self._connection._envelope_version or 1  # the form of which every broker of ours takes messages
-        self._waiting += [pack(envelope, version) for envelope in envelopes]
+        for envelope in envelopes:
+            self._waiting.append(pack(envelope, version))
 
     def flush(self) -> None:
         """Send what has gathered; it is on the broker's disk when this returns.

@@ -426,10 +426,10 @@ _KINDS: dict[Any, BodyKind] = {str: BodyKind.TEXT, bytes: BodyKind.BYTES}
 
 
 def _cells(name: str, column: pa.Array, first_row: int) -> list[Any]:
-    """The values of a column; instants in milliseconds, rounded up."""
+    """The values of a column; instants in milliseconds, rounded up, but not beyond the last that can be shown."""
     if pa.types.is_timestamp(column.type):
         # As numbers: the column's time zone is that of the Spark session, and Spark knows more names than Python.
-        return [None if each is None else -(-each // 1000) for each in column.cast(pa.int64()).to_pylist()]
+        return [None if each is None else _milliseconds(each) for each in column.cast(pa.int64()).to_pylist()]
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except UnicodeDecodeError:
@@ -439,6 +439,10 @@ def _cells(name: str, column: pa.Array, first_row: int) -> list[Any]:
             except UnicodeDecodeError as error:
                 raise RowError.of(first_row + index, name, error.object, "it is not valid UTF-8") from error
         raise
+
+
+def _milliseconds(micros: int) -> int:
+    return LAST_INSTANT_MS if micros // 1000 == LAST_INSTANT_MS else -(-micros // 1000)
 
 
 def _instant_text(instant_ms: int) -> str:

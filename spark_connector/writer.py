@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 from uuid import uuid4
 
 import attrs
@@ -27,8 +28,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from broker_adapter import Destination, DestinationKind, Envelope
-from sdk import AcknowledgeMode, Connection, JMSException, MessageFormatException, ResourceAllocationException
+from broker_adapter import Destination, DestinationKind, Envelope, pack
+from sdk import (
+    AcknowledgeMode,
+    Connection,
+    JMSException,
+    MessageFormatException,
+    ResourceAllocationException,
+    TransactionRolledBackException,
+)
 from sdk.envelopes import message_of
 from sdk.range_reader import StagedTransaction, discard, is_too_large, publish, published
 from spark_connector.batches import (
@@ -142,7 +150,11 @@ class TaskWriter:
                         dropped += rows.num_rows
                         continue
                     first = staged.written
-                    staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
+                    try:
+                        staged.add(envelopes_of(rows, destination, options.priority, options.time_to_live, first))
+                    except MessageFormatException as error:
+                        _name_row(error, rows, staged.written - first, first)
+                        raise
                     try:
                         with renewal.paused():
                             with_retries(options, flush)
@@ -162,22 +174,27 @@ class TaskWriter:
         options = self.options
         destination = destination_of(options)
         count = 0
+        sent: list[Sent] = []  # and not committed
         try:
             with (
                 connection_for(options).create_session(AcknowledgeMode.TRANSACTED) as session,
                 session.create_producer(destination) as producer,
             ):
                 for rows in batches:
-                    for envelope in envelopes_of(rows, destination, options.priority, options.time_to_live, count):
+                    envelopes = envelopes_of(rows, destination, options.priority, options.time_to_live, count)
+                    for index, envelope in enumerate(envelopes):
+                        sent.append(Sent(rows, index, count, envelope))
                         producer.send(
                             message_of(envelope, 0), priority=envelope.priority, time_to_live=_seconds_left(envelope)
                         )
                         count += 1
                         if count % _COMMIT_MESSAGES == 0:
                             session.commit()
+                            sent.clear()
                 session.commit()
-        except JMSException:
+        except JMSException as error:
             drop_connection(options)  # the task that is tried next in this process starts with a new one
+            _name_sent(error, sent)
             raise
         return count
 
@@ -187,6 +204,34 @@ def _name_row(error: JMSException, rows: pa.RecordBatch, index: int, first: int)
     if is_too_large(error) and 0 <= index < rows.num_rows:
         column, value = largest_cell(rows, index)
         raise RowError.of(first + index, column, value, str(error)) from error
+
+
+class Sent(NamedTuple):
+    """A row that was sent as a message, in a transaction that is not committed."""
+
+    rows: pa.RecordBatch
+    place: int  #: of the row in these, from 0 on
+    number: int  #: of the row in the task, from 0 on
+    envelope: Envelope
+
+
+def _name_sent(error: JMSException, sent: Sequence[Sent]) -> None:
+    """Raise RowError where one of these is what an error of a send, or of their commit, is about."""
+    cause = error.__cause__ if isinstance(error, TransactionRolledBackException) else error
+    if not isinstance(cause, JMSException) or not is_too_large(cause):
+        return
+    sizes = []
+    for each in sent:
+        try:
+            sizes.append(len(pack(each.envelope)))
+        except MessageFormatException as format_error:
+            column, value = largest_cell(each.rows, each.place)
+            raise RowError.of(each.number, column, value, str(format_error)) from error
+    if cause.error_code is not None and sizes:
+        # One of them is larger than the limit, so the largest one is.
+        largest = sent[sizes.index(max(sizes))]
+        column, value = largest_cell(largest.rows, largest.place)
+        raise RowError.of(largest.number, column, value, str(cause)) from error
 
 
 def _seconds_left(envelope: Envelope) -> float | None:

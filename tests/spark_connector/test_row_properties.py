@@ -300,12 +300,18 @@ def sink_batches(draw: st.DrawFn) -> pa.RecordBatch:
     if draw(st.booleans()):
         columns["priority"] = column(pa.int32(), st.integers(0, 9) | st.integers(-(2**31), 2**31 - 1))
     if draw(st.booleans()):
-        micros = st.integers(1, 2**60) | st.integers(-(2**63), 2**63 - 1)
+        last = LAST_INSTANT_MS * 1000
+        micros = st.integers(1, 2**60) | st.integers(last - 2000, last + 2000) | st.integers(-(2**63), 2**63 - 1)
         columns["expiration"] = column(pa.timestamp("us", tz=draw(ZONES)), micros)
     if draw(st.booleans()):
         columns["properties"] = draw(property_columns(count))
     names = draw(st.permutations(list(columns)))
     return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+
+def milliseconds(micros: int) -> int:
+    """Rounded up; down in the last millisecond that can be shown."""
+    return LAST_INSTANT_MS if micros // 1000 == LAST_INSTANT_MS else -(-micros // 1000)
 
 
 def cell(batch: pa.RecordBatch, name: str, row: int) -> Any:
@@ -380,5 +386,5 @@ def test_any_row_becomes_a_message_or_an_error_that_names_row_column_and_value(
         )
         assert envelope.priority == (4 if cell(batch, "priority", row) is None else cell(batch, "priority", row))
         micros = cell(batch, "expiration", row)
-        assert envelope.expires_at_ms == (None if micros is None else -(-micros // 1000))
+        assert envelope.expires_at_ms == (None if micros is None else milliseconds(micros))
         assert repr(dict(cell(batch, "properties", row) or ())) == repr(envelope.properties or {})

@@ -287,6 +287,16 @@ def test_an_instant_is_the_same_in_every_time_zone_that_a_session_may_have(zone:
     assert found == [1_893_456_000_001, None, 1, 1]
 
 
+def test_the_last_moments_that_a_column_can_show_can_be_written_and_read() -> None:
+    last = LAST_INSTANT_MS * 1000
+    column = pa.array([last, last + 1, last + 999, last + 1000], pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_arrays([pa.array(["x"] * 4), column], ["value", "expiration"])
+    written = list(envelopes_of(batch, OUT, 4, None))
+    assert [each.expires_at_ms for each in written] == [LAST_INSTANT_MS] * 3 + [LAST_INSTANT_MS + 1]
+    shown = batch_of(Readable(list(range(4)), written, [b""] * 4), "q", NAMES)
+    assert [each is None for each in shown.column(NAMES.index("problem")).to_pylist()] == [True, True, True, False]
+
+
 def test_what_could_not_be_decoded_is_written_as_it_was_stored() -> None:
     batch = batch_of(decoded([RangeMessage(1, 0, b"\xdcjunk", None)]), "q", NAMES)
     (envelope,) = envelopes_of(batch, OUT, 4, None)

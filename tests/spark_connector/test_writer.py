@@ -14,19 +14,28 @@ import attrs
 import pyarrow as pa
 import pytest
 
+from broker_adapter import BodyKind, Destination, Envelope
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.envelope import MAX_PROPERTIES
 from broker_adapter.server.listener import Listener
 from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import Connection, ConnectionLostException, IllegalStateException, InvalidDestinationException
+from sdk import (
+    Connection,
+    ConnectionLostException,
+    IllegalStateException,
+    InvalidDestinationException,
+    ResourceAllocationException,
+    TransactionRolledBackException,
+)
 from sdk.range_reader import discard, published, renew
 from sdk.range_reader import publish as publish_staged
 from spark_connector.batches import Attempt
 from spark_connector.connections import connection_for, drop_connection
 from spark_connector.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
 from spark_connector.rows import RowError
-from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, TaskWriter, Written
+from spark_connector.writer import JmsBatchWriter, JmsStreamWriter, Sent, TaskWriter, Written, _name_sent
 from tests.spark_connector.queues import browse, texts
 
 WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
@@ -427,6 +436,49 @@ def test_a_row_that_is_too_large_is_named(options: SinkOptions, broker: Broker) 
     ):
         writer(options).write(iter([rows("a"), large]))
     assert staged(broker) == []
+
+
+def with_properties(*properties: dict[str, str]) -> pa.RecordBatch:
+    kind = pa.map_(pa.string(), pa.string())
+    maps = pa.array([list(each.items()) for each in properties], kind)
+    return pa.RecordBatch.from_arrays([pa.array(["v"] * len(properties)), maps], ["value", "properties"])
+
+
+MANY = {str(number): "v" for number in range(MAX_PROPERTIES + 1)}
+TOO_LARGE_ROWS = {
+    "a text above the limit of the broker": (rows("x", "y" * 200_000, "z"), 5, "value"),
+    "a text above what a transfer may have": (rows("x", "y" * 20_000_000), 5, "value"),
+    "a property above the limit": (with_properties({}, {}, {"p": "y" * 200_000}, {}), 6, "properties"),
+    "too many properties": (with_properties({}, MANY, {}, MANY), 5, "properties"),
+    "a row behind a thousand": (rows(*"x" * 1200, "y" * 200_000, *"x" * 10), 1204, "value"),
+}
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY_ONCE, AT_LEAST_ONCE])
+@pytest.mark.parametrize(("bad", "row", "column"), TOO_LARGE_ROWS.values(), ids=TOO_LARGE_ROWS)
+def test_a_row_that_is_larger_than_a_message_may_be_is_named_under_each_guarantee(
+    options: SinkOptions, broker: Broker, guarantee: str, bad: pa.RecordBatch, row: int, column: str
+) -> None:
+    task = writer(attrs.evolve(options, guarantee=guarantee), partition=2)
+    with pytest.raises(RowError, match=rf"partition 2, row {row}: column '{column}' has the value .* limit"):
+        task.write(iter([rows("a", "b"), rows("c"), bad]))
+    assert staged(broker) == []
+    assert len(texts(options.url, "out")) == (1000 if row > 1000 and guarantee == AT_LEAST_ONCE else 0)
+    assert task.write(iter([rows("a")])).count == 1, "the connection can be used"
+
+
+def test_an_error_of_no_row_names_none(options: SinkOptions) -> None:
+    error = ResourceAllocationException("the disk is full")
+    for each in (error, TransactionRolledBackException("the commit could not be done")):
+        _name_sent(each, [Sent(rows("a"), 0, 0, Envelope(Destination("q"), BodyKind.TEXT, "a"))])
+    with pytest.raises(RowError, match="row 8: column 'value' has the value 'bbb': too large"):
+        _name_sent(
+            ResourceAllocationException("too large", error_code="amqp:link:message-size-exceeded"),
+            [
+                Sent(rows("a", "bbb", "c"), index, 6 + index, Envelope(Destination("q"), BodyKind.TEXT, text))
+                for index, text in enumerate(["a", "bbb", "c"])
+            ],
+        )
 
 
 def test_a_broker_that_takes_less_at_once_than_a_batch_has_gets_it_in_parts(options: SinkOptions) -> None:

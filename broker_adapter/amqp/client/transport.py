@@ -542,7 +542,8 @@ class AmqpTransport:
         limit = self._max_message_bytes.get(link)
         if limit is not None and len(payload) > limit:
             raise MessageFormatException(
-                f"message of {len(payload)} bytes is larger than the broker's limit of {limit} bytes"
+                f"message of {len(payload)} bytes is larger than the broker's limit of {limit} bytes",
+                error_code="amqp:link:message-size-exceeded",
             )
         return payload
 
