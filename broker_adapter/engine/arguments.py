@@ -13,17 +13,19 @@ MAX_REQUEST_ID: Final = 100
 #: Longest text in an argument, in characters: errors repeat names, and answers are remembered.
 MAX_TEXT: Final = 4096
 
-_NEEDED: Final = object()
+#: The default of an argument that has to be given.
+NEEDED: Final = object()
 
 
 class Argument(NamedTuple):
     """One argument.  ``default`` is what it is where it is not given, and may be given as well."""
 
     kind: type
-    default: Any = _NEEDED
+    default: Any = NEEDED
     least: int = 0  #: of a number
     most: int = LAST_POSITION  #: of a number
     of: type | None = None  #: what a list is of
+    most_values: int = 0  #: of a list
 
 
 #: What names a queue.
@@ -72,10 +74,10 @@ def _has_not(unknown: Sequence[Any], wanted: Mapping[str, Argument]) -> str:
 
 def _value(operation: str, name: str, wanted: Argument, given: Mapping[str, Any]) -> Any:
     value: Any = given.get(name, wanted.default)
-    if value is wanted.default and value is not _NEEDED:
+    if value is wanted.default and value is not NEEDED:
         return value
     if not _is_of(value, wanted.kind):
-        found = "and it is missing" if value is _NEEDED else f"not {value!r:.100}"
+        found = "and it is missing" if value is NEEDED else f"not {value!r:.100}"
         raise MessageFormatException(
             f"operation {operation!r} needs the argument {name!r} of type {wanted.kind.__name__}, {found}"
         )
@@ -88,11 +90,32 @@ def _value(operation: str, name: str, wanted: Argument, given: Mapping[str, Any]
         raise MessageFormatException(
             f"the argument {name!r} of operation {operation!r} has {len(value)} characters; {MAX_TEXT} is the limit"
         )
-    if wanted.of is not None and not all(type(each) is wanted.of for each in value):
+    if wanted.kind is list:
+        _check_list(operation, name, wanted, value)
+    return value
+
+
+def _check_list(operation: str, name: str, wanted: Argument, values: Sequence[Any]) -> None:
+    check_count(operation, name, wanted, len(values))
+    if wanted.of is not None and not all(type(each) is wanted.of for each in values):
         raise MessageFormatException(
             f"the argument {name!r} of operation {operation!r} is not a list of {wanted.of.__name__}"
         )
-    return value
+    longest = max(map(len, values), default=0) if wanted.of is str else 0
+    if longest > MAX_TEXT:
+        raise MessageFormatException(
+            f"the argument {name!r} of operation {operation!r} has a text of {longest} characters; {MAX_TEXT} is the"
+            " limit"
+        )
+
+
+def check_count(operation: str, name: str, wanted: Argument, count: int) -> None:
+    """Raises MessageFormatException where a list of so many values is too long for an argument."""
+    if count > wanted.most_values:
+        raise MessageFormatException(
+            f"the argument {name!r} of operation {operation!r} has {count} values; {wanted.most_values} is the limit of"
+            " one request"
+        )
 
 
 def _is_of(value: Any, kind: type) -> bool:

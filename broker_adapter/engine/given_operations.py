@@ -14,7 +14,6 @@ from broker_adapter.engine.operation_steps import (
     SETTLE_ENTRIES,
     Arguments,
     Steps,
-    check_count,
 )
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.reader import Reader
@@ -76,7 +75,6 @@ def forgive(arguments: Arguments) -> Steps:
 def seen(arguments: Arguments) -> Steps:
     """Note what an application has seen of what a lost connection had."""
     positions = arguments["positions"]
-    check_count(positions)
 
     def queue(reader: Reader) -> int:
         return arguments.queue(reader.state).id

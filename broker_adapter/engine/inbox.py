@@ -9,7 +9,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.split_sends import split
 
-#: Messages and settlements that one commit takes at most; more wait for the next one.
+#: Messages, settlements and staged transactions that one commit takes at most; more wait for the next one.
 CYCLE_MESSAGES: Final = 10_000
 #: Places in queues that the messages of one commit take at most; a single message may take more.
 CYCLE_ENTRIES: Final = 20_000
@@ -63,6 +63,10 @@ class Inbox:
                 size += sum([len(message.payload) for message in command.messages])
             elif isinstance(command, c.Settle):
                 weight += len(command.numbers)
+            elif isinstance(command, c.Discard | c.Publish):
+                weight += max(1, len(command.transactions))
+            elif isinstance(command, c.Seen | c.Forgive):
+                weight += max(1, len(command.positions))
             elif isinstance(command, c.Disconnect):
                 held = self._directory.in_hand_of(command.client)
                 if held > most:

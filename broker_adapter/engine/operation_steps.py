@@ -15,6 +15,17 @@ from broker_adapter.errors import InvalidDestinationException, MessageFormatExce
 
 #: Messages that one request may name: each may lie in another part of its queue, and take a step of its own.
 MAX_GIVEN: Final = 10_000
+#: Messages that one request may stage.  Spark sends 2 MiB at once, which is up to 29,000 rows.
+MAX_STAGED: Final = 50_000
+#: Messages, and their bytes, that are staged in one commit; more are staged in several.
+STAGED_AT_ONCE: Final = 5_000
+STAGED_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+#: Staged transactions that one request may publish.  They are published together, so it is many: Spark names one for
+#: each task of a batch, and ``max_destinations`` limits how many there are.
+MAX_PUBLISHED: Final = 100_000
+#: Staged transactions that one request may name to be dropped, and beginnings of names that it may have.
+MAX_DISCARDED: Final = 10_000
+MAX_PREFIXES: Final = 1_000
 #: Most bytes of messages that one answer carries, whatever is asked for.
 MAX_RANGE_BYTES: Final = 4 * 1024 * 1024
 #: Entries read at once.
@@ -45,7 +56,6 @@ class Arguments:
     def given(self) -> list[Sequence[Any]]:
         """The argument ``given``: (position, name) or (position, name, failures) each."""
         values: list[Sequence[Any]] = self["given"]
-        check_count(values)
         for each in values:
             if (
                 not isinstance(each, list | tuple)
@@ -86,12 +96,6 @@ class Arguments:
                 " positions of the old one mean nothing; start again"
             )
         return queue
-
-
-def check_count(messages: Sequence[Any]) -> None:
-    """Raises MessageFormatException where one request names too many messages."""
-    if len(messages) > MAX_GIVEN:
-        raise MessageFormatException(f"{len(messages)} messages at once, limit {MAX_GIVEN}; ask in several requests")
 
 
 def settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> Steps:

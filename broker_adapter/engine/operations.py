@@ -39,16 +39,17 @@ type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
 ``stage`` with ``transaction``, ``queue`` (the target's name), ``first`` (index of the first message in the
 transaction) and ``messages`` (packed envelopes)
     True, or False where the number of its group (as its name says) was published before: nothing of it is staged then.
-    What was staged before is not staged again.
+    What was staged before is not staged again.  At most 50,000 messages at once.
 ``renew`` with ``group`` and ``number``
     The seconds for which what is staged for this number is kept from now on, unless it is added to or renewed again.
     Whoever works for longer than that before the next message says so by this.
 ``publish`` with ``group``, ``number``, ``transactions`` and ``counts`` (of their messages, or None)
-    True, or False where this number of the group was published before.
+    True, or False where this number of the group was published before.  At most 100,000 transactions.
 ``published`` with ``group``
     The last number of the group that was published; None where none was, or nothing is known of it.
 ``discard`` with ``transactions``, and ``prefixes`` (of further ones' names) without those that begin as ``keep`` says
-    The number of staged transactions dropped.
+    The number of staged transactions dropped.  At most 10,000 names, and 1,000 each of ``prefixes`` and ``keep``, at
+    once.
 ``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
 identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
     A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
@@ -99,7 +100,12 @@ from broker_adapter.engine import given_operations, range_operations, staged_ope
 from broker_adapter.engine.arguments import QUEUE, Argument, checked
 from broker_adapter.engine.identities import MAX_NUMBER
 from broker_adapter.engine.operation_steps import (
+    MAX_DISCARDED,
+    MAX_GIVEN,
+    MAX_PREFIXES,
+    MAX_PUBLISHED,
     MAX_RANGE_BYTES,
+    MAX_STAGED,
     RANGE_ENTRIES,
     Arguments,
     Steps,
@@ -284,7 +290,8 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
 
 _RUN = Argument(str, None)
 _NUMBER = Argument(int, most=MAX_NUMBER)
-_NAMES = Argument(list, (), of=str)
+_GIVEN = Argument(list, most_values=MAX_GIVEN)
+_PREFIXES = Argument(list, (), of=str, most_values=MAX_PREFIXES)
 #: The arguments of each operation; ``check`` is carried out beside the engine.
 ARGUMENTS: dict[str, dict[str, Argument]] = {
     "statistics": {},
@@ -315,25 +322,29 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "incarnation": Argument(str, None),
         "run": _RUN,
     },
-    "settle_positions": {**QUEUE, "given": Argument(list)},
-    "forgive": {**QUEUE, "given": Argument(list)},
-    "seen": {**QUEUE, "token": Argument(str), "positions": Argument(list, of=int)},
+    "settle_positions": {**QUEUE, "given": _GIVEN},
+    "forgive": {**QUEUE, "given": _GIVEN},
+    "seen": {**QUEUE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
     "forgive_rest": {"token": Argument(str)},
     "confirm": {},
     "stage": {
         "transaction": Argument(str),
         "queue": Argument(str),
         "first": Argument(int),
-        "messages": Argument(list, of=bytes),
+        "messages": Argument(list, of=bytes, most_values=MAX_STAGED),
     },
     "renew": {"group": Argument(str), "number": _NUMBER},
     "publish": {
         "group": Argument(str),
         "number": _NUMBER,
-        "transactions": Argument(list, of=str),
-        "counts": Argument(list, None, of=int),
+        "transactions": Argument(list, of=str, most_values=MAX_PUBLISHED),
+        "counts": Argument(list, None, of=int, most_values=MAX_PUBLISHED),
     },
     "published": {"group": Argument(str)},
-    "discard": {"transactions": _NAMES, "prefixes": _NAMES, "keep": _NAMES},
+    "discard": {
+        "transactions": Argument(list, (), of=str, most_values=MAX_DISCARDED),
+        "prefixes": _PREFIXES,
+        "keep": _PREFIXES,
+    },
     "resolve_commit": {"session": Argument(str), "number": _NUMBER, "age_ms": Argument(int, 0)},
 }

@@ -10,9 +10,10 @@ import pytest
 
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.arguments import MAX_TEXT, NEEDED
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.operation_steps import MAX_GIVEN
-from broker_adapter.engine.operations import ARGUMENTS
+from broker_adapter.engine.operations import ARGUMENTS, checked_arguments
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
@@ -205,5 +206,40 @@ def test_a_request_names_a_bounded_number_of_messages(broker: Broker, operation:
     broker.call(c.Declare(queue("q")), WAIT)
     most = [[10**6 * number, "ID:none", 0] for number in range(MAX_GIVEN)]
     broker.request(operation, {"destination": "q", "given": most}, WAIT)
-    with pytest.raises(MessageFormatException, match="10001 messages at once, limit 10000"):
+    with pytest.raises(
+        MessageFormatException, match=f"'given' of operation '{operation}' has 10001 values; 10000 is the"
+    ):
         broker.request(operation, {"destination": "q", "given": [*most, [1, "ID:none", 0]]}, WAIT)
+
+
+def _least(operation: str) -> dict[str, Any]:
+    """What each needed argument may be."""
+    values: dict[type, Any] = {str: "q", int: 1, bool: False, list: []}
+    return {name: values[each.kind] for name, each in ARGUMENTS[operation].items() if each.default is NEEDED}
+
+
+_LISTS = [
+    (operation, name) for operation in ARGUMENTS for name, each in ARGUMENTS[operation].items() if each.kind is list
+]
+
+
+@pytest.mark.parametrize(("operation", "name"), _LISTS)
+def test_each_list_has_a_limit_and_an_error_that_names_it(operation: str, name: str) -> None:
+    wanted = ARGUMENTS[operation][name]
+    assert 0 < wanted.most_values <= 100_000
+    value: Any = {int: 1, str: "x", bytes: b"x", None: [1, "x", 0]}[wanted.of]
+    at_limit = [value] * wanted.most_values
+    assert len(checked_arguments(operation, {**_least(operation), name: at_limit})[name]) == wanted.most_values
+    most = wanted.most_values
+    reason = f"argument '{name}' of operation '{operation}' has {most + 1} values; {most} is the limit"
+    with pytest.raises(MessageFormatException, match=reason):
+        checked_arguments(operation, {**_least(operation), name: [*at_limit, value]})
+
+
+@pytest.mark.parametrize(("operation", "name"), [each for each in _LISTS if ARGUMENTS[each[0]][each[1]].of is str])
+def test_a_text_in_a_list_has_the_limit_of_any_text(operation: str, name: str) -> None:
+    checked_arguments(operation, {**_least(operation), name: ["x" * MAX_TEXT]})
+    with pytest.raises(
+        MessageFormatException, match=f"'{name}' of operation '{operation}' has a text of 4097 characters"
+    ):
+        checked_arguments(operation, {**_least(operation), name: ["x" * (MAX_TEXT + 1)]})

@@ -111,6 +111,20 @@ def test_what_settles_and_what_is_given_back_counts_too() -> None:
     assert taken(waiting, 8) == ([c.Detach(1, give_back=True), c.Disconnect(1)], 0)
 
 
+def test_transactions_and_positions_that_a_command_names_count_each() -> None:
+    commands: list[c.Command] = [
+        c.Discard(["a", "b", "c"]),
+        c.Publish("g", 1, ["a", "b", "c"]),
+        c.Seen("token", 1, [1, 2, 3]),
+        c.Forgive(1, [(1, None), (2, None), (3, None)]),
+    ]
+    for command in commands:
+        waiting = inbox_of(*[command] * 4)
+        assert taken(waiting, 6) == ([command] * 2, 0), command
+    nothing: list[c.Command] = [c.Publish("g", 1, [])] * 10
+    assert taken(inbox_of(*nothing), 6) == (nothing[:6], 0)
+
+
 def test_deferred_commands_come_in_their_place() -> None:
     waiting = inbox_of(c.Drop(1), c.DeferredCommands(lambda: [c.Drop(2), c.Drop(3)]), c.Drop(4))
     assert taken(waiting) == ([c.Drop(1), c.Drop(2), c.Drop(3), c.Drop(4)], 0)
