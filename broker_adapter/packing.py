@@ -11,7 +11,7 @@ keys whose hashes are alike; those of numbers are not, and a map of 10,000 chose
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -68,13 +68,31 @@ _SIZED: Final = {
 }
 
 
-def check(data: bytes | memoryview) -> None:
+class Unread(NamedTuple):
+    """A value that was passed over and not unpacked."""
+
+    kind: str  #: "list", "map", "text", "bytes" or "extension"
+    size: int  #: members of a list, keys of a map; bytes of the others, with those of their head
+
+    def __str__(self) -> str:
+        """What it is, as errors say it."""
+        return (
+            f"{'an' if self.kind == 'extension' else 'a'} {self.kind} of {self.size} {_UNITS.get(self.kind, 'bytes')}"
+        )
+
+
+_UNITS: Final = {"list": "values", "map": "keys"}
+
+
+def check(data: bytes | memoryview, most_members: int | None = None) -> None:
     """Raise ValueError for data that has more lists and maps, or more members of them, than the limits.
 
     Other faults of the data are left for msgpack to find.
     """
+    if most_members is None:
+        most_members = MAX_MEMBERS
     end = len(data)
-    if end <= UNCHECKED_BYTES:
+    if end <= min(UNCHECKED_BYTES, most_members):
         return
     position = containers = members = long = short_bytes = 0
     scalars = _SCALARS.match
@@ -108,8 +126,8 @@ def check(data: bytes | memoryview) -> None:
         members += count
         if containers > MAX_CONTAINERS:
             raise ValueError(f"more lists and maps than the limit of {MAX_CONTAINERS}")
-        if members > MAX_MEMBERS:
-            raise ValueError(f"more members of lists and maps than the limit of {MAX_MEMBERS}")
+        if members > most_members:
+            raise ValueError(f"more members of lists and maps than the limit of {most_members}")
 
 
 def check_depth(value: Any, most: int) -> None:
@@ -131,20 +149,21 @@ def map_members(data: bytes | memoryview) -> int:
     return int.from_bytes(data[1 : 1 + size])
 
 
-def unpacked(data: bytes | memoryview, *, strict_map_key: bool = True) -> Any:
+def unpacked(data: bytes | memoryview, *, strict_map_key: bool = True, most_members: int | None = None) -> Any:
     """The value in these bytes.
 
     Args:
         data: what came from a stranger.
         strict_map_key: whether the keys of maps must be text or bytes; otherwise they may be numbers, True, False and
             None as well, at most :data:`MAX_NUMBER_KEYS` of them in one map.
+        most_members: of all lists and maps together; None: :data:`MAX_MEMBERS`.
 
     Raises:
         ValueError: they are no msgpack, or beyond a limit; or a map has a key of another type.
         TypeError: the key of a map can be none.
         msgpack.UnpackException: they are cut short.
     """
-    check(data)
+    check(data, most_members)
     try:
         return msgpack.unpackb(data, strict_map_key=True, use_list=True)
     except ValueError:
@@ -168,3 +187,67 @@ def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     if numbers > MAX_NUMBER_KEYS:
         raise ValueError(f"a map with {numbers} numbers as keys, more than the limit of {MAX_NUMBER_KEYS}")
     return dict(pairs)
+
+
+class Outliner:
+    """Goes through data value by value, and makes no list, map or long text of it.
+
+    Every method raises ValueError or ``msgpack.UnpackException`` where the data is no msgpack, or is cut short.
+
+    Args:
+        data: what came from a stranger.
+        most_bytes: of a text or of bytes that are read; what is longer is passed over.
+    """
+
+    def __init__(self, data: bytes | memoryview, most_bytes: int) -> None:
+        self._data = data
+        self._most_bytes = most_bytes
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(data)), strict_map_key=True)
+        self._unpacker.feed(data)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all of the data was gone through."""
+        return bool(self._unpacker.tell() == len(self._data))
+
+    def enter_list(self) -> int:
+        """Go on with the first member of a list; returns how many there are."""
+        return int(self._unpacker.read_array_header())
+
+    def enter_map(self) -> int:
+        """Go on with the first key of a map; returns how many there are."""
+        return int(self._unpacker.read_map_header())
+
+    def value(self) -> Any:
+        """The next value; :class:`Unread` in place of a list, a map, an extension, and what is long."""
+        start, kind = self._unpacker.tell(), _kind_of(self._code())
+        self._unpacker.skip()
+        data = bytes(self._data[start : min(self._unpacker.tell(), start + self._most_bytes + 1)])
+        if kind in _UNITS:
+            size, _ = _COUNTED.get(data[0], (0, 0))
+            return Unread(kind, int.from_bytes(data[1 : 1 + size]) if size else data[0] & 0x0F)
+        if kind == "extension" or len(data) > self._most_bytes:
+            return Unread(kind, self._unpacker.tell() - start)
+        return msgpack.unpackb(data)
+
+    def _code(self) -> int:
+        position = self._unpacker.tell()
+        if position >= len(self._data):
+            raise ValueError("it is cut short")
+        return int(self._data[position])
+
+
+def _kind_of(code: int) -> str:
+    """What begins with this type code; "number" stands for True, False and None as well."""
+    if 0x90 <= code < 0xA0 or code in (0xDC, 0xDD):
+        return "list"
+    if 0x80 <= code < 0x90 or code in (0xDE, 0xDF):
+        return "map"
+    if 0xA0 <= code < 0xC0 or code in (0xD9, 0xDA, 0xDB):
+        return "text"
+    if code in (0xC4, 0xC5, 0xC6):
+        return "bytes"
+    return "extension" if code in _EXTENSIONS else "number"
+
+
+_EXTENSIONS: Final = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))

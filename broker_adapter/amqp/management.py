@@ -10,14 +10,26 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from broker_adapter.errors import JMSException, MessageFormatException
-from broker_adapter.packing import unpacked
+from broker_adapter.packing import Outliner, unpacked
 
 #: Largest request or answer, in bytes.
 MAX_MANAGEMENT_BYTES: Final = 32 * 1024 * 1024
+#: Most arguments that a request has; every operation has fewer.
+MAX_ARGUMENTS: Final = 100
+#: Bytes of an argument that its outline has; what is longer is passed over.
+MAX_ARGUMENT_BYTES: Final = 32 * 1024
 
 
 class Request(NamedTuple):
     """Something that our own server is asked beyond messaging."""
+
+    number: int
+    operation: str
+    arguments: dict[str, Any]
+
+
+class Outline(NamedTuple):
+    """A request without what is large in it: that is :class:`broker_adapter.packing.Unread` here."""
 
     number: int
     operation: str
@@ -42,9 +54,49 @@ def pack_answer(answer: Answer) -> bytes:
     return _packed(answer)
 
 
-def unpack_request(payload: bytes) -> Request:
-    """The request in these bytes; raises MessageFormatException where there is none."""
-    number, operation, arguments = _unpacked(payload, strict_map_key=True)
+def outline_of(payload: bytes) -> Outline:
+    """The outline of the request in these bytes, for little more than the time to copy them.
+
+    Raises:
+        MessageFormatException: there is no request; it has too many arguments, or one of them twice.
+    """
+    _check_size(payload)
+    try:
+        return _outline(Outliner(payload, MAX_ARGUMENT_BYTES))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MessageFormatException(f"not a request: {error}") from error
+
+
+def _outline(outliner: Outliner) -> Outline:
+    if outliner.enter_list() != 3:
+        raise ValueError("it is no array of a number and two values")
+    number, operation = outliner.value(), outliner.value()
+    if type(number) is not int or type(operation) is not str:
+        raise ValueError("it begins with no number and operation")
+    count = outliner.enter_map()
+    if count > MAX_ARGUMENTS:
+        raise ValueError(f"{count} arguments, limit {MAX_ARGUMENTS}")
+    arguments: dict[str, Any] = {}
+    for _ in range(count):
+        name = outliner.value()
+        if type(name) is not str:
+            raise ValueError(f"the name of an argument is {name!r:.100} and no text")
+        if name in arguments:
+            raise ValueError(f"it has the argument {name!r:.100} twice")
+        arguments[name] = outliner.value()
+    if not outliner.is_at_end:
+        raise ValueError("more data stands behind it")
+    return Outline(number, operation, arguments)
+
+
+def unpack_request(payload: bytes, most_members: int | None = None) -> Request:
+    """The request in these bytes; raises MessageFormatException where there is none.
+
+    Args:
+        payload: the bytes.
+        most_members: of all lists and maps in it together, its own ones included; None: as many as any data may have.
+    """
+    number, operation, arguments = _unpacked(payload, strict_map_key=True, most_members=most_members)
     if not isinstance(operation, str) or not isinstance(arguments, dict):
         raise MessageFormatException("a request is a number, an operation and a map of arguments")
     return Request(number, operation, arguments)
@@ -87,20 +139,21 @@ def _packed(fields: Request | Answer) -> bytes:
         payload: bytes = msgpack.packb(fields)
     except (TypeError, ValueError, OverflowError) as error:
         raise MessageFormatException(f"the request or answer cannot be packed: {error}") from error
-    if len(payload) > MAX_MANAGEMENT_BYTES:
-        raise MessageFormatException(
-            f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
-        )
+    _check_size(payload)
     return payload
 
 
-def _unpacked(payload: bytes, *, strict_map_key: bool) -> tuple[int, Any, Any]:
+def _check_size(payload: bytes) -> None:
     if len(payload) > MAX_MANAGEMENT_BYTES:
         raise MessageFormatException(
             f"request or answer of {len(payload)} bytes is larger than the limit of {MAX_MANAGEMENT_BYTES} bytes"
         )
+
+
+def _unpacked(payload: bytes, *, strict_map_key: bool, most_members: int | None = None) -> tuple[int, Any, Any]:
+    _check_size(payload)
     try:
-        fields = unpacked(payload, strict_map_key=strict_map_key)
+        fields = unpacked(payload, strict_map_key=strict_map_key, most_members=most_members)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MessageFormatException(f"not a request or answer: {error}") from error
     if not isinstance(fields, list) or len(fields) != 3 or type(fields[0]) is not int:

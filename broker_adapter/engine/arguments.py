@@ -7,11 +7,14 @@ from typing import Any, Final, NamedTuple
 
 from broker_adapter.engine.records import LAST_POSITION
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.packing import Unread
 
 #: Longest id of a request, in characters.
 MAX_REQUEST_ID: Final = 100
 #: Longest text in an argument, in characters: errors repeat names, and answers are remembered.
 MAX_TEXT: Final = 4096
+#: Members that one value of a list has with it, at most: (position, (producer, thread, sequence), failures).
+_MEMBERS_OF_GIVEN: Final = 7
 
 #: The default of an argument that has to be given.
 NEEDED: Final = object()
@@ -52,9 +55,7 @@ def checked(operation: str, wanted: Mapping[str, Argument], given: Mapping[str, 
     """
     if not isinstance(given, Mapping):
         raise MessageFormatException(f"the arguments of operation {operation!r} are not a map by name: {given!r:.100}")
-    unknown = [name for name in given if name not in wanted and name not in REPETITION]
-    if unknown:
-        raise MessageFormatException(f"operation {operation!r} {_has_not(unknown, wanted)}")
+    _check_names(operation, wanted, given)
     values = {name: _value(operation, name, each, given) for name, each in (*wanted.items(), *REPETITION.items())}
     if "destination" in wanted:
         _check_queue(operation, values)
@@ -64,6 +65,42 @@ def checked(operation: str, wanted: Mapping[str, Argument], given: Mapping[str, 
             f"the argument 'request_id' is a string of 1 to {MAX_REQUEST_ID} characters, not {request_id!r:.120}"
         )
     return values
+
+
+def check_outline(operation: str, wanted: Mapping[str, Argument], given: Mapping[str, Any]) -> int:
+    """Refuse early what ``checked`` is going to refuse: what is unknown, too long, or a list where there can be none.
+
+    Args:
+        operation: its name.
+        wanted: the arguments that it has.
+        given: the arguments of the request, with :class:`Unread` in place of what is large.
+
+    Returns:
+        How many members all lists and maps of the request have at most.
+
+    Raises:
+        MessageFormatException: it cannot be a request for this operation.
+    """
+    _check_names(operation, wanted, given)
+    # Of the request itself, and of the map of its arguments.
+    members = 3 + 2 * len(given)
+    for name, value in given.items():
+        if not isinstance(value, Unread):
+            continue
+        argument = wanted.get(name) or REPETITION[name]
+        if argument.kind is not list or value.kind != "list":
+            raise MessageFormatException(
+                f"operation {operation!r} needs the argument {name!r} of type {argument.kind.__name__}, not {value}"
+            )
+        check_count(operation, name, argument, value.size)
+        members += value.size * (1 if argument.of is not None else _MEMBERS_OF_GIVEN)
+    return members
+
+
+def _check_names(operation: str, wanted: Mapping[str, Argument], given: Mapping[str, Any]) -> None:
+    unknown = [name for name in given if name not in wanted and name not in REPETITION]
+    if unknown:
+        raise MessageFormatException(f"operation {operation!r} {_has_not(unknown, wanted)}")
 
 
 def _has_not(unknown: Sequence[Any], wanted: Mapping[str, Argument]) -> str:

@@ -95,6 +95,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from broker_adapter.destination import Destination, DestinationKind
+from broker_adapter.engine import arguments as arguments_module
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import given_operations, range_operations, staged_operations
 from broker_adapter.engine.arguments import QUEUE, Argument, checked
@@ -191,10 +192,23 @@ def checked_arguments(operation: str, arguments: Mapping[str, Any]) -> dict[str,
     Raises:
         MessageFormatException: the operation is unknown, or an argument is not what it must be.
     """
+    return checked(operation, _arguments_of(operation), arguments)
+
+
+def check_outline(operation: str, outline: Mapping[str, Any]) -> int:
+    """Refuse a request early, by its outline; see :func:`broker_adapter.engine.arguments.check_outline`.
+
+    Raises:
+        MessageFormatException: the operation is unknown, or cannot have such arguments.
+    """
+    return arguments_module.check_outline(operation, _arguments_of(operation), outline)
+
+
+def _arguments_of(operation: str) -> Mapping[str, Argument]:
     wanted = ARGUMENTS.get(operation) if isinstance(operation, str) else None
     if wanted is None:
         raise MessageFormatException(f"unknown operation {operation!r:.100}; the operations are {', '.join(ARGUMENTS)}")
-    return checked(operation, wanted, arguments)
+    return wanted
 
 
 def _left(deadline: float | None) -> float | None:

@@ -57,6 +57,7 @@ from broker_adapter.server.password_checks import PasswordChecks
 from broker_adapter.server.permissions import Authorize, authorize
 from broker_adapter.server.protocol import ServerProtocol
 from broker_adapter.server.request_workers import RequestWorkers
+from broker_adapter.server.requests import Unpack
 from broker_adapter.settings import ServerSettings
 from broker_adapter.transport import Server
 
@@ -335,7 +336,7 @@ class Listener:
             connection.announce()
 
     def request(
-        self, connection: ClientConnection, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]
+        self, connection: ClientConnection, operation: str, unpack: Unpack, done: Callable[[Any], None]
     ) -> None:
         """Carry out an operation beyond messaging: one of the server at once, the engine's in a worker thread.
 
@@ -347,13 +348,13 @@ class Listener:
                 if not connection.is_local:
                     # Who announces servers has all clients come there, with their passwords.
                     raise JMSSecurityException("servers are announced from the server's own machine only")
-                self.announce(servers_from(arguments.get("servers")))
+                self.announce(servers_from(unpack().get("servers")))
             except JMSException as error:
                 done(error)
             else:
                 done(len(self.servers))
             return
-        self._request_workers.request(connection, operation, arguments, done)
+        self._request_workers.request(connection, operation, unpack, done)
 
     def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         """A protocol for a new connection, whose verified certificate names this user."""
@@ -376,10 +377,10 @@ class Listener:
             if living is not None:
                 self.wake(living)
 
-        def request(operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+        def request(operation: str, unpack: Unpack, done: Callable[[Any], None]) -> None:
             living = known()
             if living is not None:
-                self.request(living, operation, arguments, done)
+                self.request(living, operation, unpack, done)
 
         def take_over(token: str) -> None:
             living = known()

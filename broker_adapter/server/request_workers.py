@@ -65,7 +65,7 @@ class RequestWorkers:
         return f"<RequestWorkers {self._all}>"
 
     def request(
-        self, connection: Asker, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]
+        self, connection: Asker, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]
     ) -> None:
         """Carry out an operation in a worker thread.
 
@@ -75,7 +75,7 @@ class RequestWorkers:
         Args:
             connection: whose client asks.
             operation: its name.
-            arguments: its arguments.
+            unpack: gives its arguments, or raises MessageFormatException; called when it is its turn.
             done: called, in any thread, with the result or a JMSException.
         """
 
@@ -92,7 +92,7 @@ class RequestWorkers:
                 answer(refusal)
                 return
             try:
-                result = self._broker.request(operation, arguments, _REQUEST_SECONDS, is_cancelled, answer)
+                result = self._broker.request(operation, unpack(), _REQUEST_SECONDS, is_cancelled, answer)
             except JMSException as error:
                 result = copied(error)  # its traceback would keep the arguments in memory
             except Exception as error:

@@ -2,6 +2,9 @@
 
 A request is carried out elsewhere (``run_request``), and its answer is sent on the link that the client receives
 answers on, as that link's credit and the socket allow.  A client that takes no answers may ask no more.
+
+What a request holds may take many times its bytes once it is unpacked, and long to unpack.  So it is refused or taken
+by its outline, waits as bytes, which the budget counts, and is unpacked when it is its turn.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from typing import Any, Final
 
 from broker_adapter.amqp.conditions import error_for
 from broker_adapter.amqp.events import ACCEPTED_STATE, LinkRemoteOpen, Transfers
-from broker_adapter.amqp.management import Answer, error_fields, pack_answer, unpack_request
+from broker_adapter.amqp.management import Answer, Outline, error_fields, outline_of, pack_answer, unpack_request
 from broker_adapter.amqp.peer import Peer
-from broker_adapter.amqp.wire import NEWS, WATCH
+from broker_adapter.amqp.wire import MAX_SERVERS, NEWS, WATCH
 from broker_adapter.destination import Destination
+from broker_adapter.engine.arguments import Argument
+from broker_adapter.engine.arguments import check_outline as check_outline_of
+from broker_adapter.engine.operations import check_outline
 from broker_adapter.errors import JMSException, MessageFormatException, ResourceAllocationException
-from broker_adapter.server.announcements import as_answer
+from broker_adapter.server.announcements import ANNOUNCE, as_answer
 from broker_adapter.server.budget import Budget
 from broker_adapter.server.client import Client
 from broker_adapter.server.engine_calls import EngineCalls
@@ -29,8 +35,16 @@ from broker_adapter.transport import Server
 #: Most requests on their way to the management node.
 _CREDIT: Final = 100
 
+#: Unpacks the arguments of a request, once; raises MessageFormatException.
+Unpack = Callable[[], dict[str, Any]]
 #: Runs an operation elsewhere: (operation, arguments, done); done gets the result or a JMSException, in any thread.
-RunRequest = Callable[[str, dict[str, Any], Callable[[Any], None]], None]
+RunRequest = Callable[[str, Unpack, Callable[[Any], None]], None]
+
+#: The arguments of the operations of the server itself.
+_OWN: Final[dict[str, dict[str, Argument]]] = {
+    WATCH: {},
+    ANNOUNCE: {"servers": Argument(list, of=str, most_values=MAX_SERVERS)},
+}
 
 
 class Requests:
@@ -128,11 +142,12 @@ class Requests:
         for number, payload, _ in event.deliveries:
             self._peer.settle(event.link, (number,), ACCEPTED_STATE)
             try:
-                request = unpack_request(payload)
+                request = outline_of(payload)
             except MessageFormatException as error:
                 self._peer.close_link(event.link, error_for(error))
                 return
             try:
+                most_members = _most_members(request)
                 for asked in asked_of_request(request.operation, request.arguments, self._dead_letter_queue):
                     self._authorize(*asked)
             except JMSException as error:
@@ -148,7 +163,7 @@ class Requests:
                 continue
             self._budget.requests += len(payload)
             done = partial(self._carried_out, event.link, request.number, len(payload))
-            self._run_request(request.operation, request.arguments, done)
+            self._run_request(request.operation, _Packed(payload, most_members).unpack, done)
 
     def refusal(self) -> JMSException | None:
         """Why no request may begin now: the client has not taken its answers; None: one may.  In any thread."""
@@ -213,6 +228,27 @@ class Requests:
             self._peer.send(link, answer, settled=True)
             if asker is not None:
                 self._peer.credit(asker, 1)
+
+
+def _most_members(request: Outline) -> int:
+    """Members that all lists and maps of a request have at most; raises MessageFormatException where it is refused."""
+    wanted = _OWN.get(request.operation)
+    if wanted is not None:
+        return check_outline_of(request.operation, wanted, request.arguments)
+    return check_outline(request.operation, request.arguments)
+
+
+class _Packed:
+    """A request that waits as bytes; they are let go when they are unpacked."""
+
+    def __init__(self, payload: bytes, most_members: int) -> None:
+        self._payload = payload
+        self._most_members = most_members
+
+    def unpack(self) -> dict[str, Any]:
+        """The arguments; called once."""
+        payload, self._payload = self._payload, b""
+        return unpack_request(payload, self._most_members).arguments
 
 
 def _packed(number: int, result: Any) -> bytes:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from broker_adapter.amqp.management import (
+    MAX_ARGUMENT_BYTES,
+    MAX_ARGUMENTS,
     MAX_MANAGEMENT_BYTES,
     Answer,
+    Outline,
     Request,
     error_fields,
     error_from_fields,
+    outline_of,
     pack_answer,
     pack_request,
     unpack_answer,
@@ -21,7 +26,7 @@ from broker_adapter.errors import (
     MessageFormatException,
     StaleAcknowledgementException,
 )
-from broker_adapter.packing import MAX_CONTAINERS
+from broker_adapter.packing import MAX_CONTAINERS, Unread
 
 
 def test_a_request_of_more_lists_than_the_limit_or_with_other_keys_than_strings_is_refused() -> None:
@@ -60,3 +65,63 @@ def test_errors_of_answers_keep_their_class() -> None:
     assert type(stale) is StaleAcknowledgementException
     assert type(unknown) is JMSException
     assert unknown.reason == "SomethingNew: why"
+
+
+def test_the_outline_of_a_request_has_its_values_and_the_sizes_of_its_lists() -> None:
+    arguments = {
+        **{"text": "q", "raw": b"\0", "number": -5, "real": 1.5, "flag": True, "nothing": None},
+        **{"list": [["a", {"b": 1}]] * 20, "empty": [], "map": {"a": 1, "b": []}, "many": [0] * 70_000},
+    }
+    arguments |= {f"long {size}": "x" * size for size in (31, 32, 255, 256, MAX_ARGUMENT_BYTES - 3)}
+    outline = outline_of(pack_request(Request(7, "stage", arguments)))
+    assert outline == Outline(
+        *(7, "stage"),
+        {
+            **arguments,
+            **{"list": Unread("list", 20), "empty": Unread("list", 0), "map": Unread("map", 2)},
+            **{"many": Unread("list", 70_000)},
+        },
+    )
+
+
+def test_what_is_long_or_no_plain_value_is_not_read() -> None:
+    arguments = {"text": "x" * MAX_ARGUMENT_BYTES, "raw": bytes(MAX_ARGUMENT_BYTES), "other": msgpack.ExtType(1, b"x")}
+    found = outline_of(pack_request(Request(1, "x", arguments))).arguments
+    assert {name: value.kind for name, value in found.items()} == {"text": "text", "raw": "bytes", "other": "extension"}
+    assert found["text"].size > MAX_ARGUMENT_BYTES
+    assert found["other"].size == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(5, [], [1], [1, "x"], [1, "x", {}, 5], {"a": 1}, ["1", "x", {}], [1, 5, {}], [1, "x", []], [True, "x", {}]),
+        *([[1], "x", {}], [1, ["x"], {}], [1, "x" * 2 * MAX_ARGUMENT_BYTES, {}], [1, "x", {5: 6}], [1, "x", {b"a": 6}]),
+        [1, "x", {str(number): 0 for number in range(MAX_ARGUMENTS + 1)}],
+    ],
+)
+def test_what_is_no_request_has_no_outline(fields: object) -> None:
+    with pytest.raises(MessageFormatException):
+        outline_of(msgpack.packb(fields))
+
+
+def test_an_outline_is_of_all_bytes_and_of_each_name_once() -> None:
+    packed = pack_request(Request(1, "x", {"a": [[1, 2], "text"], "b": 2}))
+    for end in range(len(packed)):
+        with pytest.raises(MessageFormatException, match="not a request"):
+            outline_of(packed[:end])
+    with pytest.raises(MessageFormatException, match="not a request"):
+        outline_of(packed + b"\0")
+    with pytest.raises(MessageFormatException, match="'a' twice"):
+        outline_of(b"\x93\x01\xa1x\x82\xa1a\x01\xa1a\x02")
+    with pytest.raises(MessageFormatException, match="not a request"):
+        outline_of(b"\x93\x01\xa1x\x81\xa1a" + b"\x91" * 100_000 + b"\0")
+    at_limit = {str(number): 0 for number in range(MAX_ARGUMENTS)}
+    assert len(outline_of(pack_request(Request(1, "x", at_limit))).arguments) == MAX_ARGUMENTS
+
+
+def test_a_request_has_as_many_members_as_its_operation_may_have() -> None:
+    packed = pack_request(Request(1, "x", {"a": [0] * 10}))
+    assert unpack_request(packed, 3 + 2 + 10).arguments == {"a": [0] * 10}
+    with pytest.raises(MessageFormatException, match="more members of lists and maps than the limit of 14"):
+        unpack_request(packed, 3 + 2 + 9)

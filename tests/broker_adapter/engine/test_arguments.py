@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.arguments import MAX_TEXT, NEEDED
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.operation_steps import MAX_GIVEN
-from broker_adapter.engine.operations import ARGUMENTS, checked_arguments
+from broker_adapter.engine.operation_steps import MAX_GIVEN, MAX_PREFIXES
+from broker_adapter.engine.operations import ARGUMENTS, check_outline, checked_arguments
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException, MessageFormatException
+from broker_adapter.packing import MAX_MEMBERS, Unread, check
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, depth, message, send
@@ -243,3 +245,44 @@ def test_a_text_in_a_list_has_the_limit_of_any_text(operation: str, name: str) -
         MessageFormatException, match=f"'{name}' of operation '{operation}' has a text of 4097 characters"
     ):
         checked_arguments(operation, {**_least(operation), name: ["x" * (MAX_TEXT + 1)]})
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "error"),
+    [
+        ("nonsense", {}, "unknown operation 'nonsense'"),
+        (
+            "purge",
+            {"destination": "q", "junk": Unread("list", 5)},
+            "'purge' has no argument 'junk'; it has destination",
+        ),
+        (
+            "discard",
+            {"prefixes": Unread("list", MAX_PREFIXES + 1)},
+            "'prefixes' of operation 'discard' has 1001 values",
+        ),
+        ("discard", {"prefixes": Unread("map", 1)}, "needs the argument 'prefixes' of type list, not a map of 1"),
+        ("purge", {"destination": Unread("list", 1)}, "needs the argument 'destination' of type str, not a list of 1"),
+        ("purge", {"request_id": Unread("text", 9**9)}, "argument 'request_id' of type str, not a text of 387420489"),
+    ],
+)
+def test_what_cannot_be_a_request_is_refused_by_its_outline(operation: str, given: dict[str, Any], error: str) -> None:
+    with pytest.raises(MessageFormatException, match=error):
+        check_outline(operation, given)
+
+
+@pytest.mark.parametrize("operation", sorted(ARGUMENTS))
+def test_the_largest_request_of_each_operation_has_as_many_members_as_it_may_have(operation: str) -> None:
+    wanted = ARGUMENTS[operation]
+    values: dict[type, Any] = {str: "q", int: 2**64 - 1, bool: True}
+    members: dict[type | None, Any] = {int: 2**64 - 1, str: "x", bytes: b"x", None: [1, ["producer", 5, 7], 3]}
+    largest: dict[str, Any] = {
+        name: [members[each.of]] * each.most_values if each.kind is list else values[each.kind]
+        for name, each in wanted.items()
+    } | {"request_id": "a", "request_run": "b"}
+    most = check_outline(
+        operation,
+        {name: Unread("list", len(value)) if isinstance(value, list) else value for name, value in largest.items()},
+    )
+    check(msgpack.packb((1, operation, largest)), most)
+    assert most < MAX_MEMBERS // 4

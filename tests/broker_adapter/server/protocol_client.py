@@ -63,9 +63,9 @@ class Client:
         self.events: list[Any] = []
         self.now_ms = 1_000
 
-    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+    def _request(self, operation: str, arguments: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
         try:
-            result = self.broker.request(operation, arguments, WAIT)
+            result = self.broker.request(operation, arguments(), WAIT)
         except JMSException as error:
             result = error
         done(result)

@@ -449,7 +449,7 @@ def test_requests_that_are_carried_out_stop_the_reading_above_the_budget(broker:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     for number in range(3):
-        request = Request(number, "large", {"x": b"x" * 400_000})
+        request = Request(number, "stage", {"transaction": "t", "queue": "q", "first": 0, "messages": [b"x" * 400_000]})
         client.peer.send(asking, pack_request(request), settled=True)
     client.rest()
     assert len(client.pending) == 3
@@ -469,7 +469,7 @@ def test_answers_that_nobody_takes_stop_the_requests_and_are_bounded(broker: Bro
     answers = client.receiver(MANAGEMENT_ADDRESS, 1_000_000, session=session, name="answers")
     carried_out = 0
     while client.peer.remaining_credit(asking):
-        client.peer.send(asking, pack_request(Request(carried_out, "large", {})), settled=True)
+        client.peer.send(asking, pack_request(Request(carried_out, "statistics", {})), settled=True)
         client.to_server()
         client.pending.pop()("x" * 10_000)
         carried_out += 1
@@ -489,7 +489,7 @@ def test_answers_above_the_budget_that_wait_for_credit_stop_the_requests_and_not
     answers = client.receiver(MANAGEMENT_ADDRESS, 1, name="answers")
     count = 20
     for number in range(count):
-        client.peer.send(asking, pack_request(Request(number, "large", {})), settled=True)
+        client.peer.send(asking, pack_request(Request(number, "statistics", {})), settled=True)
         client.rest()
         if client.pending:
             client.pending.pop()("x" * 100_000)
@@ -499,7 +499,7 @@ def test_answers_above_the_budget_that_wait_for_credit_stop_the_requests_and_not
     found = [unpack_answer(each.payload) for each in client.receive(answers, count)]
     assert [each.number for each in found] == list(range(count))
     assert [each.error is None for each in found] == [True] * 12 + [False] * 8  # one was sent, then 11 were too many
-    client.peer.send(asking, pack_request(Request(count, "large", {})), settled=True)
+    client.peer.send(asking, pack_request(Request(count, "statistics", {})), settled=True)
     client.rest()
     client.pending.pop()("done")
     assert unpack_answer(client.receive(answers, count + 1)[count].payload).result == "done"
@@ -542,7 +542,13 @@ def test_a_client_that_is_not_read_from_is_not_taken_for_silent(broker: Broker) 
     client = SlowClient(broker, max_connection_bytes=1 << 20, idle_timeout_seconds=1).open()
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     for number in range(3):
-        client.peer.send(asking, pack_request(Request(number, "x", {"x": b"x" * 400_000})), settled=True)
+        client.peer.send(
+            asking,
+            pack_request(
+                Request(number, "stage", {"transaction": "t", "queue": "q", "first": 0, "messages": [b"x" * 400_000]})
+            ),
+            settled=True,
+        )
     client.rest()
     for now_ms in range(0, 60_000, 500):
         client.server.tick(now_ms)

@@ -179,7 +179,7 @@ def test_repetitions_of_a_request_that_is_under_way_hold_no_workers(server: Serv
     purge = {"destination": "q", "request_id": "one", "request_run": server.broker.run}
     answers: list[Any] = []
     for number, connection in enumerate(connections):
-        server.listener.request(connection, "purge", purge, partial(lambda *each: answers.append(each), number))
+        server.listener.request(connection, "purge", lambda: purge, partial(lambda *each: answers.append(each), number))
     waiting = server.broker._requests._requests["one"].waiting
     eventually(lambda: len(waiting) == len(connections))
     other = server.client("other")
@@ -225,7 +225,7 @@ def test_more_requests_than_may_wait_are_refused(server: Server) -> None:
     connection = server.raw_connection(asking)
     answers: list[Any] = []
     for _ in range(request_workers._MAX_WAITING + 2):
-        server.listener.request(connection, "statistics", {}, answers.append)
+        server.listener.request(connection, "statistics", dict, answers.append)
         if not server.broker.begun:
             server.broker.wait_for(1)
     (refusal,) = answers

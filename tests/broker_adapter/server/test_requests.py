@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from broker_adapter.amqp.events import (
     ACCEPTED_STATE,
     LinkRemoteClose,
@@ -25,7 +27,8 @@ def test_requests_are_answered_and_errors_are_answers(client: Client) -> None:
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
     for number, operation in enumerate(("statistics", "nonsense")):
         client.peer.send(asking, pack_request(Request(number, operation, {})), settled=True)
-    first, second = [unpack_answer(each.payload) for each in client.receive(answers, 2)]
+    found = [unpack_answer(each.payload) for each in client.receive(answers, 2)]
+    first, second = sorted(found, key=lambda answer: answer.number)
     assert (first.number, first.error) == (0, None)
     assert second.error is not None
     assert "nonsense" in second.error[1]
@@ -34,15 +37,15 @@ def test_requests_are_answered_and_errors_are_answers(client: Client) -> None:
 class OddClient(Client):
     """Of a server whose operations give what cannot be carried."""
 
-    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
-        done({"odd": object()} if operation == "odd" else "x" * 100_000_000)
+    def _request(self, operation: str, arguments: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
+        done({"odd": object()} if operation == "check" else "x" * 100_000_000)
 
 
 def test_a_result_that_cannot_be_carried_is_an_error(broker: Broker) -> None:
     client = OddClient(broker).open()
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
-    for number, operation in enumerate(("odd", "large")):
+    for number, operation in enumerate(("check", "statistics")):
         client.peer.send(asking, pack_request(Request(number, operation, {})), settled=True)
     for number, delivery in enumerate(client.receive(answers, 2)):
         answer = unpack_answer(delivery.payload)
@@ -104,3 +107,70 @@ def test_a_request_that_cannot_be_decoded_closes_its_link(client: Client) -> Non
     error = client.until(lambda: client.of(LinkRemoteClose, asking))[0].error
     assert error.condition == "amqp:decode-error"
     assert client.send(client.sender("q"), "the connection goes on") == [ACCEPTED_STATE]
+
+
+class BusyClient(Client):
+    """Of a server whose workers are busy: requests wait."""
+
+    def __init__(self, *arguments: Any, **limits: Any) -> None:
+        super().__init__(*arguments, **limits)
+        self.waiting: list[tuple[str, Callable[[], dict[str, Any]], Callable[[Any], None]]] = []
+
+    def _request(self, operation: str, arguments: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
+        self.waiting.append((operation, arguments, done))
+
+
+def test_a_request_that_waits_is_kept_as_bytes_and_unpacked_when_it_is_its_turn(broker: Broker) -> None:
+    client = BusyClient(broker).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    names = [f"t{number}" for number in range(10_000)]
+    packed = pack_request(Request(1, "discard", {"transactions": names}))
+    client.peer.send(asking, packed, settled=True)
+    client.rest()
+    ((operation, arguments, done),) = client.waiting
+    assert client.server._budget.requests == len(packed)
+    assert (operation, arguments()) == ("discard", {"transactions": names})
+    done(5)
+    assert unpack_answer(client.receive(answers, 1)[0].payload).result == 5
+    assert client.server._budget.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "reason"),
+    [
+        ("purge", {"destination": "nope", "junk": ["ab"] * 100_000}, "'purge' has no argument 'junk'"),
+        ("purge", {"x": 1, "y": 2, "destination": "nope"}, "'purge' has no arguments 'x' and 'y'"),
+        ("purge", {"destination": ["ab"] * 100_000}, "'destination' of type str, not a list of 100000 values"),
+        ("discard", {"prefixes": ["z"] * 1_000_000}, "'prefixes' of operation 'discard' has 1000000 values"),
+        (
+            "announce_servers",
+            {"servers": ["h:1"] * 10_000},
+            "'servers' of operation 'announce_servers' has 10000 values",
+        ),
+        ("nonsense", {"list": ["ab"] * 100_000}, "unknown operation 'nonsense'"),
+    ],
+)
+def test_what_no_operation_takes_is_refused_before_it_waits(
+    broker: Broker, operation: str, arguments: dict[str, Any], reason: str
+) -> None:
+    client = BusyClient(broker).open()
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    client.peer.send(asking, pack_request(Request(1, operation, arguments)), settled=True)
+    error = unpack_answer(client.receive(answers, 1)[0].payload).error
+    assert error is not None
+    assert error[0] == "MessageFormatException"
+    assert reason in error[1]
+    assert not client.waiting
+    assert client.server._budget.requests == 0
+
+
+def test_lists_in_the_places_of_values_are_not_unpacked_beyond_the_limit_of_the_operation(client: Client) -> None:
+    asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
+    answers = client.receiver(MANAGEMENT_ADDRESS, 10, name="answers")
+    given = {"destination": "q", "given": [[0] * 1_000] * 1_000}
+    client.peer.send(asking, pack_request(Request(1, "forgive", given)), settled=True)
+    error = unpack_answer(client.receive(answers, 1)[0].payload).error
+    assert error is not None
+    assert "more members of lists and maps than the limit" in error[1]
