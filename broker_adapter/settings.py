@@ -307,8 +307,8 @@ class EngineSettings:
     )
     staged_timeout_seconds: float = _option(
         3600.0,
-        "age at which a staged transaction that was not published is dropped, counted from the last message that was"
-        " added to its batch, or from the last time that a task of the batch renewed it",
+        "age at which a staged transaction that was not published is dropped, counted while the engine runs, from the"
+        " last message that was added to its batch, or from the last time that a task of the batch renewed it",
         least=1,
     )
 

@@ -101,7 +101,7 @@ class Background:
             commands.append(c.Due(self._stores.due(now_ms, CHUNK_ENTRIES)))
         if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
-            old = self._state.staged_batches.overdue(now_ms)
+            old = self._state.staged_batches.overdue(self._state.time.age_at(elapsed_ms))
             if old:
                 _log.warning(
                     "dropping %d staged transactions that were not published, and not added to or renewed for %g s: %s",

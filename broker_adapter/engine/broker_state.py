@@ -118,7 +118,7 @@ class BrokerState:
             directory, admission, matching, blocked, intake, deliveries, commits, totals
         )
         self.staged_batches = staged = StagedBatches(
-            directory, admission, removal, blocked, wait_queues, intake, published, totals
+            directory, admission, removal, blocked, wait_queues, intake, published, totals, time
         )
         self.resumption = resumption = Resumption(
             directory, admission, wait_queues, blocked, matching, sends, transactions, staged, deliveries, time

@@ -13,6 +13,7 @@ from broker_adapter.destination import Destination, checked_name
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.admission import Admission, Full
 from broker_adapter.engine.blocked_sends import BlockedSends
+from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.directory import Directory, named_queue
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.failures import message_too_large
@@ -49,8 +50,10 @@ class StagedBatches:
         intake: Intake,
         published: LastNumbers,
         totals: Totals,
+        time: DecisionTime,
     ) -> None:
         self._directory = directory
+        self._time = time
         self._changed = directory.changed
         self._settings = directory.settings
         self._admission = admission
@@ -67,7 +70,8 @@ class StagedBatches:
         """Take over a staged transaction that the durable store has."""
         record = queue.record
         if not record.publishing:
-            self.staging.begin(record.name, record.created_ms)
+            # What a crash took of the age of the store, or a version that did not count it, must not count for it.
+            self.staging.begin(record.name, min(record.created_ms, self._time.age_ms))
         else:
             self._admission.begin_publishing(queue)
         self._next_publishing = max(self._next_publishing, record.publishing + 1)
@@ -84,15 +88,17 @@ class StagedBatches:
         queue = self._directory.staged.get(command.transaction)
         new = self._new_of(command, queue)
         self._take_room(command, queue, [len(each.payload) for each in new])
+        age_ms = self._time.age_ms
         if queue is None:
-            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=now_ms)
+            record = CatalogRecord("staged", command.transaction, target=command.target.name, created_ms=age_ms)
             queue = self._directory.staged[command.transaction] = self._directory.new_queue(
                 Destination(command.transaction), record, effects
             )
-            for name in self.staging.begin(command.transaction, now_ms):
+            self._published.has_news = True  # its age goes by that of the store
+            for name in self.staging.begin(command.transaction, age_ms):
                 self._end(name, effects)
-        elif self.staging.used(command.transaction, now_ms):
-            self._note_use(queue, now_ms, effects)
+        elif self.staging.used(command.transaction, age_ms):
+            self._note_use(queue, age_ms, effects)
         for message in new:
             self._store(message._replace(persistent=True), (queue,), now_ms, effects)
         self._changed[queue.id] = queue
@@ -134,18 +140,19 @@ class StagedBatches:
 
     def renew(self, command: c.Renew, now_ms: int, effects: Effects) -> None:
         """Carry out a Renew."""
-        name = self.staging.renew(command.group, command.number, now_ms)
+        age_ms = self._time.age_ms
+        name = self.staging.renew(command.group, command.number, age_ms)
         if name is not None:
-            self._note_use(self._directory.staged[name], now_ms, effects)
+            self._note_use(self._directory.staged[name], age_ms, effects)
         effects.answer(command, self._settings.staged_timeout_seconds)
 
-    def _note_use(self, queue: QueueState, now_ms: int, effects: Effects) -> None:
-        queue.record = queue.record._replace(created_ms=now_ms)
+    def _note_use(self, queue: QueueState, age_ms: int, effects: Effects) -> None:
+        queue.record = queue.record._replace(created_ms=age_ms)
         self._directory.put_record(queue, effects)
 
-    def overdue(self, now_ms: int) -> list[str]:
+    def overdue(self, age_ms: int) -> list[str]:
         """The staged transactions to drop because their batch was not used for the time-out."""
-        overdue = self.staging.overdue(now_ms)
+        overdue = self.staging.overdue(age_ms)
         if not overdue:
             return overdue
         waiting = [blocked.command for blocked in self._wait_queues]
@@ -177,8 +184,8 @@ class StagedBatches:
             waits = self._blocked.block(blocked, full.queue, full.reason, effects)
             self._directory.unmake(made, effects)
             for queue in found:  # a publication that is refused may be made again
-                if self.staging.used(queue.record.name, now_ms):
-                    self._note_use(queue, now_ms, effects)
+                if self.staging.used(queue.record.name, self._time.age_ms):
+                    self._note_use(queue, self._time.age_ms, effects)
             return not waits
         for queue in found:
             self._begin_publishing(queue, effects)

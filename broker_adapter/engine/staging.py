@@ -48,10 +48,10 @@ class _Batch:
 
     __slots__ = ("noted_ms", "transactions", "used_ms")
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, age_ms: int) -> None:
         self.transactions: dict[str, None] = {}
-        self.used_ms = now_ms
-        self.noted_ms = now_ms
+        self.used_ms = age_ms
+        self.noted_ms = age_ms
 
 
 class Staging:
@@ -68,12 +68,12 @@ class Staging:
     def __len__(self) -> int:
         return sum(len(batch.transactions) for batches in self._groups.values() for batch in batches.values())
 
-    def begin(self, transaction: str, now_ms: int) -> list[str]:
+    def begin(self, transaction: str, age_ms: int) -> list[str]:
         """A new transaction, or one that a restart has found.
 
         Args:
             transaction: its name.
-            now_ms: when it was used.
+            age_ms: when it was used, by the age of the store; so is every other time here.
 
         Returns:
             The transactions that it supersedes: those of lower numbers of its group.
@@ -82,33 +82,33 @@ class Staging:
         batches = self._groups.setdefault(group, {})
         batch = batches.get(number)
         if batch is None:
-            batch = batches[number] = _Batch(now_ms)
+            batch = batches[number] = _Batch(age_ms)
         batch.transactions[transaction] = None
-        batch.used_ms = max(batch.used_ms, now_ms)
-        batch.noted_ms = max(batch.noted_ms, now_ms)
+        batch.used_ms = max(batch.used_ms, age_ms)
+        batch.noted_ms = max(batch.noted_ms, age_ms)
         return [] if number is None else self.through(group, number - 1)
 
-    def used(self, transaction: str, now_ms: int) -> bool:
+    def used(self, transaction: str, age_ms: int) -> bool:
         """A transaction was used; returns whether its catalog record is to be written again."""
         group, number = batch_of(transaction)
-        return self._is_to_be_noted(self._groups[group][number], now_ms)
+        return self._is_to_be_noted(self._groups[group][number], age_ms)
 
-    def renew(self, group: str, number: int, now_ms: int) -> str | None:
+    def renew(self, group: str, number: int, age_ms: int) -> str | None:
         """A batch, which may have no transaction yet, is still in use.
 
         Returns:
             One of its transactions whose catalog record is to be written again; None where none is.
         """
         batch = self._groups.get(group, {}).get(number)
-        if batch is None or not self._is_to_be_noted(batch, now_ms):
+        if batch is None or not self._is_to_be_noted(batch, age_ms):
             return None
         return next(iter(batch.transactions))
 
-    def _is_to_be_noted(self, batch: _Batch, now_ms: int) -> bool:
-        batch.used_ms = max(batch.used_ms, now_ms)
-        if now_ms - batch.noted_ms < max(1, self._timeout_ms // _NOTES):
+    def _is_to_be_noted(self, batch: _Batch, age_ms: int) -> bool:
+        batch.used_ms = max(batch.used_ms, age_ms)
+        if age_ms - batch.noted_ms < max(1, self._timeout_ms // _NOTES):
             return False
-        batch.noted_ms = now_ms
+        batch.noted_ms = age_ms
         return True
 
     def end(self, transaction: str) -> tuple[str, int] | None:
@@ -140,12 +140,12 @@ class Staging:
             for transaction in batch.transactions
         ]
 
-    def overdue(self, now_ms: int) -> list[str]:
+    def overdue(self, age_ms: int) -> list[str]:
         """The transactions of batches that were not used for the time-out."""
         return [
             transaction
             for batches in self._groups.values()
             for batch in batches.values()
-            if batch.used_ms + self._timeout_ms <= now_ms
+            if batch.used_ms + self._timeout_ms <= age_ms
             for transaction in batch.transactions
         ]

@@ -11,7 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.records import (
+    AGE,
     HAS_OLD,
     NEXT_MESSAGE,
     NEXT_QUEUE,
@@ -79,6 +81,8 @@ class _TakeOver:
                 # Its record is lost, and a repair could not save it: what any version may have written is taken over.
                 _log.warning("! the store in %s has lost the record of its version", self._path)
                 self._upgrade(0)
+            else:
+                self._txn.put(AGE, encode_meta(AGE, epoch_ms()), db=meta)
             self._txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
         elif version < _FIRST_CHECKED:
             self._upgrade(version)

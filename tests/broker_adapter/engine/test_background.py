@@ -148,12 +148,12 @@ def test_names_that_were_not_used_for_long_are_swept_away(disk: Engines, monkeyp
 def test_the_age_of_a_store_is_noted_where_names_were_noted_and_goes_on_from_there(disk: Engines) -> None:
     broker = disk.start()
     assert broker._stores.disk is not None
-    broker.call(c.NoteAge(), WAIT)
-    assert broker._stores.disk.age_ms() is None
-    broker.call(c.Publish("g", 3, ()), WAIT)
     noted_ms = broker._stores.disk.age_ms()
-    assert noted_ms is not None, "it is that of the name"
-    broker.call(c.Statistics(), WAIT)
+    assert noted_ms is not None, "a new store begins with the time of the day"
+    broker._state.time.begin(noted_ms + 1000, broker._state.time.elapsed_ms)
+    broker.call(c.NoteAge(), WAIT)
+    assert broker._stores.disk.age_ms() == noted_ms, "there is nothing new"
+    broker.call(c.Publish("g", 3, ()), WAIT)
     broker._state.time.begin(noted_ms + 1000, broker._state.time.elapsed_ms)
     broker.call(c.NoteAge(), WAIT)
     assert noted_ms + 1000 <= broker._stores.disk.age_ms() < noted_ms + 600_000

@@ -114,6 +114,25 @@ def test_what_was_done_a_moment_ago_is_remembered_however_far_somebody_sets_the_
     broker.close()
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_was_staged_a_moment_ago_can_be_published_however_far_somebody_sets_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    settings = EngineSettings()
+    broker = Broker(settings, str(tmp_path))
+    assert broker.call(c.Stage("g/5/t", Q, 0, [message("x")]), WAIT)
+    set_clock(monkeypatch, 2 * HOUR_MS)
+    if closed:
+        broker.close()
+        broker = Broker(settings, str(tmp_path))
+    with broker.reading():
+        broker._background._staged_check_ms = 0  # the next cycle drops what is overdue
+    broker.call(c.Statistics(), WAIT)
+    broker.call(c.Statistics(), WAIT)
+    assert broker.call(c.Publish("g", 5, ("g/5/t",)), WAIT)
+    broker.close()
+
+
 def test_what_is_delayed_comes_by_the_time_of_the_day(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     client = connect(broker)
     send(broker, client, "q", "later", deliver_at_ms=time.time_ns() // 1_000_000 + HOUR_MS)

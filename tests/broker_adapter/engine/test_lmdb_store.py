@@ -48,6 +48,10 @@ from tests.broker_adapter.engine.storing import SETTINGS, batch_of, damage, entr
 
 def test_the_age_of_a_store_that_has_no_note_of_it_is_that_of_its_youngest_name(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, EngineSettings())
+    assert store.age_ms() is not None, "a new one notes the time of the day"
+    batch = StoreBatch()
+    batch.put("meta", AGE, None)
+    store.commit(batch)
     assert store.age_ms() is None
     batch = StoreBatch()
     for table, name, used_ms in (("commits", "a", 5), ("published", "b", 9), ("commits", "c", 7)):

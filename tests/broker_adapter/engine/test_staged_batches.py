@@ -52,8 +52,10 @@ class Rules:
 
     def restart(self) -> None:
         """As a start does it: from the catalog alone, without counters."""
+        age_ms = self.state.time.age_ms
         self.state = BrokerState(self.settings, durable=True, secret=b"s")
         queues = [(int.from_bytes(key, "big"), record, None, []) for key, record in self.catalog.items()]
+        self.state.time.begin(age_ms, age_ms)
         self.state.restore(queues, [], 1)
 
 
