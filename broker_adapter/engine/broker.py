@@ -149,6 +149,7 @@ class Broker:
         self._alarm_ms: int | None = None
         #: what was decided and could not be written yet, for want of room
         self._unwritten: tuple[Effects, Sequence[list[c.Handout] | None]] | None = None
+        self._shortage = ""  #: why not
         # What follows is by the clock that nobody sets.
         self._retry_ms = 0
         self._complain_ms = 0
@@ -177,13 +178,15 @@ class Broker:
         )
         for _, staged in published:
             self._background.move(staged)
-        self._runs.begin(
-            {
-                queue.id: queue.next_position
-                for queue in self._directory.queues.values()
-                if queue.next_position > 1 and queue.record.kind in ("queue", "subscription")
-            }
-        )
+        positions = {
+            queue.id: queue.next_position
+            for queue in self._directory.queues.values()
+            if queue.next_position > 1 and queue.record.kind in ("queue", "subscription")
+        }
+        try:
+            self._runs.begin(positions)
+        except ResourceAllocationException as error:
+            _log.warning("! the start of the engine is noted when there is room: %s", error)
         self._stores.note_first_due()
         self._background.keep_staged(_elapsed_ms())
 
@@ -225,7 +228,8 @@ class Broker:
         elif may_be_interrupted() or not self._run_one(0):
             self._signal()
         if not answer.arrives(timeout):
-            raise OperationTimedOutException(f"no answer to {type(command).__name__} within {timeout:g} s")
+            why = "" if self._unwritten is None else f": {self._shortage}, and the engine waits for that"
+            raise OperationTimedOutException(f"no answer to {type(command).__name__} within {timeout:g} s{why}")
         if answer.error is not None:
             raise copied(answer.error)
         return answer.result
@@ -480,6 +484,7 @@ class Broker:
             if self._persist(effects):
                 self._state.totals.commits += 1
         except ResourceAllocationException as error:
+            self._shortage = error.reason
             elapsed_ms = _elapsed_ms()
             if elapsed_ms >= self._complain_ms:
                 self._complain_ms = elapsed_ms + _COMPLAIN_MS
@@ -588,7 +593,7 @@ class Broker:
             if self.failed is not None:
                 raise copied(self.failed)
             if self._unwritten is not None:
-                raise ResourceAllocationException("the disk of the store is full; ask again when there is room")
+                raise ResourceAllocationException(f"{self._shortage}, and ask again")
             yield self._reader()
 
     def _reader(self) -> Reader:

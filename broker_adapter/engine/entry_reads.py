@@ -17,6 +17,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Stores
+from broker_adapter.errors import ResourceAllocationException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -81,6 +82,11 @@ class EntryReads:
                 fields = entry.flags, entry.expires_at_ms, entry.size, entry.group
                 changes.append(("entries", key, encode_entry(key, entry.number, entry.delivery_count, *fields)))
                 _log.error("! entry %s fails its checksum; it is in memory, and is written again", key.hex())
-        if changes and self._stores.disk is not None:
+        if not changes or self._stores.disk is None:
+            return False
+        try:
             self._stores.disk.apply(changes)
-        return bool(changes)
+        except ResourceAllocationException as error:
+            _log.error("! they cannot be written now, and stay as they are: %s", error)
+            return False
+        return True

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    RUN_PREFIX,
     CatalogRecord,
     Counters,
     LaneCounters,
     RawEntry,
+    RunRecord,
     check_kind,
     decode_catalog,
     decode_counters,
     decode_entry,
+    decode_run,
     entry_key,
     unpack_entry_key,
     unpack_queue_key,
@@ -127,3 +131,17 @@ def count_entries(txn: Any, tables: Mapping[str, Any], prefix: bytes) -> Counter
     # Nobody knows which positions above the last entry were used; skip as many as could be in one queue's window.
     next_position = last + 1 + (1 << 32)
     return Counters(next_position, size, tuple(LaneCounters(*lane, 0) for lane in sorted(lanes.items())))
+
+
+def run_items(txn: Any, meta: Any) -> Iterator[tuple[bytes, bytes]]:
+    """The records of the starts, the oldest first."""
+    items = items_from(txn.cursor(db=meta), RUN_PREFIX)
+    return takewhile(lambda item: item[0].startswith(RUN_PREFIX), items)
+
+
+def decoded_run(key: bytes, value: bytes) -> RunRecord | None:
+    """The record of a start of the engine; None where it cannot be trusted."""
+    try:
+        return decode_run(key, value)
+    except (StoreCorruptException, TypeError, ValueError):
+        return None

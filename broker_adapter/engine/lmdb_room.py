@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from broker_adapter.engine.lmdb_errors import code_of, free_bytes, no_room
 from broker_adapter.engine.room import Figures, Room, room_of
 from broker_adapter.settings import EngineSettings
 
@@ -49,6 +50,21 @@ def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: Eng
     if (figures.free_disk_pages - figures.min_free_disk_pages) * page < plenty:
         _keep_ballast(path, figures)
     return room_of(attrs.evolve(figures, used_pages=_used_pages(env, tables)), plenty, str(path))
+
+
+def can_grow(path: Path) -> bool:
+    """Whether a store has room for :data:`BALLAST_BYTES` more; the disk gives them to its file then.
+
+    So quotas and limits of the size of files are found as well, and nobody else can take the room before it is used.
+    """
+    if free_bytes(path) < BALLAST_BYTES:
+        return False
+    try:
+        with open(path / "data.mdb", "r+b") as data:
+            os.posix_fallocate(data.fileno(), os.fstat(data.fileno()).st_size, BALLAST_BYTES)
+    except OSError as error:
+        return no_room(path, code_of(error)) is None
+    return True
 
 
 def _keep_ballast(path: Path, figures: Figures) -> None:

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,9 +18,21 @@ import lmdb
 
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.findings import Change
-from broker_adapter.engine.lmdb_errors import STORE_ERRORS, commit_failed, failed, opening_failed
-from broker_adapter.engine.lmdb_reads import count_entries, entries_between, items_from, stored_queues
+from broker_adapter.engine.lmdb_errors import (
+    STORE_ERRORS,
+    failed,
+    opening_failed,
+)
+from broker_adapter.engine.lmdb_reads import (
+    count_entries,
+    decoded_run,
+    entries_between,
+    items_from,
+    run_items,
+    stored_queues,
+)
 from broker_adapter.engine.lmdb_room import measured_room
+from broker_adapter.engine.lmdb_writes import Writes, put_batch
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     AGE,
@@ -42,15 +53,8 @@ from broker_adapter.engine.records import (
     decode_last,
     decode_message,
     decode_meta,
-    decode_reference,
-    decode_run,
     decode_schedule_key,
     decode_sequences,
-    encode_entry,
-    encode_message,
-    encode_meta,
-    encode_reference,
-    encode_run,
     entry_key,
     last_key,
     message_key,
@@ -63,10 +67,7 @@ from broker_adapter.engine.room import Room
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.engine.store_files import allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store_versions import take_over
-from broker_adapter.errors import (
-    StoreCorruptException,
-    StoreException,
-)
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -80,30 +81,8 @@ _REPAIRED_BYTES = 16 * 1024 * 1024
 _NAMED = 20
 #: How often the log says that nothing can be set aside.
 _COMPLAIN_SECONDS = 60.0
-#: Starts of the engine that are remembered: so many, or less where they have more bytes, but always the last few.
-KEPT_RUNS = 1000
-KEPT_RUN_BYTES = 1024 * 1024
-ALWAYS_KEPT_RUNS = 32
 #: Lanes that messages can have, in the order of delivery.
 _LANES = range(10)
-
-
-def _superfluous(sizes: Sequence[int]) -> int:
-    """How many records of starts, with these sizes, are too many when another one comes; the oldest are first."""
-    most_bytes, kept = KEPT_RUN_BYTES, 0
-    for size in reversed(sizes):
-        most_bytes -= size
-        if kept + 1 >= KEPT_RUNS or (most_bytes < 0 and kept + 1 >= ALWAYS_KEPT_RUNS):
-            break
-        kept += 1
-    return len(sizes) - kept
-
-
-def _run_of(key: bytes, value: bytes) -> RunRecord | None:
-    try:
-        return decode_run(key, value)
-    except (StoreCorruptException, TypeError, ValueError):
-        return None
 
 
 def map_bytes(settings: EngineSettings) -> int:
@@ -161,10 +140,12 @@ class LmdbStore:
                     sync_directory(each.parent)
             except OSError as error:
                 file = next((each for each in (self.path, *self.path.parents) if each.exists()), self.path)
-                reason = str(error)
-                if not file.is_dir():
-                    reason = f"{str(file)!r} is a file; give a directory, which is made where there is none"
-                raise StoreException(f"the store in {str(self.path)!r} cannot be opened: {reason}") from error
+                if file.is_dir():
+                    raise opening_failed(self.path, error) from error
+                raise StoreException(
+                    f"the store in {str(self.path)!r} cannot be opened: {str(file)!r} is a file; give a directory,"
+                    " which is made where there is none"
+                ) from error
             self._owner = own(self.path)
         try:
             self._open()
@@ -196,17 +177,23 @@ class LmdbStore:
             )
         check_size(self.path / "data.mdb")
         allocate_lock(self.path / "lock.mdb")
-        self._env = lmdb.open(
-            str(self.path),
-            map_size=map_bytes(self._settings),
-            max_dbs=len(TABLES),
-            max_readers=126,
-            mode=0o600,
-        )
+        try:
+            self._env = lmdb.open(
+                str(self.path),
+                map_size=map_bytes(self._settings),
+                max_dbs=len(TABLES),
+                max_readers=126,
+                mode=0o600,
+            )
+        except lmdb.Error:
+            if is_new:  # a part of a file, on a full disk: the next start would take it for a damaged store
+                (self.path / "data.mdb").unlink(missing_ok=True)
+            raise
         if self._is_kept:
             # What an older version wrote is upgraded there, and seen as it will be.
             self._trial = self._env.begin(write=True)
         self._db = {table: self._env.open_db(table.encode(), txn=self._trial) for table in TABLES}
+        self._writes = Writes(self._env, self._db, self.path, self._settings.max_store_bytes)
         if is_new:
             sync_directory(self.path)  # the file is named on the disk before a message is confirmed
         if self._trial is not None:
@@ -320,39 +307,30 @@ class LmdbStore:
                         used.append(decode_last(key, found).used_ms)
         return max(used, default=None)
 
-    def begin_run(self, record: RunRecord) -> bool:
-        """Note a start of the engine, and forget the oldest ones beyond :data:`KEPT_RUNS`.
+    @property
+    def has_noted_run(self) -> bool:
+        """Whether the start of the engine that was to be noted is."""
+        return self._writes.unnoted is None
 
-        Returns whether that was done: a full store has no room for it.
+    def begin_run(self, record: RunRecord) -> None:
+        """Note a start of the engine, and forget the oldest ones that are too many.
+
+        Raises:
+            ResourceAllocationException: there is no room for it; the next commit notes it with what it writes.
+            StoreException: the store has failed.
         """
-        meta = self._db["meta"]
-        try:
-            with self._env.begin(write=True) as txn:
-                sizes = {key: len(value) for key, value in self._run_items(txn)}
-                known = list(sizes)
-                last = unpack_message_key(known[-1][len(RUN_PREFIX) :])[0] if known else 0
-                key = run_key(last + 1)
-                txn.put(key, encode_run(key, record), db=meta)
-                for old in known[: _superfluous(list(sizes.values()))]:
-                    txn.delete(old, db=meta)
-        except lmdb.Error as error:
-            meaning = commit_failed(self.path, error, self._settings.max_store_bytes)
-            if isinstance(meaning, StoreException):
-                raise meaning from error
-            _log.warning("! the start of the engine could not be noted: %s", error)
-            return False
-        return True
+        self._writes.note(record)
 
     def runs(self) -> list[str]:
         """The starts of the engine that are known, in order; empty in place of records that cannot be trusted."""
         found = []
         with self._env.begin() as txn:
             due = b""
-            for key, value in self._run_items(txn):
+            for key, value in run_items(txn, self._db["meta"]):
                 if due not in (b"", key):
                     found.append("")  # those in between are in quarantine
                 due = run_key(unpack_message_key(key[len(RUN_PREFIX) :])[0] + 1)
-                record = _run_of(key, value)
+                record = decoded_run(key, value)
                 if record is None:
                     _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
                 found.append("" if record is None else record.run)
@@ -362,92 +340,17 @@ class LmdbStore:
         """The position that each queue would give next when this run began; queues without messages are missing."""
         word = run.encode(errors="replace")
         with self._env.begin() as txn:
-            for key, value in self._run_items(txn):
-                record = _run_of(key, value) if word in value else None
+            for key, value in run_items(txn, self._db["meta"]):
+                record = decoded_run(key, value) if word in value else None
                 if record is not None and record.run == run:
                     return record.positions
         return {}
-
-    def _run_items(self, txn: Any) -> Iterator[tuple[bytes, bytes]]:
-        """The records of the starts, the oldest first."""
-        items = items_from(txn.cursor(db=self._db["meta"]), RUN_PREFIX)
-        return takewhile(lambda item: item[0].startswith(RUN_PREFIX), items)
 
     # Writing.
 
     def commit(self, batch: StoreBatch) -> None:
         """Apply the batch in one synced transaction."""
-        db = self._db
-        try:
-            with self._env.begin(write=True) as txn:
-                if batch.messages:
-                    with txn.cursor(db=db["messages"]) as cursor:
-                        cursor.putmulti(
-                            [
-                                (message_key(number), encode_message(number, message.format, message.payload))
-                                for number, message in batch.messages.items()
-                            ],
-                            append=True,
-                        )
-                    txn.put(NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, max(batch.messages) + 1), db=db["meta"])
-                for number, count in batch.references:
-                    key = message_key(number)
-                    txn.put(key, encode_reference(key, count), db=db["references"])
-                if batch.entries:
-                    puts = []
-                    delete, entries = txn.delete, db["entries"]
-                    for key, entry in batch.entries.items():
-                        if entry is None:
-                            delete(key, db=entries)
-                        else:
-                            puts.append(
-                                (
-                                    key,
-                                    encode_entry(
-                                        key,
-                                        entry.number,
-                                        entry.delivery_count,
-                                        entry.flags,
-                                        entry.expires_at_ms,
-                                        entry.size,
-                                        entry.group,
-                                    ),
-                                )
-                            )
-                    if puts:
-                        with txn.cursor(db=entries) as cursor:
-                            cursor.putmulti(puts)
-                for number in batch.unreferenced:
-                    self._unreference(txn, number)
-                if batch.gone:
-                    delete, messages = txn.delete, db["messages"]
-                    for number in batch.gone:
-                        delete(message_key(number), db=messages)
-                for table, changes in batch.tables.items():
-                    handle = db[table]
-                    for key, value in changes.items():
-                        if value is None:
-                            txn.delete(key, db=handle)
-                        else:
-                            txn.put(key, value, db=handle)
-        except lmdb.Error as error:
-            raise commit_failed(self.path, error, self._settings.max_store_bytes) from error
-
-    def _unreference(self, txn: Any, number: int) -> None:
-        key = message_key(number)
-        references = self._db["references"]
-        found = txn.get(key, db=references)
-        try:
-            left = decode_reference(key, found) - 1 if found else 0
-        except StoreCorruptException:
-            # Nobody knows how many entries are left: the message stays, and a check counts them.
-            _log.error("! the count of references to message %d cannot be trusted; the message is kept", number)
-            return
-        if left > 0:
-            txn.put(key, encode_reference(key, left), db=references)
-        else:
-            txn.delete(key, db=references)
-            txn.delete(key, db=self._db["messages"])
+        self._writes.carry_out(lambda txn: put_batch(txn, self._db, batch))
 
     def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
         """Move records to the table ``quarantine``, as they are.
@@ -464,18 +367,19 @@ class LmdbStore:
         """The same for (table, key) each, in one transaction."""
         if not records:
             return True
-        moved = []
+        moved: list[tuple[str, bytes]] = []
+
+        def move(txn: Any) -> None:
+            moved.clear()
+            for table, key in records:
+                value = txn.pop(key, db=self._db[table])
+                if value is not None:
+                    txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
+                    moved.append((table, key))
+
         try:
-            with self._env.begin(write=True) as txn:
-                for table, key in records:
-                    value = txn.pop(key, db=self._db[table])
-                    if value is not None:
-                        txn.put(quarantine_key(table, key), value, db=self._db["quarantine"])
-                        moved.append((table, key))
-        except lmdb.Error as error:
-            meaning = commit_failed(self.path, error, self._settings.max_store_bytes)
-            if isinstance(meaning, StoreException):
-                raise meaning from error
+            self._writes.carry_out(move)
+        except ResourceAllocationException as meaning:
             if time.monotonic() >= self._complain_at:
                 self._complain_at = time.monotonic() + _COMPLAIN_SECONDS
                 table, key = records[0]
@@ -594,17 +498,24 @@ class LmdbStore:
         self._env.copy(str(path), compact=True)
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Write the changes of a repair, in transactions of bounded size."""
+        """Write the changes of a repair, in transactions of bounded size.
+
+        Raises:
+            ResourceAllocationException: there is no room for one of them; those before it are written.
+            StoreException: the store has failed.
+        """
         for part in in_parts(changes, lambda change: len(change[2] or b""), _REPAIRED_AT_ONCE, _REPAIRED_BYTES):
             self._apply(part)
 
     def _apply(self, changes: Sequence[Change]) -> None:
-        with self._env.begin(write=True) as txn:
+        def apply(txn: Any) -> None:
             for table, key, value in changes:
                 if value is None:
                     txn.delete(key, db=self._db[table])
                 else:
                     txn.put(key, value, db=self._db[table])
+
+        self._writes.carry_out(apply)
 
     def close(self) -> None:
         """Close the files and give up the ownership."""

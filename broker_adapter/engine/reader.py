@@ -68,7 +68,11 @@ class Reader:
         return published.last(group)
 
     def run(self, queue: QueueState) -> str:
-        """What tells later in which run a queue gave its positions; empty where the store has no note of it."""
+        """What tells later in which run a queue gave its positions.
+
+        Raises:
+            ResourceAllocationException: the store has no room to note the run.
+        """
         return self._runs.seen(queue.id)
 
     def kept(self, queue: QueueState, run: str | None) -> int:

@@ -11,6 +11,9 @@ Theory of operation
     *links*.  The first of them that the store knows is where the two histories part, and what both of them have in
     common ends where the earlier of the two next runs began.  Where the store knows none, it has nothing in common
     with them that it could be sure of.
+
+    A start on a full disk is noted by the first commit that finds room, together with what that one writes.  So no
+    position is given in a run that is not noted.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Final, NamedTuple
 
 from broker_adapter.engine.records import RunRecord
 from broker_adapter.engine.store import DurableStore
+from broker_adapter.errors import ResourceAllocationException
 
 #: Positions at the start of a run that are kept in memory: those that streaming queries ask for again and again.
 _KEPT_POSITIONS: Final = 10_000
@@ -115,12 +119,11 @@ class Runs:
         disk: the store on disk; None: there are no earlier runs.
 
     Attributes:
-        noted: the word of this run; empty where the store has no room to note it.
+        word: of this run.
     """
 
     def __init__(self, run: str, disk: DurableStore | None) -> None:
-        self.noted = run
-        self._run = run
+        self.word = run
         self._disk = disk
         self._earlier: list[str] = []
         self._start_positions: dict[int, int] = {}
@@ -131,19 +134,33 @@ class Runs:
 
         Args:
             positions: the position that each queue will give next; those without messages are missing.
+
+        Raises:
+            ResourceAllocationException: the store has no room for the note, which goes with the next commit.
         """
         self._start_positions = positions
         if self._disk is None:
             return
-        if not self._disk.begin_run(RunRecord(self._run, positions)):
-            self.noted = ""
-        self._earlier = [run for run in self._disk.runs() if run != self._run]
+        try:
+            self._disk.begin_run(RunRecord(self.word, positions))
+        finally:
+            self._earlier = [run for run in self._disk.runs() if run != self.word]
 
     def seen(self, queue: int) -> str:
-        """What tells later, for a queue, in which run its positions were seen; empty where the store has no note."""
-        if not self.noted:
-            return ""
-        return text_of(links_to([*self._earlier, self._run], lambda run: self._start(queue, run)))
+        """What tells later, for a queue, in which run its positions were seen.
+
+        Raises:
+            ResourceAllocationException: the store has no room for the note.
+        """
+        if self._disk is not None and not self._disk.has_noted_run:
+            try:
+                self._disk.begin_run(RunRecord(self.word, self._start_positions))
+            except ResourceAllocationException as error:
+                raise ResourceAllocationException(
+                    f"{error.reason}, and ask again: the start of the engine is not noted in the store yet, and without"
+                    " that positions cannot be told from those of a restored older copy"
+                ) from error
+        return text_of(links_to([*self._earlier, self.word], lambda run: self._start(queue, run)))
 
     def kept(self, queue: int, seen: str, next_position: int) -> int:
         """Positions of a queue below this one are those of the same messages as where they were seen.
@@ -153,12 +170,12 @@ class Runs:
             seen: what ``seen`` has answered there, or a version before.
             next_position: the one that the queue will give next.
         """
-        known = [*self._earlier, self._run]
+        known = [*self._earlier, self.word]
         return kept(links_of(seen), known, lambda run: self._start(queue, run), next_position)
 
     def _start(self, queue: int, run: str) -> int:
         """The position that a queue would give next when a known run began."""
-        if self._disk is None or run == self._run:
+        if self._disk is None or run == self.word:
             return self._start_positions.get(queue, _FIRST)
         key = run, queue
         if key not in self._positions:

@@ -115,8 +115,16 @@ class DurableStore(Store, Protocol):
         It is not counted from zero, but from the time of the day at which the store was made.
         """
 
-    def begin_run(self, record: RunRecord) -> bool:
-        """Note a start of the engine; returns False where there is no room for it."""
+    @property
+    def has_noted_run(self) -> bool:
+        """Whether the start of the engine that was to be noted is."""
+
+    def begin_run(self, record: RunRecord) -> None:
+        """Note a start of the engine.
+
+        Raises:
+            ResourceAllocationException: there is no room for it; what is written next notes it, in the same commit.
+        """
 
     def runs(self) -> list[str]:
         """The starts of the engine that are known, in order; empty in place of those that cannot be trusted."""

@@ -7,9 +7,11 @@ import os
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
+from broker_adapter.engine.lmdb_errors import opening_failed
 from broker_adapter.engine.pages import File, Read, contradiction, metas
 from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
 
@@ -105,7 +107,7 @@ def own(path: Path) -> IO[str]:
         # It stays open as long as the store.
         file = open(path / "owner", "a+", encoding="utf-8", opener=_private)  # noqa: SIM115
     except OSError as error:
-        raise StoreException(f"the store in {str(path)!r} cannot be opened: {error}") from error
+        raise opening_failed(path, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -115,11 +117,11 @@ def own(path: Path) -> IO[str]:
         raise StoreLockedException(
             f"the store in {str(path)!r} is in use by {owner}; stop it, or connect to it as a server (amqp://...)"
         ) from error
-    file.seek(0)
-    file.truncate()
     command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    file.write(f"process {os.getpid()} ({command}), since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    file.flush()
+    owner = f"process {os.getpid()} ({command}), since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+    with suppress(OSError):  # it is for people: a store is opened on a full disk as well
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), owner.encode(errors="replace"))
     _owned.add(file)
     return file
 

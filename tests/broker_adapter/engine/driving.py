@@ -16,6 +16,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.envelope import BodyKind, Envelope, pack
+from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 
 WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
@@ -147,5 +148,5 @@ def full_up(store: LmdbStore) -> None:
         for number in range(10_000):
             try:
                 store.apply([("meta", b"%d %d" % (size, number), bytes(size))])
-            except lmdb.MapFullError:
+            except ResourceAllocationException:
                 break

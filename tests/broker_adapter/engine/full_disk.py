@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,15 @@ import pytest
 from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import Report, check_store, compact_store
-from broker_adapter.errors import OperationTimedOutException, StoreException
+from broker_adapter.engine.store_files import allocate_lock
+from broker_adapter.errors import (
+    InvalidDestinationException,
+    OperationTimedOutException,
+    ResourceAllocationException,
+    StoreException,
+)
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.driving import Inbox, attach, connect, depth, drained, message, settle
@@ -114,6 +123,127 @@ def what_cannot_be_written_waits_until_there_is_room(directory: Path) -> None:
     assert len(drained(broker, client, "q", presettled=True)) == 21
     sound(broker)
     broker.close()
+
+
+def a_write_that_is_cut_short_waits_until_there_is_room(directory: Path) -> None:
+    """With room for a part of it, LMDB says "Input/output error"."""
+    broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
+    broker._measure_room = lambda _elapsed_ms, _incoming: None  # type: ignore[method-assign]
+    client = connect(broker)
+    sent = 0
+    for leave in (4096, 20_480, 102_400, 1_000_000):
+        filler = fill(directory, leave)
+        answers: list[Any] = []
+        messages = [message(b"x" * 100_000) for _ in range(20)]
+        broker.submit(c.Enqueue(client, queue("q"), messages, answers.append))
+        with pytest.raises(OperationTimedOutException, match=r"is full; make room on it .* the engine waits for that"):
+            broker.call(c.Statistics(), 1)
+        with pytest.raises(ResourceAllocationException, match=r"is full; make room on it .* and ask again"):
+            broker.request("bounds", {"destination": "q"}, WAIT)
+        left = (directory / "data" / "data.mdb").read_bytes()
+        assert broker.failed is None
+        assert not answers
+        filler.unlink()
+        broker.call(c.Statistics(), WAIT)
+        assert answers == [None]
+        sent += 20
+        assert depth(broker, "q") == sent
+        # What SIGKILL would have left has nothing of what was not confirmed.
+        killed = directory / "killed"
+        killed.mkdir()
+        (killed / "data.mdb").write_bytes(left)
+        with closing(Broker(EngineSettings(min_free_disk_bytes=0), str(killed))) as again:
+            sound(again)
+            depths = {each.name: each.messages for each in again.call(c.Statistics(), WAIT).queues}
+            assert depths.get("q", 0) == sent - 20
+        shutil.rmtree(killed)
+    assert len(drained(broker, client, "q", presettled=True)) == sent
+    sound(broker)
+    broker.close()
+
+
+def an_engine_starts_where_a_few_pages_are_left_and_goes_on_when_there_is_room(directory: Path) -> None:
+    path = directory / "data"
+    settings = EngineSettings(min_free_disk_bytes=0)
+    with closing(Broker(settings, str(path))) as broker:
+        client = connect(broker)
+        for _ in range(5):
+            assert send(broker, client, *([b"x" * 300] * 1000)) is None
+    left = 5000
+    for leave in (0, 4096, 8192, 12_288, 20_480, 28_672, 61_440):
+        compact_store(path, settings)
+        allocate_lock(path / "lock.mdb")
+        filler = fill(directory, leave)
+        with closing(Broker(settings, str(path))) as broker:
+            room = threading.Timer(1.0, filler.unlink)
+            room.start()
+            consumer, inbox = attach(broker, connect(broker), "q", credit=500)
+            handouts = inbox.wait_for(500)
+            settle(broker, consumer, handouts)
+            broker.call(c.Detach(consumer), WAIT)
+            room.join()
+            left -= len(handouts)
+            assert depth(broker, "q") == left, leave
+            sound(broker)
+
+
+def a_start_on_a_full_disk_is_noted_when_there_is_room(directory: Path) -> None:
+    """Else an older copy of the store that is put back is taken for this one."""
+    path, copy = directory / "data", directory / "copy"
+    settings = EngineSettings(min_free_disk_bytes=0)
+
+    def bounds(broker: Broker, run: str | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = broker.request("bounds", {"destination": "q", "run": run}, WAIT)
+        return found
+
+    with closing(Broker(settings, str(path))) as broker:
+        assert send(broker, connect(broker), *[b"old"] * 3) is None
+        before = bounds(broker)["run"]
+    compact_store(path, settings)
+    allocate_lock(path / "lock.mdb")
+    shutil.copytree(path, copy)
+    for first in ("send", "ask"):
+        filler = fill(directory)
+        with closing(Broker(settings, str(path))) as broker:
+            assert not broker.store.has_noted_run
+            with pytest.raises(ResourceAllocationException, match=r"make room on it, and ask again: the start"):
+                bounds(broker)
+            answer = broker.request("read_range", {"destination": "q", "first": 1, "last": 3, "run": before}, WAIT)
+            assert len(answer["messages"]) == 3
+            filler.unlink()
+            if first == "send":
+                assert send(broker, connect(broker), *[b"new"] * 3) is None
+                assert broker.store.runs() == [before, broker.run]
+            seen = bounds(broker)
+            assert seen["run"] == broker.run
+            assert broker.store.runs() == [before, broker.run]
+            assert send(broker, connect(broker), *[b"new"] * 3) is None
+            seen = bounds(broker)
+        shutil.rmtree(path)
+        shutil.copytree(copy, path)
+        with closing(Broker(settings, str(path))) as broker:
+            assert send(broker, connect(broker), *[b"other"] * 50) is None
+            assert bounds(broker, seen["run"])["kept"] == 4
+            arguments = {"destination": "q", "first": 1, "position": seen["next"] - 1, "run": seen["run"]}
+            with pytest.raises(InvalidDestinationException):
+                broker.request("settle_through", arguments, WAIT)
+        shutil.rmtree(path)
+        shutil.copytree(copy, path)
+
+
+def a_new_store_for_which_there_is_no_room_is_none(directory: Path) -> None:
+    path = directory / "data"
+    for leave in range(0, 53_248, 4096):
+        filler = fill(directory, leave)
+        failure = None
+        try:
+            LmdbStore(path, EngineSettings()).close()
+        except StoreException as error:
+            failure = error
+        assert failure is None or (leave < 49_152 and "make room on" in str(failure))
+        filler.unlink()
+        LmdbStore(path, EngineSettings()).close()
+        shutil.rmtree(path)
 
 
 def an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there(directory: Path) -> None:
@@ -235,6 +365,10 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
     for each in (
         producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_again,
         what_cannot_be_written_waits_until_there_is_room,
+        a_write_that_is_cut_short_waits_until_there_is_room,
+        an_engine_starts_where_a_few_pages_are_left_and_goes_on_when_there_is_room,
+        a_start_on_a_full_disk_is_noted_when_there_is_room,
+        a_new_store_for_which_there_is_no_room_is_none,
         an_engine_that_is_closed_on_a_full_disk_confirms_nothing_that_is_not_there,
         a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on,
         a_small_store_with_three_hundred_subscriptions_refuses_and_goes_on,

@@ -10,6 +10,7 @@ from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.records import entry_key
+from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import (
     WAIT,
@@ -77,6 +78,28 @@ def test_a_damaged_entry_that_is_in_memory_is_written_again(disk: Engines, caplo
     assert [each.position for each in found.entries] == [1, 2]
     assert found.corrupt == []
     assert f"entry {key.hex()} fails its checksum; it is in memory" in caplog.text
+
+
+@pytest.mark.damages
+def test_a_damaged_entry_that_is_in_memory_stops_nothing_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(EngineSettings(), str(tmp_path))
+    send(broker, connect(broker), "q", "one", "two")
+
+    def refuse(_changes: object) -> None:
+        raise ResourceAllocationException("the disk is full")
+
+    number = broker._state.directory.by_destination[queue("q")].id
+    key = entry_key(number, 5, 2)
+    with broker.reading() as reader:
+        broker.store.apply([("entries", key, b"damaged")])
+        monkeypatch.setattr(broker.store, "apply", refuse)
+        found = reader.entries(number, 0, 9, 9)
+        assert found.corrupt == [key]
+        assert [each.position for each in found.entries] == [1]
+    assert broker.failed is None
+    broker.close()
 
 
 @pytest.mark.damages

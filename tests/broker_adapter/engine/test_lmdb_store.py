@@ -9,7 +9,8 @@ import lmdb
 import pytest
 
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.lmdb_store import KEPT_RUNS, LmdbStore
+from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.lmdb_writes import KEPT_RUNS
 from broker_adapter.engine.records import (
     AGE,
     FLAG_PERSISTENT,
@@ -290,26 +291,25 @@ def test_the_last_starts_are_remembered_with_their_positions_and_damaged_ones_le
 ) -> None:
     store = reopened(tmp_path)
     for number in range(KEPT_RUNS + 2):
-        assert store.begin_run(RunRecord(str(number), {7: number}))
+        store.begin_run(RunRecord(str(number), {7: number}))
     assert store.runs() == [str(number) for number in range(2, KEPT_RUNS + 2)]
     assert [store.run_positions(run) for run in ("2", "1", "none")] == [{7: 2}, {}, {}]
     store.close()
     damage(tmp_path, "meta", run_key(3))  # the first one has number 1
     store = reopened(tmp_path)
-    assert store.runs() == [str(number) for number in range(3, KEPT_RUNS + 2)]
+    assert store.runs() == ["", *(str(number) for number in range(3, KEPT_RUNS + 2))]
     assert f"a start of the engine fails its checksum: {run_key(3).hex()}" in caplog.text
     store.close()
 
 
-def test_a_start_is_not_noted_in_a_full_store_and_that_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_start_is_not_noted_in_a_full_store_and_that_is_told(tmp_path: Path) -> None:
     store = reopened(tmp_path)
-    assert store.begin_run(RunRecord("first", {}))
+    store.begin_run(RunRecord("first", {}))
     fill(store)
-    assert not store.begin_run(RunRecord("second", dict.fromkeys(range(1000), 1 << 60)))
+    with pytest.raises(ResourceAllocationException):
+        store.begin_run(RunRecord("second", dict.fromkeys(range(1000), 1 << 60)))
     assert store.runs() == ["first"]
-    assert "the start of the engine could not be noted" in caplog.text
+    assert not store.has_noted_run
     store.close()
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.effects import Effects
-from broker_adapter.engine.lmdb_store import ALWAYS_KEPT_RUNS, KEPT_RUN_BYTES, KEPT_RUNS, LmdbStore
+from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.lmdb_writes import ALWAYS_KEPT_RUNS, KEPT_RUN_BYTES, KEPT_RUNS
 from broker_adapter.engine.records import (
     NEXT_QUEUE,
     CatalogRecord,
@@ -31,7 +32,7 @@ from broker_adapter.engine.records import (
     run_key,
 )
 from broker_adapter.engine.runs import LINKS, Link, kept, links_of, links_to, new_run, run_of, text_of
-from broker_adapter.errors import InvalidDestinationException
+from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, send
 
@@ -269,12 +270,12 @@ def test_a_start_that_finds_no_room_to_be_noted_is_a_start(engines: Engines) -> 
         except lmdb.MapFullError:
             size //= 2
     store.close()
-    with engines.running(max_store_bytes=small.max_store_bytes) as broker:
-        unnoted = ask(broker, "bounds", run=seen["run"])
-        assert (unnoted["run"], unnoted["kept"]) == ("", 11)
+    expected = pytest.raises(ResourceAllocationException, match=r"option max_store_bytes\), and ask again: the start")
+    with engines.running(max_store_bytes=small.max_store_bytes) as broker, expected:
+        ask(broker, "bounds", run=seen["run"])
     with engines.running() as broker:
-        assert broker.run
-        assert ask(broker, "bounds", run=unnoted["run"])["kept"] == 11
+        found = ask(broker, "bounds", run=seen["run"])
+        assert (run_of(found["run"]), found["kept"]) == (broker.run, 11)
 
 
 @pytest.mark.parametrize("clock_step", [0, -300, 86400])
@@ -436,7 +437,7 @@ def test_nothing_is_settled_that_was_not_read_whatever_becomes_of_the_store(chan
 def test_runs_are_told_apart_in_order(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, EngineSettings())
     for number in range(KEPT_RUNS + 300):
-        assert store.begin_run(RunRecord(str(number), {7: number}))
+        store.begin_run(RunRecord(str(number), {7: number}))
     assert store.runs() == [str(number) for number in range(KEPT_RUNS + 300)][-KEPT_RUNS:]
     assert store.run_positions("1299") == {7: 1299}
     assert store.run_positions("299") == {}

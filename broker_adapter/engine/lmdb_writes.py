@@ -1,0 +1,200 @@
+"""Transactions of LMDB that write: a disk that is full is told from one that has failed.
+
+Theory of operation
+    LMDB says "Input/output error" of a disk that has failed, and also of a write that was cut short because there was
+    room for a part of it only.  A write that was cut short has taken what room there was.  So after such an error the
+    file is made longer (:func:`~broker_adapter.engine.lmdb_room.can_grow`).  Where the disk has no room for that, it
+    is full.  Where it has, the transaction is repeated once: either it was cut short, and somebody has made room since,
+    or the disk has failed, and does so once more.
+
+    A transaction that failed has changed nothing, and one that is repeated writes all of its pages again.  So what is
+    on the disk is known in either case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from broker_adapter.engine.effects import StoreBatch
+from broker_adapter.engine.lmdb_errors import commit_failed, cut_short, failed, may_be_cut_short
+from broker_adapter.engine.lmdb_reads import run_items
+from broker_adapter.engine.lmdb_room import can_grow
+from broker_adapter.engine.records import (
+    NEXT_MESSAGE,
+    RUN_PREFIX,
+    RunRecord,
+    decode_reference,
+    encode_entry,
+    encode_message,
+    encode_meta,
+    encode_reference,
+    encode_run,
+    message_key,
+    run_key,
+    unpack_message_key,
+)
+from broker_adapter.errors import StoreCorruptException, StoreException
+
+_log = logging.getLogger(f"holdfast.{__name__}")
+
+#: Starts of the engine that are remembered: so many, or less where they have more bytes, but always the last few.
+KEPT_RUNS = 1000
+KEPT_RUN_BYTES = 1024 * 1024
+ALWAYS_KEPT_RUNS = 32
+
+
+class Writes:
+    """Writes to a store, each in one synced transaction.
+
+    Args:
+        env: the environment of LMDB.
+        tables: of it, by name.
+        path: of the store.
+        max_store_bytes: the option, for an error that names it.
+
+    Attributes:
+        unnoted: a start of the engine that the next transaction notes.
+    """
+
+    def __init__(self, env: Any, tables: Mapping[str, Any], path: Path, max_store_bytes: int) -> None:
+        self.unnoted: RunRecord | None = None
+        self._env = env
+        self._tables = tables
+        self._path = path
+        self._max_store_bytes = max_store_bytes
+
+    def note(self, record: RunRecord) -> None:
+        """Note a start of the engine, at the latest with what is written next; raises as ``carry_out`` does."""
+        self.unnoted = record
+        self.carry_out(lambda _txn: None)
+
+    def carry_out(self, change: Callable[[Any], None]) -> None:
+        """Have a change written in one synced transaction.
+
+        Args:
+            change: makes it, in a transaction; called once more where the first one has failed.
+
+        Raises:
+            ResourceAllocationException: there is no room for it, and nothing was written.
+            StoreException: the store has failed.
+        """
+        try:
+            return self._carry_out_once(change)
+        except lmdb.Error as error:
+            first = error
+        if not may_be_cut_short(first):
+            raise commit_failed(self._path, first, self._max_store_bytes) from first
+        if not can_grow(self._path):
+            raise cut_short(self._path) from first
+        try:
+            self._carry_out_once(change)
+        except lmdb.Error as error:
+            if may_be_cut_short(error) and not can_grow(self._path):
+                raise cut_short(self._path) from error
+            meaning = commit_failed(self._path, error, self._max_store_bytes)
+            raise failed(self._path, first) if isinstance(meaning, StoreException) else meaning from first
+        _log.warning("! a write to the store in %s failed (%s), and succeeded when it was repeated", self._path, first)
+
+    def _carry_out_once(self, change: Callable[[Any], None]) -> None:
+        with self._env.begin(write=True) as txn:
+            if self.unnoted is not None:
+                _note_run(txn, self._tables["meta"], self.unnoted)
+            change(txn)
+        self.unnoted = None
+
+
+def _note_run(txn: Any, meta: Any, record: RunRecord) -> None:
+    sizes = {key: len(value) for key, value in run_items(txn, meta)}
+    known = list(sizes)
+    last = unpack_message_key(known[-1][len(RUN_PREFIX) :])[0] if known else 0
+    key = run_key(last + 1)
+    txn.put(key, encode_run(key, record), db=meta)
+    for old in known[: _superfluous(list(sizes.values()))]:
+        txn.delete(old, db=meta)
+
+
+def _superfluous(sizes: Sequence[int]) -> int:
+    """How many records of starts, with these sizes, are too many when another one comes; the oldest are first."""
+    most_bytes, kept = KEPT_RUN_BYTES, 0
+    for size in reversed(sizes):
+        most_bytes -= size
+        if kept + 1 >= KEPT_RUNS or (most_bytes < 0 and kept + 1 >= ALWAYS_KEPT_RUNS):
+            break
+        kept += 1
+    return len(sizes) - kept
+
+
+def put_batch(txn: Any, db: Mapping[str, Any], batch: StoreBatch) -> None:
+    """Make the changes of a batch, in a transaction; ``db``: the tables by name."""
+    if batch.messages:
+        with txn.cursor(db=db["messages"]) as cursor:
+            cursor.putmulti(
+                [
+                    (message_key(number), encode_message(number, message.format, message.payload))
+                    for number, message in batch.messages.items()
+                ],
+                append=True,
+            )
+        txn.put(NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, max(batch.messages) + 1), db=db["meta"])
+    for number, count in batch.references:
+        key = message_key(number)
+        txn.put(key, encode_reference(key, count), db=db["references"])
+    if batch.entries:
+        puts = []
+        delete, entries = txn.delete, db["entries"]
+        for key, entry in batch.entries.items():
+            if entry is None:
+                delete(key, db=entries)
+            else:
+                puts.append(
+                    (
+                        key,
+                        encode_entry(
+                            key,
+                            entry.number,
+                            entry.delivery_count,
+                            entry.flags,
+                            entry.expires_at_ms,
+                            entry.size,
+                            entry.group,
+                        ),
+                    )
+                )
+        if puts:
+            with txn.cursor(db=entries) as cursor:
+                cursor.putmulti(puts)
+    for number in batch.unreferenced:
+        _unreference(txn, db, number)
+    if batch.gone:
+        delete, messages = txn.delete, db["messages"]
+        for number in batch.gone:
+            delete(message_key(number), db=messages)
+    for table, changes in batch.tables.items():
+        handle = db[table]
+        for key, value in changes.items():
+            if value is None:
+                txn.delete(key, db=handle)
+            else:
+                txn.put(key, value, db=handle)
+
+
+def _unreference(txn: Any, db: Mapping[str, Any], number: int) -> None:
+    key = message_key(number)
+    references = db["references"]
+    found = txn.get(key, db=references)
+    try:
+        left = decode_reference(key, found) - 1 if found else 0
+    except StoreCorruptException:
+        # Nobody knows how many entries are left: the message stays, and a check counts them.
+        _log.error("! the count of references to message %d cannot be trusted; the message is kept", number)
+        return
+    if left > 0:
+        txn.put(key, encode_reference(key, left), db=references)
+    else:
+        txn.delete(key, db=references)
+        txn.delete(key, db=db["messages"])

@@ -1,0 +1,123 @@
+"""Transactions that write: a write that is cut short is told from a disk that has failed."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from broker_adapter.engine import lmdb_writes
+from broker_adapter.engine.lmdb_writes import Writes
+from broker_adapter.engine.records import RunRecord
+from broker_adapter.errors import ResourceAllocationException, StoreException
+from tests.broker_adapter.engine.storing import batch_of, entry, positions, put, reopened
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Files of this process may not become larger, so that writes are cut short there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_is_cut_short_is_no_failure_and_is_written_once_when_there_is_room(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    put(store, 1)
+    batch = batch_of(entry(1, 5, 2, 2), body=b"x" * 1_000_000)
+    with largest_file((tmp_path / "data.mdb").stat().st_size + 20_000):
+        for _ in range(3):
+            with pytest.raises(ResourceAllocationException, match="is full; make room on it"):
+                store.commit(batch)
+        assert positions(store.load(1, 5, 0, 9).entries) == [1]
+        store.close()  # nothing is left of what was cut short
+        store = reopened(tmp_path)
+        assert positions(store.load(1, 5, 0, 9).entries) == [1]
+    store.commit(batch)
+    assert positions(store.load(1, 5, 0, 9).entries) == [1, 2]
+    store.close()
+
+
+def test_a_start_that_cannot_be_noted_is_noted_with_what_is_written_next(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    with largest_file(1):
+        with pytest.raises(ResourceAllocationException):
+            store.begin_run(RunRecord("this", {}))
+        with pytest.raises(ResourceAllocationException):
+            put(store, 1)
+        assert not store.has_noted_run
+    assert store.runs() == []
+    put(store, 1)
+    assert store.has_noted_run
+    assert store.runs() == ["this"]
+    put(store, 2)
+    assert store.runs() == ["this"]
+    store.close()
+
+
+class Failing:
+    """An environment of LMDB whose transactions fail, one after the other, as they are to."""
+
+    def __init__(self, *errors: lmdb.Error | None) -> None:
+        self.left = list(errors)
+        self.grown = 0
+
+    @contextmanager
+    def begin(self, **_: Any) -> Iterator[None]:
+        error = self.left.pop(0)
+        yield
+        if error is not None:
+            raise error
+
+    def can_grow(self, _path: Path) -> bool:
+        self.grown += 1
+        return True
+
+
+def failed_disk() -> lmdb.Error:
+    error = lmdb.Error("mdb_txn_commit: Input/output error")
+    error.code = errno.EIO
+    return error
+
+
+def carry_out(env: Failing, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the change was made."""
+    monkeypatch.setattr(lmdb_writes, "can_grow", env.can_grow)
+    made: list[Any] = []
+    Writes(env, {}, Path("dir"), 16).carry_out(made.append)
+    return len(made)
+
+
+def test_a_disk_that_fails_twice_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Failing(failed_disk(), failed_disk())
+    with pytest.raises(StoreException, match="Input/output error; stop the server"):
+        carry_out(env, monkeypatch)
+    assert env.left == []
+
+
+def test_a_failure_that_lmdb_does_not_get_over_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreException, match="Input/output error; stop the server"):
+        carry_out(Failing(failed_disk(), lmdb.PanicError("panic")), monkeypatch)
+
+
+def test_a_write_for_which_room_was_made_meanwhile_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert carry_out(Failing(failed_disk(), None), monkeypatch) == 2
+    assert "succeeded when it was repeated" in caplog.text
+
+
+def test_another_error_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Failing(lmdb.CorruptedError("page 7"))
+    with pytest.raises(StoreException, match="page 7"):
+        carry_out(env, monkeypatch)
+    assert env.grown == 0
