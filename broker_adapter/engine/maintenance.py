@@ -23,6 +23,7 @@ import msgpack
 
 from broker_adapter.engine.check import Check
 from broker_adapter.engine.findings import Finding, Summary
+from broker_adapter.engine.lmdb_errors import without_room
 from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
@@ -55,7 +56,7 @@ from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.engine.store_files import own, reader_of, sync_directory
-from broker_adapter.errors import StoreCorruptException, StoreException
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
 #: Findings of which a report has the text; the others are counted.
@@ -211,7 +212,7 @@ def check_store(
                 text = f"the version ({was}) and its copy differ, or one is damaged; it is put right"
                 report.findings.append(Finding("damaged record of the version", "meta", VERSION, text))
                 report.summary.problems["damaged record of the version"] += 1
-        except (OSError, lmdb.Error) as error:
+        except (OSError, lmdb.Error, ResourceAllocationException) as error:
             if repair:
                 raise _not_done(directory, "repaired", error, "some of it may be; repair it again") from error
             raise _not_done(directory, "checked", error, _AS_IT_WAS) from error
@@ -222,8 +223,11 @@ def check_store(
 
 
 def _not_done(directory: Path, what: str, error: Exception, left: str) -> StoreException:
-    text = f"the store in {str(directory)!r} could not be {what}: {error}; {left}. Is there room on the disk?"
-    return StoreException(text)
+    said = f"the store in {str(directory)!r} could not be {what}"
+    full = without_room(directory, error)
+    if full is not None:
+        return StoreException(f"{said}: {full}, and do it again; {left} ({error})")
+    return StoreException(f"{said}: {error}; {left}. Is there room on the disk?")
 
 
 _AS_IT_WAS: Final = "the file that was there is as it was"
@@ -587,12 +591,13 @@ class Quarantined(NamedTuple):
 
 @contextlib.contextmanager
 def sound_store(
-    path: str | os.PathLike[str], progress: Progress = _silent, *, is_kept: bool = False
+    path: str | os.PathLike[str], settings: EngineSettings, progress: Progress = _silent, *, is_kept: bool = False
 ) -> Iterator[LmdbStore]:
     """A store that no engine has open, and whose pages are sound.
 
     Args:
         path: the directory.
+        settings: ``max_store_bytes``.
         progress: told how far the look at its pages is.
         is_kept: whether nothing is to be changed.
 
@@ -604,7 +609,7 @@ def sound_store(
     directory = existing_store(path)
     with own(directory):
         _check_pages_are_sound(directory, progress)
-        store = LmdbStore(directory, EngineSettings(), is_owned=True, is_checked=is_kept, is_kept=is_kept)
+        store = LmdbStore(directory, settings, is_owned=True, is_checked=is_kept, is_kept=is_kept)
         try:
             yield store
         finally:
@@ -618,5 +623,5 @@ def quarantined(store: LmdbStore) -> list[Quarantined]:
 
 
 def drop_quarantined(store: LmdbStore, records: Sequence[Quarantined]) -> None:
-    """Drop records from quarantine, for good."""
+    """Drop records from quarantine, for good; raises as ``LmdbStore.apply``."""
     store.apply(("quarantine", quarantine_key(each.table, each.key), None) for each in records)

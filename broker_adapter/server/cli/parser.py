@@ -16,7 +16,7 @@ from broker_adapter.server.cli.message_commands import browse, receive, send
 from broker_adapter.server.cli.serve import serve
 from broker_adapter.server.cli.server_commands import announce, delete, purge, redrive, stat
 from broker_adapter.server.cli.store_commands import add_commands
-from broker_adapter.server.cli.tools import text_argument, url_argument
+from broker_adapter.server.cli.tools import add_option, text_argument, url_argument
 from broker_adapter.server.cli.user_commands import user
 from broker_adapter.server.users import ITERATIONS
 from broker_adapter.version import own_version
@@ -133,14 +133,7 @@ def _make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check every page and record of the store first, and do not serve one that is damaged",
     )
-    serving.add_argument(
-        "--option",
-        type=text_argument,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the engine or the server (docs/options.md), several times",
-    )
+    add_option(serving)
     serving.set_defaults(run=serve)
 
     sending = _client(commands, "send", "send messages: the given texts, or each line of the standard input")

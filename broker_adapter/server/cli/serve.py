@@ -11,8 +11,6 @@ import queue
 import signal
 import ssl
 import sys
-from collections.abc import Sequence
-from difflib import get_close_matches
 
 from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.security.tls_files import check_readable
@@ -22,13 +20,12 @@ from broker_adapter.errors import StoreCorruptException
 from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.store_commands import progress
 from broker_adapter.server.cli.terminal import drop_output
-from broker_adapter.server.cli.tools import listed
+from broker_adapter.server.cli.tools import listed, settings_of
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.listening import check_address
 from broker_adapter.server.open_files import raise_soft_limit
 from broker_adapter.server.origins import is_loopback
 from broker_adapter.server.users import UsersFile
-from broker_adapter.settings import EngineSettings, ServerSettings, options_of, renamed, settings_from
 from broker_adapter.urls.url import masked
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -47,7 +44,7 @@ _LOOK_SECONDS = 1.0
 def serve(options: argparse.Namespace) -> int:
     """Serve a store until a signal comes, or the engine fails."""
     host, port = _address(options.listen)
-    engine_settings, server_settings = _settings(options.option)
+    engine_settings, server_settings = settings_of(options.option)
     servers = servers_from(listed(options.failover_servers))
     users = UsersFile(options.users) if options.users else None
     tls = _tls(options)
@@ -123,21 +120,6 @@ def _address(text: str) -> tuple[str, int]:
     if not separator or not host or "@" in host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"--listen {masked(text)!r} is not of the form HOST:PORT, with a port from 0 to 65535")
     return host.strip("[]"), int(port)
-
-
-def _settings(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
-    values = {}
-    known = [info.name for info in options_of(EngineSettings, ServerSettings)]
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if (hint := renamed(name)) is not None:
-            raise ValueError(hint)
-        if not separator or name not in known:
-            similar = get_close_matches(name, known, 1)
-            names = [f"{each} (the most similar)" for each in similar] + [each for each in known if each not in similar]
-            raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(names)}")
-        values[name] = value
-    return settings_from(EngineSettings, values), settings_from(ServerSettings, values)
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:

@@ -35,7 +35,7 @@ from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.server.cli.terminal import output_errors
-from broker_adapter.server.cli.tools import ask, say, text_argument, url_argument
+from broker_adapter.server.cli.tools import add_option, ask, say, settings_of, text_argument, url_argument
 from broker_adapter.settings import EngineSettings
 
 #: Findings that are printed; all of them are counted.
@@ -47,6 +47,8 @@ _NAMED = 5
 #: Messages that are put back in one step.
 _AT_ONCE = 500
 _AT_ONCE_BYTES = 16 * 1024 * 1024
+#: What the help says of ``--option``.
+_AS_SERVER = ", as holdfast serve has them"
 
 
 def add_commands(commands: Any) -> None:
@@ -78,6 +80,7 @@ def add_commands(commands: Any) -> None:
         help="put right what is wrong; what cannot be trusted is set aside, nothing is lost that can be read",
     )
     check.add_argument("--json", action="store_true", help="the report as one JSON object")
+    add_option(check, _AS_SERVER)
     check.set_defaults(run=_check)
 
     compact = commands.add_parser(
@@ -87,6 +90,7 @@ def add_commands(commands: Any) -> None:
     )
     compact.add_argument("data", metavar="DIR", help="directory of a store that no server has open")
     compact.add_argument("--json", action="store_true", help="the sizes as one JSON object")
+    add_option(compact, _AS_SERVER)
     compact.set_defaults(run=_compact)
 
     aside = commands.add_parser(
@@ -113,6 +117,7 @@ def add_commands(commands: Any) -> None:
         help="put-back: the queue that the messages are put into; default: those to which they were sent",
     )
     aside.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_option(aside, _AS_SERVER)
     aside.set_defaults(run=_quarantine, late="names")
 
 
@@ -120,10 +125,12 @@ def _check(options: argparse.Namespace) -> int:
     if options.url is not None:
         if options.repair:
             raise ValueError("a running server cannot be repaired; stop it, and give the directory of its store")
+        if options.option:
+            raise ValueError("--option is for the directory of a store: a running server has its own options")
         answer = ask(options, "check", {})
     else:
         report = check_store(
-            options.data, EngineSettings(), repair=options.repair, progress=progress(), formats=_formats()
+            options.data, _settings(options), repair=options.repair, progress=progress(), formats=_formats()
         )
         answer = as_answer(report)
     if options.json:
@@ -131,6 +138,10 @@ def _check(options: argparse.Namespace) -> int:
     else:
         _print_check(answer)
     return 0 if (answer["sound"] or answer["repaired"]) and answer["lost"] == 0 else 1
+
+
+def _settings(options: argparse.Namespace) -> EngineSettings:
+    return settings_of(options.option)[0]
 
 
 def _formats() -> Formats:
@@ -195,7 +206,7 @@ def _print_check(answer: dict[str, Any]) -> None:
 
 
 def _compact(options: argparse.Namespace) -> int:
-    before, after = compact_store(options.data, EngineSettings(), progress())
+    before, after = compact_store(options.data, _settings(options), progress())
     say(json.dumps({"before": before, "after": after}) if options.json else f"{before} bytes before, {after} now")
     return 0
 
@@ -206,7 +217,8 @@ def _quarantine(options: argparse.Namespace) -> int:
     if options.action != "put-back" and options.queue is not None:
         raise ValueError("--queue is for put-back: nothing else puts messages into a queue")
     is_dropping = options.action == "drop"
-    with sound_store(options.data, progress(), is_kept=not is_dropping) as store:
+    settings = _settings(options)
+    with sound_store(options.data, settings, progress(), is_kept=not is_dropping) as store:
         records = quarantined(store)
         chosen = records if options.action == "list" else _chosen(options, records)
         if is_dropping:
@@ -225,7 +237,7 @@ def _quarantine(options: argparse.Namespace) -> int:
             )
         back: dict[str, int] = {}
         try:
-            _put_back(options.data, by_queue, back)
+            _put_back(options.data, settings, by_queue, back)
         finally:  # also what was put back ahead of an error
             queues = ", ".join(f"{count} into {name}" for name, count in sorted(back.items()))
             answer = {"put_back": sum(back.values()), "queues": back, "left": homeless}
@@ -297,13 +309,15 @@ def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list
     return by_queue, homeless
 
 
-def _put_back(path: str, by_queue: dict[str, list[Quarantined]], counts: dict[str, int]) -> None:
+def _put_back(
+    path: str, settings: EngineSettings, by_queue: dict[str, list[Quarantined]], counts: dict[str, int]
+) -> None:
     """Put messages at the end of queues, as they are; each is dropped from quarantine as it is stored.
 
     ``counts`` gets how many went to each queue.
     """
     # What has expired meanwhile, or is due, is left to the server, which has its own options for that.
-    with closing(Broker(EngineSettings(), path, by_itself=False)) as broker:
+    with closing(Broker(settings, path, by_itself=False)) as broker:
         for home, its_records in by_queue.items():
             for part in in_parts(its_records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
                 messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]

@@ -8,8 +8,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final, TextIO
 
 from broker_adapter.connect import transport_for
@@ -18,7 +19,14 @@ from broker_adapter.engine.maintenance import existing_store
 from broker_adapter.errors import ConnectionLostException, JMSSecurityException
 from broker_adapter.mechanisms import GIVE_LOGIN
 from broker_adapter.server.cli.terminal import output_errors, printable
-from broker_adapter.settings import ClientSettings
+from broker_adapter.settings import (
+    ClientSettings,
+    EngineSettings,
+    ServerSettings,
+    options_of,
+    renamed,
+    settings_from,
+)
 from broker_adapter.transport import Credentials, Transport, TransportEvent
 from broker_adapter.urls.url import EmbeddedURL, masked, parse_url
 
@@ -167,3 +175,38 @@ def say(text: str, file: TextIO | None = None) -> None:
 def warn(text: str) -> None:
     """Print a line on the standard error stream that may hold untrusted text."""
     say(f"holdfast: {text}", sys.stderr)
+
+
+def add_option(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add ``--option``, for :func:`settings_of`; ``more``: of its help."""
+    parser.add_argument(
+        "--option",
+        type=text_argument,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"an option of the engine or the server (docs/options.md), several times{more}",
+    )
+
+
+def settings_of(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
+    """What was given with ``--option``.
+
+    Args:
+        pairs: NAME=VALUE each.
+
+    Raises:
+        ValueError: a name is not that of an option, or its value is out of its limits.
+    """
+    values = {}
+    known = [info.name for info in options_of(EngineSettings, ServerSettings)]
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if (hint := renamed(name)) is not None:
+            raise ValueError(hint)
+        if not separator or name not in known:
+            similar = get_close_matches(name, known, 1)
+            names = [f"{each} (the most similar)" for each in similar] + [each for each in known if each not in similar]
+            raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(names)}")
+        values[name] = value
+    return settings_from(EngineSettings, values), settings_from(ServerSettings, values)

@@ -37,6 +37,12 @@ from tests.server_process import ServerProcess
         (("send",), 2, "required: QUEUE\n"),
         (("quarantine", "list"), 2, "required: DIR\n"),
         (("quarantine",), 2, "required: list|show|put-back|drop, DIR\n"),
+        (
+            ("check", "--url", "amqp://x", "--option", "max_store_bytes=1"),
+            1,
+            "--option is for the directory of a store",
+        ),
+        (("compact", "x", "--option", "max_stor_bytes=1"), 1, "names max_store_bytes (the most similar), "),
         (("quarantine", "list", "x", "foo"), 1, "list takes no RECORD and no --all"),
         (("quarantine", "list", "x", "--all"), 1, "list takes no RECORD and no --all"),
         (("quarantine", "drop", "x", "--all", "--queue", "q"), 1, "--queue is for put-back"),

@@ -208,6 +208,17 @@ def test_messages_that_were_put_back_already_are_not_put_back_again(tmp_path: Pa
     broker.close()
 
 
+def test_putting_back_takes_the_options_of_the_server(tmp_path: Path) -> None:
+    aside(tmp_path, 3)
+    command = ["quarantine", "put-back", str(tmp_path), "--all", "--queue", "rescued", "--option"]
+    refused = holdfast(*command, f"min_free_disk_bytes={1 << 60}")
+    assert refused.returncode == 1
+    assert "(option min_free_disk_bytes)" in refused.stderr
+    assert done(*command, "min_free_disk_bytes=0") == "put back 3 into rescued\n"
+    assert done("check", str(tmp_path), "--option", "max_store_bytes=20000000").endswith("sound\n")
+    done("compact", str(tmp_path), "--option", "max_store_bytes=20000000")
+
+
 def test_putting_back_that_is_killed_half_way_doubles_nothing(tmp_path: Path) -> None:
     count = 3000
     aside(tmp_path, count)
@@ -255,8 +266,8 @@ def test_several_messages_in_quarantine_are_shown_one_by_one(tmp_path: Path) -> 
     ]
     assert [each["record"] for each in shown] == records
     assert json.loads(done("quarantine", "show", str(tmp_path), "--json", records[0]))["record"] == records[0]
-    wrong = holdfast("quarantine", "show", str(tmp_path), "--json", records[0], "--nothing")
-    assert f"unrecognized arguments: {records[0]} --nothing\n" in wrong.stderr
+    wrong = holdfast("quarantine", "show", str(tmp_path), "--json", records[0], "--zero")
+    assert f"unrecognized arguments: {records[0]} --zero\n" in wrong.stderr
     command = [sys.executable, "-m", "broker_adapter.server.cli", "quarantine", "show", str(tmp_path), *records]
     several = subprocess.run(command, capture_output=True, check=True).stdout
     for each in records:
@@ -399,5 +410,5 @@ def test_what_was_put_back_ahead_of_an_error_is_counted(tmp_path: Path) -> None:
         first, second = quarantined(store)
     counts: dict[str, int] = {}
     with pytest.raises(InvalidDestinationException):
-        _put_back(str(tmp_path), {"a": [first], "": [second]}, counts)
+        _put_back(str(tmp_path), EngineSettings(), {"a": [first], "": [second]}, counts)
     assert counts == {"a": 1}
