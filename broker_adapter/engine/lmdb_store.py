@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import lmdb
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.findings import Change
 from broker_adapter.engine.lmdb_errors import (
@@ -203,7 +204,7 @@ class LmdbStore:
             self._take_over(txn)
 
     def _take_over(self, txn: Any) -> None:
-        found = take_over(txn, self._db, self.path)
+        found = take_over(txn, self._db, self.path, epoch_ms())
         self._has_old = found.has_old
         self.mended_version = found.mended_version
         self.unique = self._noted(UNIQUE, found.unique) or ""  # a store that is refused stays as it was

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.records import (
     AGE,
     HAS_OLD,
@@ -50,26 +49,28 @@ class TakenOver(NamedTuple):
     mended_version: bytes | None  #: what stood where the version is noted, if that was damaged and is put right
 
 
-def take_over(txn: Any, tables: Mapping[str, Any], path: Path) -> TakenOver:
+def take_over(txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> TakenOver:
     """Find out who wrote a store, upgrade what an older version wrote, and write what a new one needs.
 
     Args:
         txn: a transaction that writes.
         tables: by name.
         path: of the store.
+        now_ms: the time of the day, with which the age of a new store begins.
 
     Raises:
         StoreVersionException: a newer version wrote it.
         StoreCorruptException: the record of its version is damaged.
     """
-    return _TakeOver(txn, tables, path).carry_out()
+    return _TakeOver(txn, tables, path, now_ms).carry_out()
 
 
 class _TakeOver:
-    def __init__(self, txn: Any, tables: Mapping[str, Any], path: Path) -> None:
+    def __init__(self, txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> None:
         self._txn = txn
         self._tables = tables
         self._path = path
+        self._now_ms = now_ms
         self._mended_version: bytes | None = None
 
     def carry_out(self) -> TakenOver:
@@ -82,7 +83,7 @@ class _TakeOver:
                 _log.warning("! the store in %s has lost the record of its version", self._path)
                 self._upgrade(0)
             else:
-                self._txn.put(AGE, encode_meta(AGE, epoch_ms()), db=meta)
+                self._txn.put(AGE, encode_meta(AGE, self._now_ms), db=meta)
             self._txn.put(NEXT_QUEUE, encode_meta(NEXT_QUEUE, 1), db=meta, overwrite=False)
         elif version < _FIRST_CHECKED:
             self._upgrade(version)
