@@ -1,22 +1,26 @@
 """Which connections are admitted, counted from the moment when they are accepted: the rules; no sockets or clock.
 
 Theory of operation
-    A connection is *queued* (accepted, and not read from yet), then *logging in* (within its TLS handshake, its login
-    and its open), then *open*.  A queued connection costs a descriptor and next to no memory; one that logs in over TLS
-    costs a third of a megabyte.  So few log in at once.  The others wait for their turn: origins take turns, and none
-    has more than half of the places for logins.
+    A connection is *silent* (accepted, and nothing came of it yet), then *queued* (its first bytes are there, and
+    nobody has read them), then *logging in* (within its TLS handshake, its login and its open), then *open*.  A silent
+    or queued connection costs a descriptor and next to no memory; one that logs in over TLS costs a third of a
+    megabyte.  So few log in at once.  Those that are queued wait for their turn: origins take turns, and none has more
+    than half of the places for logins.  A silent connection has no turn, since every client of AMQP speaks first.
 
-    ``places`` limits all three together.  ``per_origin`` limits those of one origin that are *pending*, that is queued
-    or logging in, so that one address alone cannot take all places.
+    ``places`` limits all of them together.  ``per_origin`` limits those of one origin that are *pending*, that is
+    silent, queued or logging in, so that one address alone cannot take all places.
 
     A pending connection can be evicted to make room for another one:
 
     - a login that has taken ``slow_seconds``, when a queued connection needs its place;
-    - where all places are taken, a queued connection or a slow login of the origin with the most pending connections,
-      when a connection of an origin with fewer arrives.
+    - where its origin has as many pending connections as it may, or all places are taken, the silent connection of the
+      same origin that came first: of all of them it has had the most time to speak;
+    - before that, where all places are taken, a silent or queued connection or a slow login of the origin with the
+      most pending connections, when a connection of an origin with fewer arrives.
 
-    So silent connections, however many, from however many addresses, keep others out for no longer than a login may
-    take.  An open connection is never evicted.
+    So silent connections, however many, from however many addresses, the own one included, do not keep out who speaks.
+    Those that begin a login and do not end it keep others out for no longer than a login may take, if these are of
+    another origin.  An open connection is never evicted.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ class Admission(Generic[Connection]):
         self._pending: dict[str, int] = {}  #: origin → number of its pending connections
         self._by_pending: dict[int, dict[str, None]] = {}  #: the same the other way round
         self._most_pending = 0  #: of one origin
+        self._silent: dict[str, dict[Connection, None]] = {}  #: origin → its silent connections, the oldest first
         self._queue: FairQueue[str, Connection] = FairQueue(most_running=max(1, logins // 2), most_waiting=places)
         self._logging_in: OrderedDict[Connection, float] = OrderedDict()  #: since when, the oldest first
         self._open: set[Connection] = set()
@@ -69,37 +74,60 @@ class Admission(Generic[Connection]):
         return len(self._open)
 
     def pending(self) -> list[Connection]:
-        """Those that are queued or logging in."""
+        """Those that are silent, queued or logging in."""
         return [connection for connection in self._origins if connection not in self._open]
 
     def accepted(self, connection: Connection, origin: str, now: float) -> str | None:
         """A connection was accepted; ``advance`` has to follow.
 
         Returns:
-            None where it is queued.  Otherwise the limit that is reached: it has to be dropped.
+            None where it has a place.  Otherwise the limit that is reached: it has to be dropped.
         """
         own = self._pending.get(origin, 0)
+        other = None
         if own >= self._per_origin:
-            return f"{own} connections of its address have not logged in"
-        if len(self._origins) >= self.places:
-            other = self._dispensable(own, now)
+            other = self._oldest_silent(origin)
+            if other is None:
+                return f"{own} connections of its address have not logged in"
+        elif len(self._origins) >= self.places:
+            other = self._dispensable(own, now) or self._oldest_silent(origin)
             if other is None:
                 return f"there are {self.places} connections already"
+        if other is not None:
             self.closed(other)
             self._evicted.append(other)
         self._origins[connection] = origin
         self._count_pending(origin, 1)
-        self._queue.put(origin, connection)
+        self._silent.setdefault(origin, {})[connection] = None
         return None
+
+    def spoke(self, connection: Connection) -> None:
+        """The first bytes of a silent connection are there: it is queued; ``advance`` has to follow."""
+        origin = self._origins.get(connection)
+        if origin is not None and self._end_silence(origin, connection):
+            self._queue.put(origin, connection)
+
+    def _end_silence(self, origin: str, connection: Connection) -> bool:
+        """A connection is not silent any more; returns whether it was."""
+        silent = self._silent.get(origin, {})
+        if connection not in silent:
+            return False
+        del silent[connection]
+        if not silent:
+            del self._silent[origin]
+        return True
+
+    def _oldest_silent(self, origin: str) -> Connection | None:
+        return next(iter(self._silent.get(origin, ())), None)
 
     def _dispensable(self, fewer: int, now: float) -> Connection | None:
         """One of the origin with the most pending connections, if an origin with so many fewer may have its place."""
         if self._most_pending <= fewer + 1:
             return None
         largest = next(iter(self._by_pending[self._most_pending]))
-        queued = self._queue.last_of(largest)
-        if queued is not None:
-            return queued
+        waiting = self._oldest_silent(largest) or self._queue.last_of(largest)
+        if waiting is not None:
+            return waiting
         for connection, since in self._logging_in.items():
             if now - since < self._slow_seconds:
                 break
@@ -156,7 +184,7 @@ class Admission(Generic[Connection]):
             return True
         if self._logging_in.pop(connection, None) is not None:
             self._queue.done(origin)
-        else:
+        elif not self._end_silence(origin, connection):
             self._queue.remove(origin, connection)
         self._count_pending(origin, -1)
         return True

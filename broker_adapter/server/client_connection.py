@@ -44,6 +44,9 @@ class Owner(Protocol):
     def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         """A protocol for a new connection, whose verified certificate names this user."""
 
+    def spoke(self, connection: ClientConnection) -> None:
+        """The first bytes of a connection are there."""
+
     def logged_in(self, connection: ClientConnection) -> None:
         """A connection is open."""
 
@@ -61,6 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self._protocol: ServerProtocol
         self._transport: asyncio.Transport | None = None
         self._input = InputSlices()
+        self._has_spoken = False
         self._paused = False
         self._reads = True
         self._is_open = False
@@ -77,6 +81,28 @@ class ClientConnection(asyncio.Protocol):
         return f"<ClientConnection {self.name}>"
 
     # Before there is a transport.
+
+    def watch(self) -> None:
+        """Tell the listener when the first bytes are there, which are not read yet."""
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket, self._spoke)
+
+    def _unwatch(self, sock: socket.socket) -> None:
+        if not self._has_spoken:
+            asyncio.get_running_loop().remove_reader(sock)
+
+    def _spoke(self) -> None:
+        assert self._socket is not None
+        self._unwatch(self._socket)
+        self._has_spoken = True
+        try:
+            has_ended = not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            has_ended = True
+        if has_ended:
+            self.drop()
+        else:
+            self._listener.spoke(self)
 
     def start(self, tls: ssl.SSLContext | None) -> None:
         """Begin with the TLS handshake, where there is a certificate, and then the login."""
@@ -103,14 +129,26 @@ class ClientConnection(asyncio.Protocol):
                 self._listener.gone(self)
 
     def tick_queued(self, now: float) -> None:
-        """Let time pass for a connection that is queued."""
+        """Let time pass for a connection that is silent or queued."""
         if self._socket is not None and now - self._since > self._listener.settings.handshake_timeout_seconds:
-            self._listener.log.write("login", "dropping %s: its turn to log in did not come in time", self.name)
+            if self._has_spoken:
+                self._listener.log.write("login", "dropping %s: its turn to log in did not come in time", self.name)
+            else:
+                self._log_no_login()
             self.drop()
+
+    def _log_no_login(self) -> None:
+        self._listener.log.write(
+            "login",
+            "dropping %s: no login and open within %g s (option handshake_timeout_seconds)",
+            self.name,
+            self._listener.settings.handshake_timeout_seconds,
+        )
 
     def drop(self) -> None:
         """Drop the connection, in whatever state it is."""
         if self._socket is not None:
+            self._unwatch(self._socket)
             self._socket.close()
             self._socket = None
             self._listener.gone(self)
@@ -232,12 +270,7 @@ class ClientConnection(asyncio.Protocol):
         """Let time pass."""
         limits = self._listener.settings
         if not self._protocol.is_open and now - self._since > limits.handshake_timeout_seconds:
-            self._listener.log.write(
-                "login",
-                "dropping %s: no login and open within %g s (option handshake_timeout_seconds)",
-                self.name,
-                limits.handshake_timeout_seconds,
-            )
+            self._log_no_login()
             self.abort()
             return
         if self._closing_since is None:

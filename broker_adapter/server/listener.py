@@ -222,6 +222,8 @@ class Listener:
         if refused is not None:
             self.log.write("dropping", "! dropping %s: %s", connection.name, refused)
             connection.drop()
+        else:
+            connection.watch()
 
     def _advance(self) -> None:
         """Start the logins of the connections whose turn it is."""
@@ -323,6 +325,11 @@ class Listener:
         self._tokens.gone(connection)
         if self._all_gone is not None and not self.connections:
             self._all_gone.set()
+
+    def spoke(self, connection: ClientConnection) -> None:
+        """The first bytes of a connection are there: it waits for its turn to log in."""
+        self._admission.spoke(connection)
+        self._advance()
 
     def logged_in(self, connection: ClientConnection) -> None:
         """A connection is open."""

@@ -13,9 +13,10 @@ def make(places: int = 100, logins: int = 4, per_origin: int = 50) -> Admission[
 
 
 def come(admission: Admission[str], *connections: str, now: float = 0.0) -> list[str]:
-    """Connections named by their origin and a number; returns who may begin to log in."""
+    """Connections named by their origin and a number, which speak at once; returns who may begin to log in."""
     for connection in connections:
         assert admission.accepted(connection, connection[0], now) is None
+        admission.spoke(connection)
     return admission.advance(now)[0]
 
 
@@ -59,8 +60,11 @@ def test_a_slow_login_is_evicted_for_a_queued_connection() -> None:
     come(admission, "a1", "b1", now=0.0)
     assert admission.advance(10.0) == ([], []), "no connection needs their places"
     assert admission.accepted("c1", "c", 10.0) is None
+    assert admission.advance(10.0) == ([], []), "it has said nothing"
+    admission.spoke("c1")
     assert admission.advance(10.0) == (["c1"], ["a1"])
     assert admission.accepted("c2", "c", 0.0) is None
+    admission.spoke("c2")
     assert admission.advance(10.0) == ([], []), "its own origin is in its way"
 
 
@@ -98,6 +102,7 @@ def test_open_connections_and_quick_logins_are_not_evicted() -> None:
     assert admission.accepted("b1", "b", 1.0) is not None
     admission.opened("a1")
     assert admission.accepted("b1", "b", SLOW_SECONDS) is None
+    admission.spoke("b1")
     assert admission.advance(SLOW_SECONDS) == (["b1"], ["a2"])
     for connection in ("a3", "b1"):
         admission.opened(connection)
@@ -113,13 +118,54 @@ def test_with_one_place_for_logins_origins_take_turns() -> None:
     assert admission.advance(0.0)[0] == ["a2"]
 
 
+def test_who_has_said_nothing_has_no_turn_and_who_speaks_has_one_however_many_are_silent() -> None:
+    admission = make(logins=4)
+    for number in range(40):
+        assert admission.accepted(f"a{number}", "a", 0.0) is None
+    assert admission.advance(1000.0) == ([], [])
+    assert come(admission, "a40", now=1000.0) == ["a40"]
+    admission.spoke("a7")
+    admission.spoke("a7")
+    admission.spoke("nobody")
+    assert admission.advance(1000.0) == (["a7"], [])
+
+
+def test_a_newcomer_has_the_place_of_the_silent_connection_of_its_origin_that_came_first() -> None:
+    admission = make(places=5, logins=2, per_origin=3)
+    assert come(admission, "a1") == ["a1"]
+    for silent in ("a2", "a3"):
+        assert admission.accepted(silent, "a", 0.0) is None
+    assert admission.accepted("a4", "a", 0.0) is None
+    assert admission.advance(0.0) == ([], ["a2"])
+    admission.spoke("a3")
+    assert admission.accepted("a5", "a", 0.0) is None, "in the place of a4"
+    admission.spoke("a5")
+    assert admission.accepted("a6", "a", 0.0) == "3 connections of its address have not logged in", "all have spoken"
+    assert admission.advance(0.0) == ([], ["a4"])
+    admission.opened("a1")
+    assert admission.advance(0.0) == (["a3"], [])
+
+
+def test_where_all_places_are_taken_a_silent_connection_of_the_own_origin_makes_room() -> None:
+    admission = make(places=3, logins=2)
+    for silent in ("a1", "a2", "b1"):
+        assert admission.accepted(silent, silent[0], 0.0) is None
+    assert come(admission, "a3", now=0.0) == ["a3"]
+    assert admission.accepted("b2", "b", 0.0) is None
+    assert admission.advance(0.0)[1] == ["b1"]
+    assert admission.accepted("c1", "c", 0.0) is None
+    assert admission.advance(0.0)[1] == ["a2"], "the silent one before the one that has spoken"
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     places=st.integers(1, 8),
     logins=st.integers(1, 5),
     per_origin=st.integers(1, 5),
     steps=st.lists(
-        st.tuples(st.sampled_from(["arrive", "log in", "leave", "wait"]), st.sampled_from("abc"), st.integers(0, 30)),
+        st.tuples(
+            st.sampled_from(["arrive", "speak", "log in", "leave", "wait"]), st.sampled_from("abc"), st.integers(0, 30)
+        ),
         max_size=60,
     ),
 )
@@ -127,21 +173,27 @@ def test_no_limit_is_exceeded_and_no_connection_is_forgotten(
     places: int, logins: int, per_origin: int, steps: list[tuple[str, str, int]]
 ) -> None:
     admission = make(places, logins, per_origin)
-    outside: dict[str, str] = {}  # connection → waiting or logging in
+    outside: dict[str, str] = {}  # connection → silent, waiting or logging in
     opened: set[str] = set()
     now = 0.0
     for number, (what, origin, pick) in enumerate(steps):
         if what == "arrive":
             refused = admission.accepted(f"{origin}{number}", origin, now)
             of_origin = {each: sum(connection[0] == each for connection in outside) for each in "abc"}
+            own_is_silent = any(each[0] == origin and state == "silent" for each, state in outside.items())
             if of_origin[origin] >= per_origin:
-                assert refused is not None
-            elif len(outside) + len(opened) < places:
+                assert (refused is None) is own_is_silent, "one of its own makes room"
+            elif len(outside) + len(opened) < places or own_is_silent:
                 assert refused is None
             elif refused is None:
                 assert max(of_origin.values()) > of_origin[origin] + 1, "it has evicted another one"
             if refused is None:
-                outside[f"{origin}{number}"] = "waiting"
+                outside[f"{origin}{number}"] = "silent"
+        elif what == "speak":
+            silent = [connection for connection, state in outside.items() if state == "silent"]
+            if silent:
+                admission.spoke(silent[pick % len(silent)])
+                outside[silent[pick % len(silent)]] = "waiting"
         elif what == "log in":
             able = [connection for connection, state in outside.items() if state == "logging in"]
             if able:

@@ -226,7 +226,8 @@ def test_nothing_is_read_above_the_budget_and_it_goes_on_below_it(
         (connection,) = served.listener.connections
         assert connection._reads
         # It may be more than the buffers of the system take while the server does not read: sending waits then.
-        requests = [request(number, "statistics", {"x": bytes(90_000)}) for number in range(80)]
+        staged = {"transaction": "t", "queue": "q", "first": 0}
+        requests = [request(number, "stage", {**staged, "messages": [bytes(90_000)]}) for number in range(80)]
         sending = threading.Thread(target=lambda: [client.send(*client.deliver(0, 0, each)) for each in requests])
         sending.start()
         eventually(lambda: not connection._reads)

@@ -178,6 +178,8 @@ def test_those_above_the_limit_who_are_still_to_be_told_so_are_limited_too(
     with contextlib.ExitStack() as stack:
         inside = stack.enter_context(open_raw(served)[0])
         silent = [stack.enter_context(served.socket()) for _ in range(2)]
+        for each in silent:
+            each.sendall(b"AM")
         eventually(lambda: len(served.listener.connections) == 3)
         assert read_all(stack.enter_context(served.socket())) == b""
         silent[0].close()
@@ -212,7 +214,7 @@ def test_stopping_does_not_wait_for_those_who_do_not_listen(serve: Callable[...,
     sock, _, _ = stalled(served, 300)
     with sock, served.socket() as half, served.socket() as silent:
         half.sendall(b"AMQP")
-        eventually(lambda: len(served.listener.connections) == 3)
+        eventually(lambda: (len(served.listener.connections), len(served.listener._admission)) == (2, 3))
         started = time.monotonic()
         served.listener.stop(0.3)
         assert time.monotonic() - started < WAIT / 2

@@ -55,6 +55,12 @@ class Server:
         """Somebody who connects from this address and says nothing."""
         return socket.create_connection(("127.0.0.1", self.port), WAIT, (host, 0))
 
+    def stalled(self, host: str = "127.0.0.1") -> socket.socket:
+        """Somebody who begins a login, or a TLS handshake, and does not go on."""
+        sock = self.silent(host)
+        sock.sendall(b"AM" if self._scheme == "amqp" else b"\x16\x03")
+        return sock
+
     def works(self, host: str = "127.0.0.1") -> bool:
         """Whether somebody who behaves is served."""
         url = f"{self._scheme}://{host}:{self.port}?{self._query}"
@@ -144,8 +150,10 @@ def test_silent_connections_before_the_tls_handshake_are_counted(
     )
     silent = [sockets.enter_context(server.silent()) for _ in range(15)]
     eventually(lambda: server.places == 15)
-    assert all(is_closed(sockets.enter_context(server.silent())) for _ in range(20))
+    silent += [sockets.enter_context(server.silent()) for _ in range(20)]
+    assert all(is_closed(each) for each in silent[:20]), "those that came first"
     assert server.places == 15
+    assert server.works(), "in the place of a silent one"
     for each in silent:
         each.close()
     eventually(lambda: server.places == 0)
@@ -155,9 +163,46 @@ def test_silent_connections_before_the_tls_handshake_are_counted(
 def test_few_handshakes_are_under_way_at_once(serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path) -> None:
     server = serve(server_context(tmp_path), max_login_connections=4, handshake_timeout_seconds=1000)
     for number in range(200):
-        sockets.enter_context(server.silent(f"127.0.0.{2 + number % 20}"))
+        sockets.enter_context(server.stalled(f"127.0.0.{2 + number % 20}"))
     eventually(lambda: server.places == 200)
-    assert repr(server.listener._admission).startswith("<Admission 200 of 10100: logging in 4, ")
+    eventually(lambda: repr(server.listener._admission).startswith("<Admission 200 of 10100: logging in 4, "))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_speaks_is_served_beside_any_number_of_silent_connections_of_its_address(
+    serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path, tls: bool
+) -> None:
+    server = serve(
+        *((server_context(tmp_path), tmp_path / "server.crt") if tls else ()),
+        max_login_connections=2,
+        max_login_connections_per_address=50,
+        handshake_timeout_seconds=1000,
+    )
+    silent = [sockets.enter_context(server.silent()) for _ in range(50)]
+    eventually(lambda: server.places == 50)
+    for _ in range(3):
+        assert server.works()
+    silent += [sockets.enter_context(server.silent()) for _ in range(50)]
+    assert all(is_closed(each) for each in silent[:50])
+    assert server.works()
+    for each in silent[50:]:
+        each.setblocking(False)
+    left = 0
+    for each in silent[50:]:
+        with contextlib.suppress(BlockingIOError):
+            each.recv(1)
+            continue
+        left += 1
+    assert left >= 46, "each newcomer has taken the place of one silent connection at most"
+
+
+def test_a_silent_connection_that_ends_gives_its_place_back_at_once(serve: Serve) -> None:
+    server = serve(handshake_timeout_seconds=1000)
+    leaving = [server.silent() for _ in range(20)]
+    eventually(lambda: server.places == 20)
+    for each in leaving:
+        each.close()
+    eventually(lambda: server.places == 0)
 
 
 def test_one_address_does_not_take_all_places(serve: Serve, sockets: contextlib.ExitStack) -> None:
@@ -165,7 +210,7 @@ def test_one_address_does_not_take_all_places(serve: Serve, sockets: contextlib.
         max_connections=20, max_login_connections=4, max_login_connections_per_address=7, handshake_timeout_seconds=1000
     )
     greedy = [sockets.enter_context(server.silent("127.0.0.2")) for _ in range(50)]
-    assert all(is_closed(each) for each in greedy[7:])
+    assert all(is_closed(each) for each in greedy[:-7])
     assert server.places == 7
     assert server.works(), "somebody from another address"
 
@@ -187,23 +232,24 @@ def test_open_connections_do_not_count_among_the_pending_ones_of_their_address(
     server = serve(max_login_connections_per_address=2, handshake_timeout_seconds=1000)
     opened = [ConnectionFactory(f"amqp://127.0.0.1:{server.port}").create_connection() for _ in range(10)]
     for _ in range(2):
-        sockets.enter_context(server.silent())
+        sockets.enter_context(server.stalled())
     eventually(lambda: server.places == 12)
+    eventually(lambda: "logging in 2" in repr(server.listener._admission))
     assert is_closed(sockets.enter_context(server.silent()))
     for each in opened:
         each.close()
 
 
-def test_a_silent_login_makes_room_for_a_queued_connection(
+def test_a_stalled_login_makes_room_for_a_queued_connection(
     serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path
 ) -> None:
     server = serve(
         server_context(tmp_path), tmp_path / "server.crt", max_login_connections=2, handshake_timeout_seconds=1000
     )
-    silent = sockets.enter_context(server.silent())
-    eventually(lambda: server.places == 1)
+    stalled = sockets.enter_context(server.stalled())
+    eventually(lambda: "logging in 1" in repr(server.listener._admission))
     assert server.works(), "though its address has one place for logins only"
-    assert is_closed(silent)
+    assert is_closed(stalled)
 
 
 def test_a_connection_that_is_queued_for_too_long_is_dropped(serve: Serve, sockets: contextlib.ExitStack) -> None:
