@@ -370,7 +370,7 @@ class ServerSettings:
         128 * MIB,
         "bytes that the server keeps for one connection: unfinished messages, open transactions, requests, output;"
         " above it, it reads nothing from the client, and refuses unfinished messages and transactions, the largest"
-        " first",
+        " first; also, its consumers get no more while they have an unsettled message for each 4 KiB of it",
         least=MIB,
     )
     transaction_timeout_seconds: float | None = _option(

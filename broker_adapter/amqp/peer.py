@@ -79,6 +79,7 @@ class Peer:
         # Bytes and events.
         self.receive = self._input.receive
         self.receive_end = self._input.receive_end
+        self.go_on = self._input.go_on
         self.pending_output = self._output.pending_output
         self.write_out = self._output.write_out
         self.events = events.events
@@ -119,6 +120,11 @@ class Peer:
     def output_closed(self) -> bool:
         """Whether everything was sent that ever will be: close the socket."""
         return self._connection.output_closed
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ``go_on()`` and then ``events()`` are to be called in a later turn."""
+        return self._input.has_more
 
     @property
     def unwritten_bytes(self) -> int:

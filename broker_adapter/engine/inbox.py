@@ -62,6 +62,9 @@ class Inbox:
                 weight += max(1, len(command.messages))
                 size += sum([len(message.payload) for message in command.messages])
             elif isinstance(command, c.Settle):
+                if len(command.numbers) > most:
+                    waiting.appendleft(command._replace(numbers=command.numbers[most:]))
+                    command = command._replace(numbers=command.numbers[:most], reply=None)
                 weight += len(command.numbers)
             elif isinstance(command, c.Discard | c.Publish):
                 weight += max(1, len(command.transactions))

@@ -312,7 +312,7 @@ class ClientConnection(asyncio.Protocol):
 
     def end(self) -> None:
         """Give back what the client had, at once, and drop the connection: its client has reconnected, or is gone."""
-        self._protocol.receive_end()
+        self._protocol.end()
         self._listener.gone(self)
         self.abort()
 

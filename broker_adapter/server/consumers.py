@@ -47,7 +47,7 @@ from broker_adapter.server.links import Links
 from broker_adapter.server.outcomes import outcome_of
 from broker_adapter.server.output import Output
 from broker_adapter.server.termini import browses, destination_of, filters_of, temporary_kind, temporary_terminus
-from broker_adapter.settings import ServerSettings
+from broker_adapter.settings import KIB, ServerSettings
 from broker_adapter.transport import Subscription
 
 #: Most messages that a consumer's link may have on their way from the engine.
@@ -58,6 +58,10 @@ _LEAST_SLICE_BYTES: Final = 64 * 1024
 _CONVERTING_SECONDS: Final = 0.01
 #: Bytes of messages that are converted between two looks at the clock.
 _LOOK_BYTES: Final = 16 * 1024
+#: What the server keeps for a delivery that the client has not settled, at most, in bytes; most take half of it.
+IN_HAND_BYTES: Final = 4 * KIB
+#: So many deliveries a consumer may have in hand in any case.
+_LEAST_IN_HAND: Final = 16
 #: Consumers whose deliveries cannot be given back that may wait for the engine's answer to a grant at once.
 _GRANTS_AT_ONCE: Final = 8
 
@@ -150,10 +154,16 @@ class Consumers:
         self._peer_bytes = peer.waiting_bytes
         self._calls = calls
         self._defer = calls.defer
+        self._settle = calls.settle
         self._client = client
         self._links = links
         self._output = output
+        self._coordinator = coordinator
         self._add_to_transaction = coordinator.add_settlements
+        #: Deliveries that the connection may have in hand, and how many more it may be granted before they are counted.
+        self._most_in_hand = max(SLICE_MESSAGES, settings.max_connection_bytes // IN_HAND_BYTES)
+        self._room = self._most_in_hand
+        self._is_full = False
         self._most_output_bytes = settings.max_output_bytes
         #: Bytes that wait for the client above which deliveries go back to the engine.
         self._most_waiting_bytes = settings.max_connection_bytes // 4
@@ -431,6 +441,13 @@ class Consumers:
         ):
             self.postponed[consumer.link] = None
             return
+        if asks and wanted and not consumer.presettled:
+            wanted = self._room_for(consumer, wanted)
+            if not wanted:
+                self.postponed[consumer.link] = None
+                asks = False
+                if consumer.draining and not consumer.granted:
+                    self._end_drain(consumer)
         if asks:
             consumer.granted += wanted
             consumer.since_grant = 0
@@ -441,6 +458,26 @@ class Consumers:
             self._defer(c.Credit(consumer.number, wanted, reply))
         if consumer.draining:
             self._drain(consumer)
+
+    def _room_for(self, consumer: _Consumer, wanted: int) -> int:
+        """How many more deliveries a consumer may have in hand, up to so many; they are taken into account."""
+        if self._room < wanted:
+            # Counted only now and then: a count for each delivery would cost more.
+            held = sum([len(each.unsettled) + each.granted for each in self._consumers.values()])
+            self._room = max(0, self._most_in_hand - held - self._coordinator.settlements)
+            was_full, self._is_full = self._is_full, not self._room
+            if not self._room:
+                if not was_full:
+                    self._log(
+                        "in hand",
+                        "! a client with %d unsettled messages gets no more until it settles some"
+                        " (option max_connection_bytes)",
+                        held,
+                    )
+                return max(0, min(wanted, _LEAST_IN_HAND - len(consumer.unsettled) - consumer.granted))
+        room = min(wanted, self._room)
+        self._room -= room
+        return room
 
     def _on_granted(self, _result: Any) -> None:
         self._granting -= 1
@@ -464,6 +501,8 @@ class Consumers:
             if consumer is not None:
                 deferred = len(calls.deferred)
                 self._grant(consumer)
+                if link in postponed and self._room <= 0:
+                    break  # the others have no room either
                 if len(calls.deferred) > deferred:
                     room -= consumer.mean_bytes
         calls.submit()
@@ -481,11 +520,15 @@ class Consumers:
             return
         # With nothing left over there may be more: the client's credit can exceed what the engine is granted at once.
         if consumer.draining and ((left and not consumer.slice_is_used_up) or consumer.credit <= 0):
-            consumer.draining = False
-            consumer.credit = 0
-            self._peer.drained(consumer.link)
+            self._end_drain(consumer)
         else:
             self._grant(consumer)
+
+    def _end_drain(self, consumer: _Consumer) -> None:
+        """Nothing more comes for the client's credit."""
+        consumer.draining = False
+        consumer.credit = 0
+        self._peer.drained(consumer.link)
 
     # Deliveries.
 
@@ -646,8 +689,8 @@ class Consumers:
         numbers = [number for number in [take(each, 0) for each in event.numbers] if number]
         state = event.state
         if state.code != TRANSACTIONAL:
-            self._defer(c.Settle(consumer.number, numbers, outcome_of(state)))
+            self._settle(consumer.number, numbers, outcome_of(state))
         elif not self._add_to_transaction(state, consumer.number, numbers):
-            self._defer(c.Settle(consumer.number, numbers, Outcome.MODIFIED))
+            self._settle(consumer.number, numbers, Outcome.MODIFIED)
         if consumer.detached and not consumer.unsettled:
             del self._consumers[event.link]

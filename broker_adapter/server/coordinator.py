@@ -8,6 +8,8 @@ leaves alone for too long is rolled back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import attrs
@@ -50,6 +52,8 @@ _MAX_TRANSACTIONS: Final = 1000
 #: What a message, and a settlement, of a transaction takes in memory beside its payload, in bytes.
 _SEND_BYTES: Final = 512
 _SETTLEMENT_BYTES: Final = 128
+#: Most settlements that the engine is given at once when a transaction is rolled back.
+_SETTLED_AT_ONCE: Final = 2_000
 #: Longest name of a session in the ids of its commits, in characters: it is kept as long as the link.
 _MAX_SESSION_NAME: Final = 400
 _TIMED_OUT: Final = "amqp:transaction:timeout"
@@ -187,7 +191,17 @@ class Coordinator:
         transaction.settlements += [(consumer, number, outcome) for number in numbers]
         transaction.is_active = True
         self._budget.transactions += _SETTLEMENT_BYTES * len(numbers)
+        limit = self._limits.max_transaction_messages
+        if len(transaction.sends) + len(transaction.settlements) > limit:
+            reason = f"the transaction has more than {limit} messages (option max_transaction_messages)"
+            error = ResourceAllocationException(reason, error_code="amqp:resource-limit-exceeded")
+            self.give_up(transaction, error)
         return True
+
+    @property
+    def settlements(self) -> int:
+        """How many settlements there are in all open transactions."""
+        return sum([len(each.settlements) for each in self._transactions.values()])
 
     def refuse_named(self, state: State | None, error: AmqpError) -> None:
         """The transaction that this state of a message names, if any, cannot be done without the message."""
@@ -325,8 +339,10 @@ class Coordinator:
 
     def _roll_back(self, transaction: Transaction) -> None:
         """What was settled in it is delivered again: the client has let go of it."""
-        for consumer, number, _ in transaction.settlements:
-            self._defer(c.Settle(consumer, (number,), Outcome.MODIFIED))
+        for consumer, settlements in groupby(transaction.settlements, itemgetter(0)):
+            numbers = [number for _, number, _ in settlements]
+            for start in range(0, len(numbers), _SETTLED_AT_ONCE):
+                self._calls.settle(consumer, numbers[start : start + _SETTLED_AT_ONCE], Outcome.MODIFIED)
 
 
 def _unknown_transaction(txn_id: Any) -> AmqpError:

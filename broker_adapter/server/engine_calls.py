@@ -7,13 +7,19 @@ own threads; the connection's thread runs them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from ack_modes import Outcome
 from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.settings import EngineSettings
+
+#: A command with so many settlements is answered, and counts in ``settling`` until then.
+_LARGE_SETTLE: Final = 500
+#: Settlements in such commands that the engine may have at once before the connection waits for it.
+MOST_SETTLING: Final = 8_000
 
 
 class Engine(Protocol):
@@ -40,6 +46,8 @@ class EngineCalls:
         client: the engine's number of the connection's client; None: the engine has not admitted it yet.
         deferred: the commands that are submitted next.
         defer: adds one.
+        settling: settlements that the engine has in large commands, and has not answered.
+        go_on: is called once when these have become few enough; None: nobody waits for that.
     """
 
     def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
@@ -52,6 +60,9 @@ class EngineCalls:
         self.turn = 0
         self.client: int | None = None
         self.defer: Callable[[c.Command], None] = self.deferred.append
+        self._next_turn: list[Callable[[], None]] = []
+        self.settling = 0
+        self.go_on: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<EngineCalls client={self.client} deferred={len(self.deferred)} callbacks={len(self._callbacks)}>"
@@ -69,6 +80,32 @@ class EngineCalls:
             commands = deferred.copy()
             deferred.clear()
             self._engine.submit_all(commands)
+
+    @property
+    def settles_too_much(self) -> bool:
+        """Whether the engine has so many settlements of this connection that others would have to wait long."""
+        return self.settling >= MOST_SETTLING
+
+    def settle(self, consumer: int, numbers: Sequence[int], outcome: Outcome) -> None:
+        """Defer the settlement of deliveries.
+
+        Args:
+            consumer: the engine's number of the consumer.
+            numbers: of the deliveries.
+            outcome: how they end.
+        """
+        size = len(numbers)
+        if size < _LARGE_SETTLE:
+            self.defer(c.Settle(consumer, numbers, outcome))
+            return
+        self.settling += size
+        self.defer(c.Settle(consumer, numbers, outcome, self.reply(self._on_settled, size)))
+
+    def _on_settled(self, size: int, _result: Any) -> None:
+        self.settling -= size
+        if self.go_on is not None and not self.settles_too_much:
+            go_on, self.go_on = self.go_on, None
+            go_on()
 
     def end_temporary(self, destination: Destination | None) -> None:
         """Defer the end of a temporary destination; None: there is none."""
@@ -90,6 +127,18 @@ class EngineCalls:
         self._callbacks.appendleft(partial(act, *arguments))
         self.is_postponed = True
 
+    @property
+    def has_next_turn(self) -> bool:
+        """Whether something is to be called in the next turn."""
+        return bool(self._next_turn)
+
+    def next_turn(self, act: Callable[[], None]) -> None:
+        """Have ``act()`` called in the next turn.  Called in the connection's thread."""
+        self._next_turn.append(act)
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
     def run_callbacks(self) -> None:
         """Call what is pending, in the connection's thread, and submit the commands that come of it.
 
@@ -99,6 +148,9 @@ class EngineCalls:
         self.is_postponed = False
         self.turn += 1
         callbacks = self._callbacks
+        if self._next_turn:
+            callbacks.extendleft(reversed(self._next_turn))
+            self._next_turn.clear()
         while callbacks and not self.is_postponed:
             callbacks.popleft()()
         if self.is_postponed and not self._is_woken:

@@ -69,6 +69,9 @@ _TRANSACTION_TICK_MS: Final = 1000
 #: Longest token by which a connection takes the place of another one of its client, in characters.
 _MAX_TOKEN: Final = 100
 
+#: Deliveries that a client settles in one turn, about; the rest of a longer range has its turn after other clients.
+_SETTLED_AT_ONCE: Final = 2_000
+
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 #: Events that concern the connection itself, and do not wait for the engine to admit the client.
 _AT_ONCE: Final = (RemoteOpen, RemoteClose, TransportFailed)
@@ -119,6 +122,8 @@ class ServerProtocol:
             max_sessions=settings.max_sessions,
             max_links=settings.max_links,
             idle_timeout_ms=int(settings.idle_timeout_seconds * 1000),
+            settled_at_once=_SETTLED_AT_ONCE,
+            bare_states=True,
         )
         peer = self._peer = Peer(limits, server=True)
         client = self._client = Client()
@@ -152,6 +157,8 @@ class ServerProtocol:
         self._peer_output = peer.pending_output
         self._waiting: list[Any] = []  #: events that came before the engine knew the client
         self._opening = False
+        self._goes_on = False  #: whether a callback will take more of what was settled
+        self._end_waits = False  #: whether the client is gone, and what it has settled before is not taken yet
         self._now_ms = 0
         self.error: JMSException | None = None  #: why the connection ended, where it failed
         self.peer_name = ""  #: container id of the client
@@ -193,9 +200,11 @@ class ServerProtocol:
     @property
     def wants_input(self) -> bool:
         """Whether bytes may be read from the client: neither above its budget, nor while the engine admits it."""
+        if self._peer.has_more:
+            return False
         if self._client.has_ended:
             return True  # for the end of the connection
-        if self._opening and self.calls.client is None:
+        if (self._opening and self.calls.client is None) or self.calls.settles_too_much:
             return False
         output, budget = self._output, self._budget
         waiting_bytes = output.waiting_bytes + budget.answers + self._peer.unwritten_bytes
@@ -203,9 +212,39 @@ class ServerProtocol:
         return budget.allows_reading
 
     def receive_end(self) -> None:
-        """The client is gone."""
+        """The client is gone; what it has settled before counts, though it may take some turns."""
+        if self._peer.has_more and not self._client.has_ended:
+            self._end_waits = True
+            self._take_more()
+            return
+        self.end()
+
+    def end(self) -> None:
+        """The connection is over, at once: what the client had is given back."""
+        self._end_waits = False
         self._disconnect()
         self._release()
+
+    def _take_more(self) -> None:
+        """Have a callback take more of what the client has settled, in a turn of its own."""
+        calls = self.calls
+        if self._goes_on or calls.go_on is not None:
+            return
+        if calls.settles_too_much:
+            calls.go_on = self._take_more
+        else:
+            self._goes_on = True
+            calls.next_turn(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._peer.go_on()
+        self._process()
+        self._keep_to_budget()
+        if self._peer.has_more:
+            self._take_more()
+        elif self._end_waits:
+            self.end()
 
     def pending_output(self, limit_bytes: int | None = None) -> bytes:
         """The bytes to send now, after the callbacks that the engine has added."""
@@ -213,6 +252,8 @@ class ServerProtocol:
         if login is not None:
             return login.pending_output()
         self._run_callbacks()
+        if self._peer.has_more:
+            self._take_more()
         if self._login_output:
             output, self._login_output = self._login_output, b""
             return output
@@ -226,8 +267,8 @@ class ServerProtocol:
 
     @property
     def is_postponed(self) -> bool:
-        """Whether deliveries wait for the next turn, for which ``wake`` was called: others have theirs first."""
-        return self.calls.is_postponed
+        """Whether something waits for the next turn, for which ``wake`` was called: others have theirs first."""
+        return self.calls.is_postponed or self.calls.has_next_turn
 
     @property
     def output_closed(self) -> bool:

@@ -42,6 +42,8 @@ class PeerLimits:
     max_sessions: int = 256
     max_links: int = 1024  #: of all sessions together
     idle_timeout_ms: int = 60_000  #: 0: none
+    settled_at_once: int = 0  #: deliveries whose states ``events()`` tells at once, about; 0: all of them
+    bare_states: bool = False  #: of a large state only what a server reads is wanted
 
 
 class UndecodableError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 from cproton_ffi import lib
@@ -40,6 +41,7 @@ class EventReader:
     Attributes:
         early: the events.
         disposed: (channel, role) → the last delivery of dispositions that proton has not told of.
+        has_more: whether the states of some deliveries were not told yet, because there were too many at once.
     """
 
     def __init__(
@@ -68,32 +70,44 @@ class EventReader:
         self._credit = credit
         self._incoming = incoming
         self._outgoing = outgoing
+        self.has_more = False
+        self._most = connection.limits.settled_at_once or sys.maxsize
         self._failure_told = False
         self._is_over = False  #: whether something that cannot be decoded came: the rest is not told
 
     def events(self) -> list[Event]:
-        """What happened since the last call, in order; transfers or dispositions of one link in a row are one event."""
+        """What happened since the last call, in order; transfers or dispositions of one link in a row are one event.
+
+        The rest of what is too much at once (``PeerLimits.settled_at_once``) is told by the next call: see
+        ``has_more``.
+        """
         connection = self._connection
         if connection.released:
             return []
-        self.take_events()
+        self.take_events(self._most)
         happened, self.early = self.early, []
-        if connection.failure is not None and not self._failure_told:
+        if connection.failure is not None and not self._failure_told and not self.has_more:
             self._failure_told = True
             happened.append(TransportFailed(connection.failure))
         return happened
 
-    def take_events(self) -> None:
-        """Take what proton has to tell."""
-        self.disposed.clear()
+    def take_events(self, most: int = sys.maxsize) -> None:
+        """Take what proton has to tell.
+
+        Args:
+            most: of how many deliveries that have got a state, about.
+        """
         try:
             if not self._is_over:
-                self._take_events()
+                self.has_more = self._take_events(most)
         except UndecodableError:
             self._is_over = True
+            self.has_more = False
+        if not self.has_more:
+            self.disposed.clear()
 
-    def _take_events(self) -> None:
-        """Take what proton has to tell; raises UndecodableError."""
+    def _take_events(self, most: int) -> bool:
+        """Take what proton has to tell; returns whether there is more.  Raises UndecodableError."""
         engine, collector = self._engine, self._connection.c_collector
         peek, pop, type_of, delivery_of = (
             engine.pn_collector_peek,
@@ -108,7 +122,7 @@ class EventReader:
         while True:
             event = peek(collector)
             if not event:
-                break
+                return False
             kind = type_of(event)
             if kind == _DELIVERY:
                 delivery = delivery_of(event)
@@ -116,7 +130,7 @@ class EventReader:
                 if link is None:
                     pass  # freed meanwhile; its deliveries went with it
                 elif link.is_sender:
-                    on_disposition(link, delivery, happened)
+                    most -= on_disposition(link, delivery, happened)
                 elif readable(delivery):
                     on_transfer(link, delivery, happened)
             elif kind in _TOLD:
@@ -126,6 +140,8 @@ class EventReader:
                     self._connection.fail(AmqpError("amqp:decode-error", str(error)))
                     raise UndecodableError(str(error)) from error
             pop(collector)
+            if most <= 0:
+                return bool(peek(collector))
 
     def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:
         engine, endpoints = self._engine, self._endpoints

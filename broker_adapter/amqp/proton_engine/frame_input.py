@@ -6,14 +6,19 @@ twice where it should not: which frames may come is a matter of :mod:`broker_ada
 
 The payload of a large frame that comes in is kept here, and proton gets the frame without it, since proton never frees
 the buffer of a delivery as long as the connection lives.
+
+A few bytes may settle all that was ever sent.  What stands behind a disposition that settles many deliveries waits
+until ``events()`` has told of them, which it does by and by (``PeerLimits.settled_at_once``).
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from broker_adapter.amqp import frames
 from broker_adapter.amqp.conditions import AmqpError
+from broker_adapter.amqp.dispositions import LIGHT_BYTES, bare_frame, too_costly
 from broker_adapter.amqp.frames import disposed, has_no_array
 from broker_adapter.amqp.proton_engine.connection import ProtonConnection
 from broker_adapter.amqp.proton_engine.event_reader import EventReader
@@ -51,7 +56,12 @@ class FrameInput:
         self._incoming = incoming
         self._push = connection.push
         self._take_events = events.take_events
+        self._events = events
         self._disposed = events.disposed
+        self._most_settled = connection.limits.settled_at_once or sys.maxsize
+        self._bare_states = connection.limits.bare_states
+        self._settled = 0  # deliveries of the ranges of the input under way, but for one of each
+        self._settles_first = False  # whether what is held waits until it was told what the input ahead of it settled
         self._header_seen = False
         self._held = bytearray()
         self._wanted_bytes = 8
@@ -63,6 +73,10 @@ class FrameInput:
         """Take bytes from the network; ``events()`` tells what they meant.  Never raises for their content."""
         connection = self._connection
         if connection.failure is not None or connection.tail_closed:
+            return
+        if self._settles_first or self._events.has_more:
+            self._settles_first = True
+            self._held += data
             return
         if self._held:
             if self._end_waits or len(self._held) + len(data) < self._wanted_bytes:
@@ -86,17 +100,36 @@ class FrameInput:
             if self._connection.failure is None and not self._connection.tail_closed:
                 self._take(data)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether ``go_on`` and then ``events()`` are to be called: something is held, or was not told yet."""
+        return self._events.has_more or self._settles_first
+
+    def go_on(self) -> None:
+        """Take what had to wait until ``events()`` has told of the dispositions ahead of it."""
+        if self._settles_first and not self._events.has_more:
+            self._settles_first = False
+            data = bytes(self._held)
+            self._held.clear()
+            if data:
+                self.receive(data)
+
     def _take(self, data: bytes) -> None:
         """Take what came, which starts with a frame."""
         connection = self._connection
         while True:
             self._pushed = 0
+            self._settled = 0
             whole, objection = self._whole_frames(data)
             self._push(data, self._pushed, whole)
             if objection is not None:
                 connection.fail(objection)
                 return
             if connection.failure is not None or whole == len(data):
+                return
+            if self._settled > self._most_settled:
+                self._settles_first = True
+                self._held += data[whole:]
                 return
             if not (self._end_waits and connection.opened):
                 self._held += data[whole:]
@@ -162,7 +195,7 @@ class FrameInput:
                             most = after + _PUSHED_BYTES
                         position = after
                         continue
-            elif head in disposing and size > 14:
+            elif head in disposing and size > 14 and data[position + 12] <= LIGHT_BYTES:
                 stop = position + 13 + data[position + 12]
                 which = disposed(data[position + 14 : stop]) if stop <= after else None
                 if which is not None:
@@ -170,6 +203,10 @@ class FrameInput:
                     if self._connection.failure is not None:
                         return position, None
                     position = after
+                    if which[1] != which[2]:
+                        self._settled += which[2] - which[1] & 0xFFFFFFFF
+                        if self._settled > self._most_settled:
+                            return position, None
                     continue
             try:
                 read = self._rules.read(data, position, after)
@@ -182,10 +219,22 @@ class FrameInput:
                         return position, None
                     self._rules.apply(code, channel, values, size)
                     if code == frames.DISPOSITION:
-                        role, first, last = values[:3]
-                        most = self._tell_earlier(data, position, most, role, first, first if last is None else last)
+                        role, first, last, _, state = values[:5]
+                        last = first if last is None else last
+                        refusal = too_costly(state, size, first, last)
+                        if refusal is not None:
+                            return position, refusal
+                        most = self._tell_earlier(data, position, most, role, first, last)
                         if self._connection.failure is not None:
                             return position, None
+                        if self._bare_states:
+                            self._push(data, self._pushed, position)
+                            bare = bare_frame(channel, values)
+                            self._push(bare, 0, len(bare))
+                            self._pushed = after
+                        self._settled += last - first & 0xFFFFFFFF
+                        if self._settled > self._most_settled:
+                            return after, None
                     self._begun = self._begun or code == frames.BEGIN
                     if code == frames.TRANSFER and after > most:
                         self._push_apart(data, position, stop, after)
@@ -249,3 +298,4 @@ class FrameInput:
     def release(self) -> None:
         """Nothing is taken any more: the connection is released."""
         self._held.clear()
+        self._settles_first = self._events.has_more = False

@@ -26,6 +26,8 @@ _LARGE_MESSAGE_BYTES: Final = 128 * KIB
 _PART_BYTES: Final = 64 * KIB
 #: What a frame of a transfer has beside its payload, at most.
 _TRANSFER_BYTES: Final = 128
+#: A state that is decoded counts as so many plain ones, which are not.
+_DECODED_WEIGHT: Final = 4
 #: So many sessions are looked at for output, whether they have some or not.
 _FEW_SESSIONS: Final = 8
 
@@ -167,24 +169,29 @@ class OutgoingTransfers:
         for on_given in given:
             on_given()
 
-    def on_disposition(self, link: LinkEndpoint, delivery: Any, happened: list[Event]) -> None:
+    def on_disposition(self, link: LinkEndpoint, delivery: Any, happened: list[Event]) -> int:
         """The peer has given a message that we sent a state.
 
         Args:
             link: where it was sent.
             delivery: the C delivery.
             happened: gets the event.
+
+        Returns:
+            how much work that was, in plain states.
         """
         engine = self._engine
         number = link.outgoing.get(delivery)
         if number is None:
-            return
+            return 1
         code = engine.pn_delivery_remote_state(delivery)
         if not engine.pn_delivery_settled(delivery) and (code == 0 or code == RECEIVED):
-            return
+            return 1
         state = PLAIN_STATES.get(code)
+        work = 1
         if state is None:
             state = self._connection.read_state(delivery, code)
+            work = _DECODED_WEIGHT
         del link.outgoing[delivery]
         if link.later and link.later[0].delivery == delivery:
             self._abort_unfinished(link)
@@ -196,8 +203,9 @@ class OutgoingTransfers:
             last = happened[-1]
             if type(last) is Dispositions and last.link == link.number and last.state == state:
                 last.numbers.append(number)
-                return
+                return work
         happened.append(Dispositions(link.number, [number], state))
+        return work
 
     def _abort_unfinished(self, link: LinkEndpoint) -> None:
         """The receiver has settled the message of which proton has got a part: the others are not sent."""

@@ -147,3 +147,24 @@ def test_what_a_lost_client_holds_is_given_back_in_several_cycles() -> None:
     (part,), _ = taken(waiting, 8)
     assert part == c.GiveBack(1, 8, part.failed, part.unseen, stops=part.stops)  # type: ignore[union-attr]
     assert list(waiting.commands) == [c.Disconnect(1), c.Drop(2)]
+
+
+def test_a_settlement_of_many_deliveries_takes_several_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_adapter.engine.broker.CYCLE_MESSAGES", 20)
+    broker = Broker(EngineSettings())
+    client = connect(broker)
+    send(broker, client, "q", *[b"x"] * 50)
+    consumer, inbox = attach(broker, client, "q", credit=50)
+    numbers = [each.number for each in inbox.wait_for(50)]
+    together: list[int] = []
+    decide = broker._state.decide
+
+    def counted(commands: Any, *times: int) -> Any:
+        together.extend(len(each.numbers) for each in commands if isinstance(each, c.Settle))
+        return decide(commands, *times)
+
+    monkeypatch.setattr(broker._state, "decide", counted)
+    assert broker.call(c.Settle(consumer, numbers, Outcome.ACCEPTED), WAIT) is None
+    assert depth(broker, "q") == 0
+    assert together == [20, 20, 10]
+    broker.close()

@@ -787,3 +787,56 @@ def test_a_message_that_cannot_be_decoded_does_not_vanish_on_a_presettled_link(
     assert ["browser" in each for each in logged] == [True, False]
     dead = client.receiver("DLQ", 1, name="d")
     assert decode_received(client.receive(dead, 1)[0].payload, queue("DLQ")).body == b"nonsense"
+
+
+#: The least budget of a connection, and what it may have in hand then.
+_SMALL_BYTES = 1 << 20
+_IN_HAND = 1000
+
+
+def fill(broker: Broker, count: int) -> None:
+    sender = connect(broker)
+    assert broker.call(c.Enqueue(sender, queue("q"), [c.NewMessage(0, encoded("x"))] * count), WAIT) is None
+
+
+def test_a_connection_holds_a_bounded_number_of_messages(broker: Broker) -> None:
+    client = Client(broker, max_connection_bytes=_SMALL_BYTES).open()
+    fill(broker, 3000)
+    links = [client.receiver("q", 2000, name=f"r{number}") for number in range(3)]
+    client.rest()
+    counts = [len(client.messages(link)) for link in links]
+    assert sum(counts) <= _IN_HAND + len(links) * 16
+    assert min(counts) >= 16, "or a consumer would starve beside one that does not settle"
+    done: dict[int, int] = dict.fromkeys(links, 0)
+    while sum(done.values()) < 3000:
+        for link in links:
+            got = client.messages(link)[done[link] :]
+            done[link] += len(got)
+            client.settle(link, got)
+
+
+def test_a_drain_ends_where_the_connection_holds_too_much(broker: Broker) -> None:
+    client = Client(broker, max_connection_bytes=_SMALL_BYTES).open()
+    fill(broker, 3000)
+    first = client.receiver("q", 2000, name="first")
+    client.rest()
+    other = client.receiver("q", 50, name="other")
+    client.drained(other)
+    client.drained(first)
+    assert len(client.messages(first)) <= _IN_HAND + 16
+    assert len(client.messages(other)) >= 16
+
+
+def test_settlements_of_an_open_transaction_are_in_hand(broker: Broker) -> None:
+    client = Client(broker, max_connection_bytes=_SMALL_BYTES).open()
+    fill(broker, 3000)
+    coordinator = client.coordinator()
+    txn_id = client.declare(coordinator)
+    link = client.receiver("q", 3000, name="r")
+    client.rest()
+    got = client.messages(link)
+    client.settle(link, got, in_transaction(txn_id, ACCEPTED_STATE))
+    assert len(client.messages(link)) <= len(got) + 16
+    assert client.discharge(coordinator, txn_id) == ACCEPTED_STATE
+    client.rest()
+    assert len(client.messages(link)) > len(got) + 16

@@ -24,10 +24,11 @@ from broker_adapter.amqp.wire import (
     DECLARE_CODE,
     DISCHARGE_CODE,
 )
+from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from tests.broker_adapter.amqp import frames
 from tests.broker_adapter.amqp.frames import transfer
-from tests.broker_adapter.engine.driving import depth
+from tests.broker_adapter.engine.driving import WAIT, depth
 from tests.broker_adapter.server.protocol_client import (
     Client,
     code_of,
@@ -329,6 +330,40 @@ def test_a_transaction_has_a_size(make_broker: Callable[..., Broker], limit: dic
     assert state.error is not None
     assert "the transaction is larger than" in str(state.error.description)
     assert depth(broker, "q") == 3
+
+
+def test_settlements_count_for_the_size_of_a_transaction(make_broker: Callable[..., Broker]) -> None:
+    broker = make_broker(max_transaction_messages=5)
+    client = Client(broker).open()
+    client.send(client.sender("q"), *["x"] * 6)
+    consumer, coordinator = client.receiver("q", 6, name="r"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.settle(consumer, client.receive(consumer, 6), in_transaction(txn_id, ACCEPTED_STATE))
+    (found,) = [each for each in broker.call(c.Statistics(), WAIT).queues if each.name == "q"]
+    assert found.in_hand == 0, "it is rolled back at once"
+    state = client.discharge(coordinator, txn_id)
+    assert code_of(state) == (REJECTED, "amqp:resource-limit-exceeded")
+    assert state.error is not None
+    assert "option max_transaction_messages" in str(state.error.description)
+
+
+def test_a_rollback_gives_the_engine_few_commands(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.send(client.sender("q"), *["x"] * 300)
+    links = [client.receiver("q", 150, name=name) for name in ("one", "two")]
+    coordinator = client.coordinator()
+    txn_id = client.declare(coordinator)
+    for link in links:
+        client.settle(link, client.receive(link, 150), in_transaction(txn_id, ACCEPTED_STATE))
+    settles: list[c.Settle] = []
+    submit_all = client.broker.submit_all
+
+    def submitted(commands: list[c.Command]) -> None:
+        settles.extend([each for each in commands if isinstance(each, c.Settle)])
+        submit_all(commands)
+
+    monkeypatch.setattr(client.broker, "submit_all", submitted)
+    assert client.discharge(coordinator, txn_id, fail=True) == ACCEPTED_STATE
+    assert [len(each.numbers) for each in settles] == [150, 150]
 
 
 def test_a_commit_that_the_engine_refuses_is_rolled_back(client: Client) -> None:

@@ -12,11 +12,13 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.server.engine_calls import MOST_SETTLING
 from broker_adapter.server.listener import Listener
+from broker_adapter.server.protocol import _SETTLED_AT_ONCE
 from broker_adapter.settings import ServerSettings
 from tests.broker_adapter.amqp.frames import ATTACH, BEGIN, CLOSE, TRANSFER, attach, begin, disposition, flow
-from tests.broker_adapter.engine.driving import WAIT, connect, drained
-from tests.broker_adapter.server.protocol_client import decoded, encoded
+from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
+from tests.broker_adapter.server.protocol_client import Client, decoded, encoded
 from tests.broker_adapter.server.raw_client import RawClient
 
 ACCEPTED, RELEASED = 0x24, 0x26
@@ -93,3 +95,52 @@ def test_a_disposition_that_ends_early_or_holds_something_else_ends_its_connecti
         raw.until_closed()
         ((error,),) = raw.fields(CLOSE)
     assert error.value[0] in ("amqp:decode-error", "amqp:illegal-state", "amqp:invalid-field")
+
+
+def held(broker: Broker, count: int) -> Client:
+    """A client that has so many messages in hand."""
+    sender = connect(broker)
+    assert broker.call(c.Enqueue(sender, queue("q"), [c.NewMessage(0, encoded("x"))] * count), WAIT) is None
+    client = Client(broker).open()
+    link = client.receiver("q", count, name="r")
+    client.receive(link, count)
+    return client
+
+
+def test_a_long_range_is_settled_in_turns_of_the_connection(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = held(broker, 15_000)
+    sizes: list[int] = []
+    submit_all = broker.submit_all
+
+    def submitted(commands: list[c.Command]) -> None:
+        sizes.extend([len(each.numbers) for each in commands if isinstance(each, c.Settle)])
+        submit_all(commands)
+
+    monkeypatch.setattr(broker, "submit_all", submitted)
+    with broker._runner:  # the engine does nothing meanwhile
+        client.server.receive(disposition(0, True, 0, 14_999), 1)
+        for _ in range(20):
+            client.server.pending_output()
+        waiting = sum(sizes)
+        assert not client.server.wants_input
+    assert max(sizes) <= _SETTLED_AT_ONCE
+    assert waiting < MOST_SETTLING + _SETTLED_AT_ONCE
+    client.until(lambda: client.server.wants_input)
+    client.rest()
+    assert sum(sizes) == 15_000
+    assert depth(broker, "q") == 0
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_a_client_settles_before_it_goes_counts(broker: Broker, goes_on: bool) -> None:
+    client = held(broker, 15_000)
+    client.server.receive(disposition(0, True, 0, 14_999), 1)
+    if goes_on:
+        client.server.receive_end()
+        while not client.server.has_ended:
+            client.server.pending_output()
+    else:
+        client.server.end()  # its client has reconnected already, and waits
+        assert client.server.has_ended
+    assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
+    assert (depth(broker, "q") == 0) is goes_on

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from ack_modes import Outcome
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.engine import commands as c
-from broker_adapter.server.engine_calls import EngineCalls
+from broker_adapter.server.engine_calls import MOST_SETTLING, EngineCalls
 from broker_adapter.settings import EngineSettings
 
 
@@ -97,3 +98,40 @@ def test_what_a_callback_postpones_comes_next_turn_ahead_of_all_that_waits(engin
     calls.run_callbacks()
     assert done == ["first", "rest of the first", "second", "third"]
     assert (len(wakes), calls.is_postponed) == (2, False)
+
+
+def test_large_settlements_are_counted_until_the_engine_has_answered(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    calls.settle(1, range(10), Outcome.ACCEPTED)
+    assert (calls.settling, calls.settles_too_much) == (0, False)
+    while not calls.settles_too_much:
+        calls.settle(1, range(1000), Outcome.ACCEPTED)
+    assert calls.settling == MOST_SETTLING
+    went_on: list[int] = []
+    calls.go_on = lambda: went_on.append(1)
+    small, *large = calls.deferred
+    assert isinstance(small, c.Settle)
+    assert small.reply is None
+    for each in large[:2]:
+        assert isinstance(each, c.Settle)
+        assert each.reply is not None
+        each.reply(None)
+    calls.run_callbacks()
+    assert (calls.settling, went_on, calls.go_on) == (MOST_SETTLING - 2000, [1], None)
+
+
+def test_what_is_for_the_next_turn_is_called_once_in_it(engine: Engine) -> None:
+    woken: list[int] = []
+    turns: list[int] = []
+    calls = EngineCalls(engine, lambda: woken.append(1))
+
+    def act() -> None:
+        turns.append(calls.turn)
+        if len(turns) < 3:
+            calls.next_turn(act)
+
+    calls.next_turn(act)
+    assert (calls.has_next_turn, len(woken)) == (True, 1)
+    for _ in range(5):
+        calls.run_callbacks()
+    assert (turns, calls.has_next_turn, len(woken)) == ([1, 2, 3], False, 3)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from broker_adapter.amqp.events import TransportFailed
+from broker_adapter.amqp.events import (
+    ACCEPTED,
+    MODIFIED,
+    RELEASED,
+    Dispositions,
+    Event,
+    SessionRemoteClose,
+    State,
+    TransportFailed,
+)
 from broker_adapter.amqp.peer import Peer, PeerLimits
-from tests.broker_adapter.amqp.pair import Pair, last
+from broker_adapter.amqp.values import Described, UInt, ULong
+from tests.broker_adapter.amqp.frames import DISPOSITION, disposition, end, frame
+from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
 @pytest.mark.parametrize(
@@ -68,3 +82,74 @@ def test_the_end_of_the_network_is_told_once() -> None:
 
     assert "connection aborted" in (last(pair.server.events(), TransportFailed).error.description or "")
     assert pair.server.events() == []
+
+
+def outgoing(count: int, **limits: Any) -> Pair:
+    """A server that has sent so many messages, none of them settled, and a client that writes frames by hand."""
+    pair = Pair(server=PeerLimits(**limits)).opened()
+    link, at_server = pair.receiver()
+    pair.client.credit(link, count)
+    pair.pump()
+    for _ in range(count):
+        pair.server.send(at_server, b"x")
+    pair.pump()
+    return pair
+
+
+def told(pair: Pair) -> list[list[Event]]:
+    """What each turn of the server tells."""
+    turns = [pair.server.events()]
+    while pair.server.has_more:
+        pair.server.go_on()
+        turns.append(pair.server.events())
+    return turns
+
+
+def states(events: Sequence[Event]) -> list[tuple[int, int]]:
+    """The states that they tell, each with the number of its deliveries."""
+    return [(each.state.code, len(each.numbers)) for each in every(list(events), Dispositions)]
+
+
+def test_a_long_range_is_told_by_and_by_ahead_of_what_stands_behind_it() -> None:
+    pair = outgoing(1000, settled_at_once=100)
+    pair.server.receive(disposition(0, True, 0, 899) + disposition(0, True, 800, 999, 0x26) + end(0))
+    assert pair.server.has_more
+    turns = told(pair)
+    found = [each for turn in turns for each in states(turn)]
+    assert found == [(ACCEPTED, 100)] * 9 + [(RELEASED, 100)]
+    assert isinstance(turns[-1][-1], SessionRemoteClose)
+
+
+def test_many_ranges_in_one_read_are_not_more_at_once_than_one() -> None:
+    pair = outgoing(1000, settled_at_once=100)
+    pair.server.receive(b"".join(disposition(0, True, first, first + 49) for first in range(0, 1000, 50)))
+    counts = [sum(count for _, count in states(turn)) for turn in told(pair)]
+    assert (sum(counts), max(counts)) == (1000, 100)
+
+
+def test_a_peer_without_such_a_limit_tells_all_at_once() -> None:
+    pair = outgoing(1000)
+    pair.server.receive(disposition(0, True, 0, 999))
+    assert states(pair.server.events()) == [(ACCEPTED, 1000)]
+    assert not pair.server.has_more
+
+
+def test_a_state_that_is_too_large_for_its_range_fails_the_connection() -> None:
+    pair = outgoing(100)
+    large = Described(ULong(MODIFIED), [True, False, {f"k{number}": number for number in range(9000)}])
+    pair.server.receive(frame(0, DISPOSITION, True, UInt(0), UInt(99), True, large))
+    (failed,) = pair.server.events()
+    assert isinstance(failed, TransportFailed)
+    assert failed.error.condition == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_only_a_server_is_not_given_the_annotations_of_a_state(bare: bool) -> None:
+    pair = outgoing(3, bare_states=bare)
+    annotations = {f"k{number}": number for number in range(20)}
+    modified = Described(ULong(MODIFIED), [True, False, annotations])
+    pair.server.receive(disposition(0, True, 0, 0) + frame(0, DISPOSITION, True, UInt(1), UInt(1), True, modified))
+    pair.server.receive(disposition(0, True, 2, 2))
+    first, second, third = every(pair.server.events(), Dispositions)
+    assert (first.state, third.state) == (State(ACCEPTED), State(ACCEPTED))
+    assert second.state == State(MODIFIED, failed=True, annotations=None if bare else annotations)
