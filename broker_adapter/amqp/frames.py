@@ -22,7 +22,7 @@ from typing import Any, Final
 import attrs
 
 from broker_adapter.amqp.conditions import AmqpError
-from broker_adapter.amqp.values import Reader
+from broker_adapter.amqp.values import Described, Reader
 
 OPEN: Final = 0x10
 BEGIN: Final = 0x11
@@ -126,6 +126,8 @@ _FIELDS: Final[dict[int, tuple[tuple[str, frozenset[int], bool], ...]]] = {
     CLOSE: (),
 }
 _HANDLE_OF_FLOW: Final = 4
+#: Fields whose text proton gives as a C string, which ends at a NUL: of the performative, or the address of a terminus.
+_NAMED: Final = {OPEN: {0: "container-id", 1: "hostname"}, ATTACH: {0: "name", 5: "source", 6: "target"}}
 
 
 class FrameError(ValueError):
@@ -381,10 +383,14 @@ def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], in
             f"performative of {stop - start} bytes is larger than the limit of {MAX_PERFORMATIVE_BYTES} bytes",
         )
     reader = Reader(data, position, stop, _MAX_FRAME_VALUES)
+    named = _NAMED.get(code, {})
     values: list[Any] = []
     for index in range(count):
         kind = data[reader.position] if reader.position < stop else _NULL
         value = reader.value()
+        if index in named and _has_nul(value):
+            reason = f"field {named[index]} of {_NAMES[code]} has the character NUL, which no name may have"
+            raise FrameError("amqp:invalid-field", reason)
         if index < len(expected):
             name, kinds, needed = expected[index]
             if kind not in kinds and (needed or kind != _NULL):
@@ -397,6 +403,13 @@ def _performative(data: bytes, start: int, end: int) -> tuple[int, list[Any], in
             raise ValueError(f"{_NAMES[code]} has no {name}")
         values.append(None)
     return code, values, stop
+
+
+def _has_nul(value: Any) -> bool:
+    """Whether a name, or the address of a terminus, has the character NUL."""
+    if isinstance(value, Described):
+        value = value.value[0] if isinstance(value.value, list) and value.value else None
+    return isinstance(value, str) and "\0" in value
 
 
 # Frames that are told by their octets.

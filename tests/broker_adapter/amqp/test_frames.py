@@ -286,3 +286,19 @@ def test_begins_of_ours_that_answer_none_are_found_by_their_octets() -> None:
     data = frame(3, begin) + frame(4, answer) + frame(5, attach) + frame(258, begin)
     assert list(begins_in(data)) == list(begins_in(b"AMQP\x00\x01\x00\x00" + data)) == [3, 258]
     assert list(begins_in(b"")) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ((open_frame("a\0b"),), "container-id of open"),
+        ((frame(0, frames.OPEN, "a", "host\0"),), "hostname of open"),
+        ((*SESSION, attach(1, 1, "sub\0evil")), "name of attach"),
+        ((*SESSION, attach(1, 1, "s", "orders\0eu")), "target of attach"),
+        ((*SESSION, attach(1, 1, "r", "\0", receives=True)), "source of attach"),
+    ],
+)
+def test_a_name_with_nul_is_refused_and_not_cut(sent: tuple[bytes, ...], field: str) -> None:
+    condition, reason = refused(checked(*sent[:-1]), sent[-1])
+    assert condition == "amqp:invalid-field"
+    assert f"field {field} has the character NUL" in reason
