@@ -27,7 +27,7 @@ _PART_BYTES: Final = 64 * KIB
 #: What a frame of a transfer has beside its payload, at most.
 _TRANSFER_BYTES: Final = 128
 #: A state that is decoded counts as so many plain ones, which are not.
-_DECODED_WEIGHT: Final = 4
+_DECODED_WEIGHT: Final = 2
 #: So many sessions are looked at for output, whether they have some or not.
 _FEW_SESSIONS: Final = 8
 
