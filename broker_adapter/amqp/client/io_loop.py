@@ -268,7 +268,7 @@ class SocketConnection(Connection, asyncio.Protocol):
             self._fail(f"TLS with {where} failed: {error}{_remedy(error)}", error)
         except OSError as error:
             self._fail(f"no connection to {where}: {error.strerror or error}", error)
-        except UnicodeError as error:  # a host name that cannot be one
+        except ValueError as error:  # a host name that cannot be one: no text, too long, or with a NUL
             self._fail(f"no connection to {where}: {error}", error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

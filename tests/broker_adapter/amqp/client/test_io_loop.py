@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from broker_adapter.amqp.client.io_loop import MemoryConnection, SocketConnection
@@ -26,6 +27,14 @@ from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened
 def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionLostException, match=r"no connection to 127\.0\.0\.1"):
         Opened(refused_port())
+
+
+@pytest.mark.parametrize("host", ["a\0b", "h" * 70, "a..b"])
+def test_a_host_that_cannot_be_one_is_told_at_once(host: str) -> None:
+    url = url_of(refused_port())
+    url = attrs.evolve(url, host=host, amqp=attrs.evolve(url.amqp, vhost="h"))
+    with pytest.raises(ConnectionLostException, match="no connection to "):
+        AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
 
 
 def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) -> None:
