@@ -39,7 +39,7 @@ def text_at(pointer: Any) -> str | None:
 def c_text(text: str) -> bytes:
     """Text for a C string; raises ValueError for what would be cut off there."""
     if "\0" in text:
-        raise ValueError(f"{text!r} has a character that AMQP names cannot have")
+        raise ValueError(f"{text!r:.200} has a character that AMQP names cannot have")
     return text.encode()
 
 
@@ -70,7 +70,7 @@ def _write_encoded(data: Any, encoded: bytes) -> None:
     assert data != ffi.NULL
     lib.pn_data_clear(data)
     if lib.pn_data_decode(data, encoded, len(encoded)) != len(encoded):
-        raise ValueError(f"proton cannot take {decode(encoded)!r}")
+        raise ValueError(f"proton cannot take {decode(encoded)!r:.200}")
     lib.pn_data_rewind(data)
 
 
@@ -225,7 +225,7 @@ def _outcome(value: Any) -> State | None:
     descriptor: Any = getattr(value, "descriptor", None)
     code = _OUTCOME_CODES.get(descriptor, descriptor)
     if code not in (ACCEPTED, REJECTED, RELEASED, MODIFIED) or not isinstance(value.value, list):
-        raise ValueError(f"{value!r} is no outcome")
+        raise ValueError(f"{value!r:.200} is no outcome")
     fields = [*value.value, None, None, None]
     if code == REJECTED and fields[0] is not None:
         error = [*getattr(fields[0], "value", ()), None, None, None]

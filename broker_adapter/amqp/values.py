@@ -315,7 +315,7 @@ def encode(value: Any, depth: int = MAX_DEPTH) -> bytes:
     try:
         return encoder(value, depth)
     except (struct.error, OverflowError) as error:
-        raise ValueError(f"{value!r} does not fit into its AMQP type: {error}") from error
+        raise ValueError(f"{value!r:.200} does not fit into its AMQP type: {error}") from error
 
 
 def _variable(code: int, data: bytes) -> bytes:

@@ -306,7 +306,8 @@ class LmdbStore:
                 for key, found in txn.cursor(db=self._db[table]):
                     with suppress(StoreCorruptException):
                         used.append(decode_last(key, found).used_ms)
-        return max(used, default=None)
+        # A name that was used while the clock was ahead makes no store older than now: the others would be forgotten.
+        return min(max(used), epoch_ms()) if used else None
 
     @property
     def has_noted_run(self) -> bool:

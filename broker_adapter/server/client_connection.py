@@ -221,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
         error = self._protocol.error
         if error is not None:
             if self._is_open:
-                _log.warning("connection of %s ended: %s", self.name, error)
+                self._listener.log.write("end", "connection of %s ended: %s", self.name, error)
             else:
                 self._listener.log.write("login", "connection of %s ended: %s", self.name, error)
         self._protocol.receive_end()

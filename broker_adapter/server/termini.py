@@ -97,10 +97,10 @@ def filters_of(source: Terminus) -> tuple[str | None, bool]:
         descriptor = getattr(value, "descriptor", None)
         if descriptor in _SELECTOR_NAMES:
             if not isinstance(value.value, str):
-                raise InvalidSelectorException(f"selector {value.value!r} is not a string")
+                raise InvalidSelectorException(f"selector {value.value!r:.200} is not a string")
             selector = value.value
         elif descriptor in _NO_LOCAL_NAMES:
             no_local = True
         else:
-            raise IllegalStateException(f"unknown filter {str(key)!r}", error_code="amqp:not-implemented")
+            raise IllegalStateException(f"unknown filter {str(key)!r:.200}", error_code="amqp:not-implemented")
     return selector, no_local

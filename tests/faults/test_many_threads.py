@@ -113,7 +113,7 @@ def test_nothing_is_lost_and_nobody_hangs_whatever_the_network_does(tmp_path: Pa
         shaker = Shaker(server, proxy, int(secured))
         shaker.start()
         try:
-            threads.run(500)
+            threads.run(1500)
         finally:
             shaker.stop()
         with factory(server.port).create_connection() as connection:

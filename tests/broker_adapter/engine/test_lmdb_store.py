@@ -8,6 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.lmdb_writes import KEPT_RUNS
@@ -64,6 +65,12 @@ def test_the_age_of_a_store_that_has_no_note_of_it_is_that_of_its_youngest_name(
     batch.put("meta", AGE, encode_meta(AGE, 8))
     store.commit(batch)
     assert store.age_ms() == 8
+    ahead = epoch_ms() + 1_000_000_000
+    batch.put("commits", last_key("e"), encode_last(last_key("e"), LastRecord(1, ahead)))
+    batch.put("meta", AGE, None)
+    store.commit(batch)
+    assert (store.age_ms() or 0) < ahead, "a name that was used while the clock was ahead makes the store no older"
+    batch.put("commits", last_key("e"), None)
     batch.put("meta", AGE, b"damaged")
     store.commit(batch)
     assert store.age_ms() == 9

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.engine.commands import NewMessage
+from broker_adapter.engine.decision_time import DecisionTime
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.lmdb_store import LmdbStore
@@ -195,14 +196,14 @@ def test_annotations_are_found_where_the_message_is_and_in_what_is_pending(store
 
 def test_the_last_number_of_a_name_is_looked_up_once(stores: Stores) -> None:
     effects = Effects()
-    LastNumbers("commits", 1000, durable=True).note("session", 7, 100, effects.durable)
+    LastNumbers("commits", 1000, DecisionTime(), durable=True).note("session", 7, effects.durable)
     stores.commit(effects)
-    numbers = LastNumbers("commits", 1000, durable=True)
+    numbers = LastNumbers("commits", 1000, DecisionTime(), durable=True)
     stores.look_up(numbers, "session")
     stores.look_up(numbers, "other")
     assert (numbers.last("session"), numbers.last("other")) == (7, None)
     effects = Effects()
-    LastNumbers("commits", 1000, durable=True).note("session", 8, 100, effects.durable)
+    LastNumbers("commits", 1000, DecisionTime(), durable=True).note("session", 8, effects.durable)
     stores.commit(effects)
     stores.look_up(numbers, "session")
     assert numbers.last("session") == 7, "what is known is not read again"

@@ -63,6 +63,7 @@ class Server:
         """Log in and out again; raises JMSSecurityException."""
         url = (
             f"amqp://127.0.0.1:{self.port}?sasl_mechanisms={mechanism}&allow_plain_without_tls=true&failover=nofailover"
+            f"&connect_timeout_seconds={WAIT}"
         )
         ConnectionFactory(url, user, password).create_connection().close()
 
