@@ -17,6 +17,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Final
 
@@ -148,7 +149,7 @@ class LastNumbers:
         self._memory_ms = memory_ms
         self._time = time
         self._durable = durable
-        self._forgotten_ms = -1  #: the youngest name that was forgotten without a store was used at this age
+        self._forgotten_ms = -math.inf  #: the youngest name that was forgotten without a store was used at this age
         self._names: OrderedDict[str, LastRecord | None] = OrderedDict()  #: the least recently used first
 
     def __len__(self) -> int:

@@ -22,6 +22,7 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import Report, check_store, compact_store
+from broker_adapter.engine.runs import run_of
 from broker_adapter.engine.store_files import allocate_lock
 from broker_adapter.errors import (
     InvalidDestinationException,
@@ -213,10 +214,10 @@ def a_start_on_a_full_disk_is_noted_when_there_is_room(directory: Path) -> None:
             filler.unlink()
             if first == "send":
                 assert send(broker, connect(broker), *[b"new"] * 3) is None
-                assert broker.store.runs() == [before, broker.run]
+                assert broker.store.runs() == [run_of(before), broker.run]
             seen = bounds(broker)
-            assert seen["run"] == broker.run
-            assert broker.store.runs() == [before, broker.run]
+            assert run_of(seen["run"]) == broker.run
+            assert broker.store.runs() == [run_of(before), broker.run]
             assert send(broker, connect(broker), *[b"new"] * 3) is None
             seen = bounds(broker)
         shutil.rmtree(path)

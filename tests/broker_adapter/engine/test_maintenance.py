@@ -1212,11 +1212,11 @@ def test_what_is_in_quarantine_can_be_looked_at_and_dropped_while_no_engine_has_
     sound, damaged = messages
     broker.close()
     damage(tmp_path, lambda txn, tables: txn.put(damaged, flipped(messages[damaged]), db=tables["messages"]))
-    with sound_store(tmp_path) as store:
+    with sound_store(tmp_path, EngineSettings()) as store:
         assert quarantined(store) == []
         for table, keys in (("messages", [sound, damaged]), ("entries", entries[:1])):
             assert store.quarantine(table, keys)
-    with sound_store(tmp_path, is_kept=True) as store:
+    with sound_store(tmp_path, EngineSettings(), is_kept=True) as store:
         found = {each.name: each for each in quarantined(store)}
     lost, changed, entry = (
         found[f"{table}/{key.hex()}"]
@@ -1227,14 +1227,14 @@ def test_what_is_in_quarantine_can_be_looked_at_and_dropped_while_no_engine_has_
         (2, flipped(b"two"), False),
     ]
     assert (entry.payload, entry.is_sound) == (None, False)
-    with sound_store(tmp_path) as store:
+    with sound_store(tmp_path, EngineSettings()) as store:
         drop_quarantined(store, [changed, entry])
         assert quarantined(store) == [lost] == [Quarantined("messages", sound, messages[sound])]
 
 
 def test_a_store_that_an_engine_has_open_cannot_be_looked_at(tmp_path: Path) -> None:
     broker = Broker(SETTINGS, str(tmp_path))
-    with pytest.raises(StoreLockedException, match="in use"), sound_store(tmp_path):
+    with pytest.raises(StoreLockedException, match="in use"), sound_store(tmp_path, EngineSettings()):
         pass
     broker.close()
 

@@ -406,7 +406,7 @@ def test_what_was_put_back_ahead_of_an_error_is_counted(tmp_path: Path) -> None:
 
     damage(tmp_path, drop_entries)
     check_store(tmp_path, EngineSettings(), repair=True)
-    with sound_store(str(tmp_path)) as store:
+    with sound_store(str(tmp_path), EngineSettings()) as store:
         first, second = quarantined(store)
     counts: dict[str, int] = {}
     with pytest.raises(InvalidDestinationException):
