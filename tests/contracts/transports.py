@@ -133,10 +133,10 @@ class _MemoryServer:
             broker, ServerSettings(), ServerLogin(None, plain=True), lambda: self.wake(), self._request
         )
 
-    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+    def _request(self, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
         def work() -> None:
             try:
-                result = self._broker.request(operation, arguments, WAIT)
+                result = self._broker.request(operation, unpack(), WAIT)
             except JMSException as error:
                 result = error
             done(result)

@@ -81,9 +81,9 @@ class Run:
         )
         self.client = ClientProtocol(options, None, lambda _event: None, lambda _count: None)
 
-    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+    def _request(self, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
         try:
-            done(self._broker.request(operation, arguments, WAIT))
+            done(self._broker.request(operation, unpack(), WAIT))
         except JMSException as error:
             done(error)
 

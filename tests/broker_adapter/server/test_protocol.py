@@ -440,7 +440,7 @@ class SlowClient(Client):
         self.pending: list[Callable[[Any], None]] = []
         super().__init__(*arguments, **limits)
 
-    def _request(self, operation: str, arguments: dict[str, Any], done: Callable[[Any], None]) -> None:
+    def _request(self, operation: str, unpack: Callable[[], dict[str, Any]], done: Callable[[Any], None]) -> None:
         self.pending.append(done)
 
 
