@@ -492,17 +492,19 @@ class Consumers:
     def grant_postponed(self) -> None:
         """Grant something again, in turn, to those who were granted nothing, as far as there is room for it."""
         room = self._most_output_bytes - self._output.waiting_bytes
-        calls, postponed = self._calls, self.postponed
+        calls, postponed, full = self._calls, self.postponed, False
         for link in list(postponed):
             if room <= 0:
                 break
-            del postponed[link]
             consumer = self._consumers.get(link)
+            is_bound = full and consumer is not None and not (consumer.presettled or consumer.draining)
+            if is_bound and consumer is not None and len(consumer.unsettled) + consumer.granted >= _LEAST_IN_HAND:
+                continue  # without counting once more what all of them hold
+            del postponed[link]
             if consumer is not None:
                 deferred = len(calls.deferred)
                 self._grant(consumer)
-                if link in postponed and self._room <= 0:
-                    break  # the others have no room either
+                full = full or (link in postponed and self._room <= 0)
                 if len(calls.deferred) > deferred:
                     room -= consumer.mean_bytes
         calls.submit()
