@@ -522,8 +522,7 @@ class Session(MessageFactory):
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)
             self._links.end_all(deadline)
-            if not state.policy.transacted:
-                state.end_completions()  # of a send that another thread had begun
+            state.end_completions()  # of a send that another thread had begun
             late = state.take_too_late()
             if late:
                 state.report(too_late(state.name, late))  # no later call acknowledges

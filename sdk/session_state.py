@@ -484,7 +484,12 @@ class SessionState:
                     self._stand_in = before
 
     def end_completions(self) -> None:
-        """The session ends: what the broker has not answered is told to the application, by the session's thread."""
+        """The session ends: what the broker has not answered is told to the application, by the session's thread.
+
+        The sends of a transaction are not: they end with it.
+        """
+        if self.policy.transacted:
+            return
         for completion in list(self.completions):
             if not completion.done:
                 completion(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_adapter.destination import Destination, checked_name
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.consumers import Consumers
-from broker_adapter.engine.directory import Client, Directory, named_queue
+from broker_adapter.engine.directory import Client, Directory, named_queue, whose
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
@@ -122,8 +122,7 @@ class Attachments:
         client_id = client.client_id if command.of_client else None
         queue = self._directory.subscriptions.get((client_id, command.name, True))
         if queue is None:
-            whose = "without a client id" if client_id is None else f"of client id {client_id!r}"
-            raise InvalidDestinationException(f"there is no durable subscription {command.name!r} {whose}")
+            raise InvalidDestinationException(f"there is no durable subscription {command.name!r} {whose(client_id)}")
         if queue.consumers:
             raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
         if queue.leaving:

@@ -284,14 +284,15 @@ class Directory:
 
     def no_such_subscription(self, topic: Destination, name: str, client_id: str | None) -> InvalidDestinationException:
         """The error for a subscription that does not exist."""
-        whose = "without a client id" if client_id is None else f"of client id {client_id!r}"
         others = [
-            "one without a client id" if record.client_id is None else f"one of client id {record.client_id!r}"
+            f"one {whose(record.client_id)}"
             for record in (queue.record for queue in self.topic(topic))
             if record.name == name
         ]
         hint = f"there is {' and '.join(others[:10])} (--client-id)" if others else "a durable consumer makes one"
-        return InvalidDestinationException(f"there is no subscription {name!r} {whose} on {topic.name!r}; {hint}")
+        return InvalidDestinationException(
+            f"there is no subscription {name!r} {whose(client_id)} on {topic.name!r}; {hint}"
+        )
 
     def remove_subscription(self, queue: QueueState) -> None:
         """A subscription ends: its name and its topic do not know it any more."""
@@ -326,6 +327,11 @@ class Directory:
 def is_volatile(queue: QueueState) -> bool:
     """Whether a queue or subscription is in memory only."""
     return queue.id >= FIRST_VOLATILE_QUEUE
+
+
+def whose(client_id: str | None) -> str:
+    """Whose a subscription is, as errors say it."""
+    return "without a client id" if client_id is None else f"of client id {client_id!r}"
 
 
 def named_queue(name: str) -> Destination:

@@ -497,16 +497,18 @@ class Consumers:
             if room <= 0:
                 break
             consumer = self._consumers.get(link)
-            is_bound = full and consumer is not None and not (consumer.presettled or consumer.draining)
-            if is_bound and consumer is not None and len(consumer.unsettled) + consumer.granted >= _LEAST_IN_HAND:
+            if consumer is None:
+                del postponed[link]
+                continue
+            is_bound = full and not (consumer.presettled or consumer.draining)
+            if is_bound and len(consumer.unsettled) + consumer.granted >= _LEAST_IN_HAND:
                 continue  # without counting once more what all of them hold
             del postponed[link]
-            if consumer is not None:
-                deferred = len(calls.deferred)
-                self._grant(consumer)
-                full = full or (link in postponed and self._room <= 0)
-                if len(calls.deferred) > deferred:
-                    room -= consumer.mean_bytes
+            deferred = len(calls.deferred)
+            self._grant(consumer)
+            full = full or (link in postponed and self._room <= 0)
+            if len(calls.deferred) > deferred:
+                room -= consumer.mean_bytes
         calls.submit()
 
     def _drain(self, consumer: _Consumer) -> None:

@@ -815,6 +815,37 @@ def test_a_connection_holds_a_bounded_number_of_messages(broker: Broker) -> None
             client.settle(link, got)
 
 
+def test_a_consumer_that_settles_gets_more_beside_others_that_hold_all_that_the_connection_may(broker: Broker) -> None:
+    """The server writes after each read, and when it is woken: nothing else happens on the connection, no heartbeat."""
+    client = Client(broker, max_connection_bytes=_SMALL_BYTES).open()
+    fill(broker, 3000)
+    for number in range(3):
+        client.receiver("q", 2000, name=f"holder {number}")
+    client.rest()
+    link = client.receiver("q", 100, name="settles")
+    client.rest()
+
+    def write() -> None:
+        while data := client.server.pending_output():
+            client.peer.receive(data)
+        client.events += client.peer.events()
+
+    done = 0
+    for _ in range(6):
+        got = client.messages(link)[done:]
+        assert got
+        done += len(got)
+        client.peer.settle(link, [each.number for each in got], ACCEPTED_STATE)
+        client.peer.credit(link, len(got))
+        client.to_server()
+        write()
+        for _ in range(20):
+            broker.call(c.Statistics(), WAIT)  # what was asked of the engine before is answered
+            if client._woken.is_set():
+                client._woken.clear()
+                write()
+
+
 def test_a_drain_ends_where_the_connection_holds_too_much(broker: Broker) -> None:
     client = Client(broker, max_connection_bytes=_SMALL_BYTES).open()
     fill(broker, 3000)
