@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +26,8 @@ WAIT = 120.0
 
 
 @pytest.fixture
-def connection() -> Iterator[Connection]:
-    with ConnectionFactory("embedded:").create_connection() as connection:
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
         connection.start()
         yield connection
 

@@ -78,9 +78,9 @@ def test_a_close_waits_for_callbacks_that_are_told_of_it(url: str) -> None:
         assert ended.is_set()
 
 
-def test_a_send_of_a_transaction_is_told_of_wherever_its_session_is_closed() -> None:
+def test_a_send_of_a_transaction_is_told_of_wherever_its_session_is_closed(tmp_path: Path) -> None:
     """By the handler of a signal, in the middle of the send."""
-    with ConnectionFactory("embedded:").create_connection() as connection:
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
         for step in range(1, MOST_STEPS):
             session = connection.create_session(AcknowledgeMode.TRANSACTED)
             producer = session.create_producer(session.create_queue("q"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,8 @@ WAIT = 120.0
 
 
 @pytest.fixture
-def connection() -> Iterator[Connection]:
-    with ConnectionFactory("embedded:").create_connection() as connection:
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
         yield connection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,8 @@ from sdk import Connection, ConnectionFactory, IllegalStateException, Session
 
 
 @pytest.fixture
-def connection() -> Iterator[Connection]:
-    with ConnectionFactory("embedded:").create_connection() as connection:
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    with ConnectionFactory(f"embedded:{tmp_path}").create_connection() as connection:
         connection.start()
         yield connection
 
