@@ -327,7 +327,7 @@ class InProcessTransport:
         """The engine has ended a consumer; in its cycle."""
         self._forget(link)
         if not self._closed:
-            self._listener(LinkLost(link, error))
+            self._listener(LinkLost(link, error, link))
 
     def _sink(self, link: int, sink: Sink) -> c.EngineSink:
         epoch, decode = self._epoch, self._decode

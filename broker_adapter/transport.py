@@ -187,6 +187,7 @@ class LinkLost:
 
     link: int
     error: JMSException
+    tag_link: int = -1  #: the link in the tags of its deliveries, which are stale; -1: there are none
 
 
 @attrs.frozen

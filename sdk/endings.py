@@ -80,6 +80,7 @@ class Endings:
         state = self._state
         state.lifecycle.require_usable()
         with state.settling:
+            state.take_lost_links()
             ending = state.policy.acknowledge(tag)
             if not ending.dirty:
                 try:
@@ -93,8 +94,8 @@ class Endings:
         if ending.dirty:
             self.give_back(ending.settlements)
             raise StaleAcknowledgementException(
-                f"cannot acknowledge: the connection was lost while {ending.stale_count} messages were held by "
-                f"{state.name}; they will come again",
+                f"cannot acknowledge: {state.loss} while {ending.stale_count} messages were held by {state.name};"
+                f" those that the broker still has will come again",
                 stale_count=ending.stale_count,
             )
         if state.confirms and ending.settlements:
@@ -152,6 +153,7 @@ class Endings:
     def _commit_now(self) -> None:
         state = self._state
         with state.settling:
+            state.take_lost_links()
             ending = state.policy.commit()
             is_closed = state.given_back
         if is_closed:  # by the handler of a signal; what was received is given back already
@@ -160,8 +162,8 @@ class Endings:
             raise error
         if ending.dirty:
             error = TransactionRolledBackException(
-                f"the transaction of {state.name} is rolled back: the connection was lost during it, "
-                f"with {ending.stale_count} received messages"
+                f"the transaction of {state.name} is rolled back: {state.loss} during it, with {ending.stale_count}"
+                f" received messages"
             )
             self._end_sends(error)
             self.give_back(ending.settlements)

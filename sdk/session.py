@@ -367,6 +367,7 @@ class Session(MessageFactory):
         state = self._state
 
         def make() -> MessageConsumer:
+            state.take_lost_links()  # so that they do not pile up where nothing is ever acknowledged or committed
             number = self._links.next_number()
             # What is settled as it is sent is not redelivered.
             source = None if state.policy.presettled else _source_of(destination, subscription, self._client_id)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from ack_modes import Outcome
-from broker_adapter import JMSException
+from broker_adapter import JMSException, LinkLost
 from sdk.acknowledgements import AckRecord
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
@@ -81,12 +81,12 @@ class SessionLinks:
             consumer._prefetch.restored()
         self._state.restore(epoch)
 
-    def link_interrupted(self, link: int, tag_link: int) -> bool:
+    def link_interrupted(self, link: int, tag_link: int, error: JMSException) -> bool:
         """The broker closed a link, which is being attached again; returns whether it was one of this session."""
         consumer = self.consumers.get(link)
         if consumer is not None:
             consumer._prefetch.link_interrupted(tag_link)
-            self._state.lose_link(tag_link)
+            self._state.lose_link(tag_link, error)
         return consumer is not None or link in self.producers
 
     def link_restored(self, link: int) -> bool:
@@ -96,10 +96,12 @@ class SessionLinks:
             consumer._prefetch.link_restored()
         return consumer is not None or link in self.producers
 
-    def link_lost(self, link: int, error: JMSException) -> bool:
-        """The broker closed a link; returns whether it was one of this session."""
+    def link_lost(self, event: LinkLost) -> bool:
+        """The broker closed a link; returns whether it was one of this session.  In any thread, and waits for none."""
+        link, error = event.link, event.error
         consumer, producer = self.consumers.get(link), self.producers.get(link)
         if consumer is not None:
+            self._state.lost_links.append((event.tag_link, error))
             consumer._lost(error)
             self.sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:

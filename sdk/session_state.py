@@ -54,6 +54,7 @@ _T = TypeVar("_T")
 _LEAVING_SECONDS: Final = 1.0
 #: Message ids that the text of an error names.
 _NAMED_IDS: Final = 5
+_CONNECTION_LOST: Final = "the connection was lost"
 
 
 def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementException:
@@ -163,6 +164,8 @@ class SessionState:
         self.epoch = 0
         self.interrupted = False
         self.acknowledgements = None if lost is None else Acknowledgements(lost, self._lost_for_good)
+        self.lost_links: deque[tuple[int, JMSException]] = deque()  #: in tags, with why; the policy is told later
+        self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self._too_late: list[str] = []  #: ids of messages that were acknowledged, and that others have; under ``lock``
         self.running = False
         self.listening: dict[int, Any] = {}
@@ -392,6 +395,8 @@ class SessionState:
         self.interrupted = True  # before the epoch: who sees that one sees this as well
         self.epoch = epoch
         self.policy.interrupted(epoch)
+        self.lost_links.clear()
+        self.loss = _CONNECTION_LOST
         if self.acknowledgements is not None:
             self.acknowledgements.interrupted()
 
@@ -401,12 +406,22 @@ class SessionState:
             if self.acknowledgements is not None:
                 self.acknowledgements.interrupted()
 
-    def lose_link(self, link: int) -> None:
+    def lose_link(self, link: int, error: JMSException) -> None:
         """The broker took back what came on one link of the connection, by the link's number in tags."""
+        self.lost_links.append((link, error))
+        self.take_lost_links()
+
+    def take_lost_links(self) -> None:
+        """Tell the policy of the links that were lost: not in the thread of the engine, which must wait for nobody."""
+        if not self.lost_links:
+            return
         with self.settling:
-            self.policy.link_lost(link)
-            if self.acknowledgements is not None:
-                self.acknowledgements.link_lost(link)
+            while self.lost_links:
+                link, error = self.lost_links.popleft()
+                self.policy.link_lost(link)
+                if self.acknowledgements is not None:
+                    self.acknowledgements.link_lost(link)
+                self.loss = f"the broker closed a consumer ({error})"
 
     def restore(self, epoch: int) -> None:
         """The connection works again."""

@@ -136,7 +136,7 @@ class Reattacher:
                 tag_link = self._links.detach(link)
                 self._links.interrupt(link, error)
             if link.browses or current.rules.method == "nofailover" or isinstance(error, _LASTING):
-                self._link_gone(link, error)
+                self._link_gone(link, error, tag_link)
                 return
             current.listener(LinkInterrupted(link.number, error, tag_link))
         attach = partial(self._reattach_with_backoff, inner, link)
@@ -220,8 +220,8 @@ class Reattacher:
         else:
             self.reattach(inner, link, closed_again)
 
-    def _link_gone(self, link: Link, error: JMSException) -> None:
-        """A link is not attached any more, and will not be."""
+    def _link_gone(self, link: Link, error: JMSException, tag_link: int = -1) -> None:
+        """A link is not attached any more, and will not be; ``tag_link`` as in the event."""
         current = self._current
         with current.events_lock:
             with current.lock:
@@ -232,7 +232,7 @@ class Reattacher:
                 current.changed.notify_all()
             for send in unsent:
                 send.on_settled(error)
-            current.listener(LinkLost(link.number, error))
+            current.listener(LinkLost(link.number, error, tag_link))
 
     # Waiting.
 

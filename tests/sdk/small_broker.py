@@ -124,7 +124,8 @@ class SmallBroker:
         self._listener(LinkRestored(link))
 
     def lose_link(self, link: int) -> None:
-        self._listener(LinkLost(link, ConnectionLostException("link closed by the broker")))
+        number = self.tag_links.get(link, link)
+        self._listener(LinkLost(link, ConnectionLostException("link closed by the broker"), number))
 
     # The port.
 

@@ -19,6 +19,8 @@ from sdk import (
     InvalidDestinationException,
     JMSException,
     MessageConsumer,
+    StaleAcknowledgementException,
+    TransactionRolledBackException,
 )
 
 WAIT = 120.0
@@ -99,3 +101,36 @@ def test_consumers_of_a_queue_that_is_deleted_by_force_are_told(
         again = session.create_consumer(queue).receive(timeout=WAIT)
         assert again is not None
         assert again.body == "afterwards"
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL, AcknowledgeMode.TRANSACTED])
+def test_what_was_received_of_a_queue_that_is_deleted_cannot_be_acknowledged_and_the_error_names_the_queue(
+    factory: ConnectionFactory, mode: AcknowledgeMode
+) -> None:
+    heard = threading.Event()
+    with factory.create_connection() as connection, connection.create_session(mode) as session:
+        connection.exception_listener = lambda _error: heard.set()
+        connection.start()
+        gone, kept = session.create_queue("gone"), session.create_queue("kept")
+        with connection.create_session() as sending:
+            for each in (gone, kept):
+                sending.create_producer(each).send("x")
+        consumer, other = session.create_consumer(gone), session.create_consumer(kept)
+        message = consumer.receive(timeout=WAIT)
+        assert message is not None
+        assert other.receive(timeout=WAIT) is not None
+        connection.request("delete", {"destination": "gone", "force": True})
+        assert heard.wait(WAIT)
+        if mode is AcknowledgeMode.TRANSACTED:
+            session.create_producer(session.create_queue("to")).send("y")
+            with pytest.raises(TransactionRolledBackException, match=r"a consumer \('gone' was deleted.* 1 received"):
+                session.commit()
+            session.commit()
+        else:
+            with pytest.raises(StaleAcknowledgementException, match=r"a consumer \('gone' was deleted.*1 messages"):
+                message.acknowledge()
+            message.acknowledge()
+        if mode is not AcknowledgeMode.INDIVIDUAL:  # where each message stands for itself
+            again = other.receive(timeout=WAIT)
+            assert again is not None
+            assert again.redelivered

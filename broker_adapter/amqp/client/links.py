@@ -194,7 +194,7 @@ class RequestedLink(Link):
     def tell_lost(self, error: JMSException) -> None:
         """Tell the listener that the link is lost, where it was attached."""
         if self.attached is None:
-            self._table.listener(LinkLost(self.number, error))
+            self._table.listener(LinkLost(self.number, error, self.number))
 
     def _lost_alone(self, error: JMSException) -> None:
         """The link is gone, and not its session."""

@@ -439,7 +439,7 @@ def test_a_link_is_gone_where_the_broker_would_refuse_it_again_or_it_is_that_of_
     if browse:
         link.spec, error = ReceiverSpec(1, QUEUE, browse=True), BUSY
     closed(failover, link, error)
-    assert failover.events == [LinkLost(link.number, error)]
+    assert failover.events == [LinkLost(link.number, error, 1)]
     assert failover.links.get(link.number) is None
     send(error)
     assert answers == [(1, error)]
