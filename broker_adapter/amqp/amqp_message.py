@@ -5,18 +5,28 @@ Whatever comes in is untrusted: every failure is a MessageFormatException.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from uuid import UUID
 
-from broker_adapter.amqp.values import Byte, Described, Reader, Symbol, Timestamp, UByte, UInt, ULong, compound, encode
+from broker_adapter.amqp.sections import (
+    AHEAD_OF_APPLICATION,
+    AHEAD_OF_BODY,
+    APPLICATION_PROPERTIES,
+    DATA,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    check_properties,
+    sections,
+)
+from broker_adapter.amqp.values import Byte, Described, Symbol, Timestamp, UByte, UInt, ULong, encode
 from broker_adapter.destination import Destination, DestinationKind
 from broker_adapter.envelope import (
     AMQP_FORMAT,
     DEAD_LETTER_PREFIX,
-    MAX_PROPERTIES,
-    MAX_REASON,
     BodyKind,
     Envelope,
     Head,
@@ -32,41 +42,11 @@ REPLY_TO_TYPE: Final = Symbol("x-opt-jms-reply-to")
 DELIVERY_TIME: Final = Symbol("x-opt-delivery-time")
 DELIVERY_DELAY: Final = Symbol("x-opt-delivery-delay")
 IDENTITY: Final = Symbol("x-opt-holdfast-identity")
-#: Why the body of a message is the stored bytes of another one.
-UNDECODABLE: Final = Symbol("x-opt-holdfast-undecodable")
 #: Property by which ActiveMQ Artemis knows a message that it has already.
 DUPLICATE_ID: Final = "_AMQ_DUPL_ID"
 _LEGACY_DESTINATION_TYPE: Final = Symbol("x-opt-to-type")
 _LEGACY_REPLY_TO_TYPE: Final = Symbol("x-opt-reply-type")
 
-_HEADER: Final = 0x70
-_DELIVERY_ANNOTATIONS: Final = 0x71
-_MESSAGE_ANNOTATIONS: Final = 0x72
-_PROPERTIES: Final = 0x73
-_APPLICATION_PROPERTIES: Final = 0x74
-_DATA: Final = 0x75
-_SEQUENCE: Final = 0x76
-_VALUE: Final = 0x77
-_AHEAD_OF_APPLICATION: Final = (_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES)
-_AHEAD_OF_BODY: Final = (*_AHEAD_OF_APPLICATION, _APPLICATION_PROPERTIES)
-_SECTIONS: Final[dict[Any, int]] = {
-    Symbol("amqp:header:list"): _HEADER,
-    Symbol("amqp:delivery-annotations:map"): _DELIVERY_ANNOTATIONS,
-    Symbol("amqp:message-annotations:map"): _MESSAGE_ANNOTATIONS,
-    Symbol("amqp:properties:list"): _PROPERTIES,
-    Symbol("amqp:application-properties:map"): _APPLICATION_PROPERTIES,
-    Symbol("amqp:data:binary"): _DATA,
-    Symbol("amqp:amqp-sequence:list"): _SEQUENCE,
-    Symbol("amqp:amqp-value:*"): _VALUE,
-    Symbol("amqp:footer:map"): 0x78,
-}
-#: Most values in the sections of a message ahead of its body, which the server decodes.
-_MAX_AHEAD_VALUES: Final = 20_000
-_TTL: Final = 2  #: its place in the header
-_CONTENT_TYPE: Final = 6  #: that of content-type in the properties
-_ADDED_PROPERTIES: Final = 16  #: more than may be added to those of the application
-_MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
-_EXPIRY: Final = 8  #: that of absolute-expiry-time in the properties
 _MAX_UINT: Final = 0xFFFFFFFF
 _MAX_LONG: Final = (1 << 63) - 1
 
@@ -84,12 +64,12 @@ def read_head(payload: bytes, now_ms: int) -> Head:
     header: list[Any] = []
     annotations: Mapping[Any, Any] = {}
     properties: list[Any] = []
-    for code, value in _sections(payload, _AHEAD_OF_APPLICATION):
-        if code == _HEADER:
+    for code, value in sections(payload, AHEAD_OF_APPLICATION):
+        if code == HEADER:
             header = value
-        elif code == _MESSAGE_ANNOTATIONS:
+        elif code == MESSAGE_ANNOTATIONS:
             annotations = value
-        elif code == _PROPERTIES:
+        elif code == PROPERTIES:
             properties = value
     expires_at_ms = _integer(_field(properties, 8), "absolute-expiry-time") or None
     if expires_at_ms is None:
@@ -116,15 +96,15 @@ def delivery_count_of(payload: bytes) -> int:
     """
     if payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5:
         return 0
-    header = next(_sections(payload, (_HEADER,)), None)
+    header = next(sections(payload, (HEADER,)), None)
     return _integer(_field(header, 4), "delivery-count") or 0 if header else 0
 
 
 def dead_letter_properties(payload: bytes) -> dict[str, Any]:
     """What the engine has added to a message that became a dead letter, also where the message cannot be decoded."""
     try:
-        for code, value in _sections(payload, _AHEAD_OF_BODY):
-            if code == _APPLICATION_PROPERTIES:
+        for code, value in sections(payload, AHEAD_OF_BODY):
+            if code == APPLICATION_PROPERTIES:
                 return {
                     str(name): each
                     for name, each in value.items()
@@ -133,152 +113,6 @@ def dead_letter_properties(payload: bytes) -> dict[str, Any]:
     except MessageFormatException:
         pass
     return {}
-
-
-def undecodable(payload: bytes, reason: str) -> bytes:
-    """A stored message that cannot be decoded, as the body of an AMQP message that can.
-
-    Args:
-        payload: the message as it is stored, in whichever form.
-        reason: why it cannot be decoded.
-    """
-    annotations = encode(Described(ULong(_MESSAGE_ANNOTATIONS), {UNDECODABLE: reason[:MAX_REASON]}))
-    content_type = [None] * _CONTENT_TYPE + [Symbol("application/octet-stream")]
-    properties = encode(Described(ULong(_PROPERTIES), content_type))
-    return annotations + properties + encode(Described(ULong(_DATA), payload))
-
-
-def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str, Any] | None = None) -> bytes:
-    """A stored AMQP message as it is delivered: its bytes, with the delivery count set.
-
-    Args:
-        payload: the message as it came in.
-        delivery_count: failed deliveries before this one.
-        annotations: application properties to add, or to set anew; such a message does not expire any more.
-
-    Raises:
-        MessageFormatException: the sections ahead of the body cannot be decoded.
-    """
-    short_head = payload.startswith(b"\x00\x53\x70\xc0") and len(payload) > 5 and payload[5] < 5
-    if delivery_count == 0 and not annotations and (short_head or not payload.startswith(b"\x00\x53\x70")):
-        return payload
-    try:
-        reader = Reader(payload)
-        start, code, position = _section_start(reader)
-        if code == _HEADER:
-            fields = _raw_list(payload, position, reader)
-            start = reader.position
-        else:
-            fields = []
-        fields = [*fields, *[b"\x40"] * (4 - len(fields))][:4]
-        if annotations:
-            fields[_TTL] = b"\x40"
-        fields.append(encode(UInt(delivery_count)))
-        head = b"\x00\x53\x70" + compound(0xC0, 5, b"".join(fields))
-        if not annotations:
-            return head + payload[start:]
-        return head + _with_properties(payload, start, annotations)
-    except (ValueError, IndexError, struct.error) as error:
-        raise MessageFormatException(f"the message cannot be decoded: {error}") from error
-
-
-def _with_properties(payload: bytes, start: int, added: Mapping[str, Any]) -> bytes:
-    """The payload from ``start`` on, with application properties set; entries that stay keep their bytes."""
-    reader = Reader(payload, start)
-    before = start
-    head = b""
-    pairs: list[bytes] = []
-    after = start
-    while reader.position < len(payload):
-        before, code, position = _section_start(reader)
-        if code == _APPLICATION_PROPERTIES:
-            reader.position = position
-            pairs = _raw_pairs(payload, position, reader, frozenset(added))
-            after = reader.position
-            break
-        if code is None or code > _APPLICATION_PROPERTIES:
-            after = before
-            break
-        if code == _PROPERTIES:
-            head += payload[start:before] + _without_expiry(payload, position, reader)
-            start = reader.position
-        else:
-            reader.position = position
-            reader.value()
-        before = after = reader.position
-    pairs.extend(encode(name) + encode(value) for name, value in added.items())
-    section = b"\x00\x53\x74" + compound(0xC1, 2 * len(pairs), b"".join(pairs))
-    return head + payload[start:before] + section + payload[after:]
-
-
-def _without_expiry(payload: bytes, position: int, reader: Reader) -> bytes:
-    """The section of properties, the rest of which keeps its bytes; leaves the reader behind it."""
-    fields = _raw_list(payload, position, reader)
-    if len(fields) > _EXPIRY:
-        fields[_EXPIRY] = b"\x40"
-    return b"\x00\x53\x73" + compound(0xC0, len(fields), b"".join(fields))
-
-
-def _section_start(reader: Reader) -> tuple[int, int | None, int]:
-    """Where a section starts, its code and where its value starts; leaves the reader at the value."""
-    start = reader.position
-    if reader.data[start : start + 1] != b"\x00":
-        if start == len(reader.data):
-            return start, None, start
-        raise ValueError("a section does not begin with its descriptor")
-    reader.position = start + 1
-    descriptor = reader.value()
-    return start, _section_code(descriptor), reader.position
-
-
-def _section_code(descriptor: Any) -> int | None:
-    if type(descriptor) is int:
-        return descriptor
-    return _SECTIONS.get(descriptor) if isinstance(descriptor, str) else None
-
-
-def _compound_start(data: bytes, position: int, codes: tuple[int, int, int]) -> tuple[int, int]:
-    """The number of members of a list or map, and where the first one starts; ``codes``: empty, short, long."""
-    code = data[position]
-    if code == codes[0]:
-        return 0, position + 1
-    if code == codes[1]:
-        return data[position + 2], position + 3
-    if code == codes[2]:
-        return int.from_bytes(data[position + 5 : position + 9]), position + 9
-    raise ValueError(f"type code 0x{code:02x} where a section's list or map should be")
-
-
-def _raw_list(data: bytes, position: int, reader: Reader) -> list[bytes]:
-    reader.position = position
-    reader.value()  # the limits are checked here
-    end = reader.position
-    count, start = _compound_start(data, position, (0x45, 0xC0, 0xD0))
-    fields = []
-    reader.position = start
-    for _ in range(count):
-        reader.value()
-        fields.append(data[start : reader.position])
-        start = reader.position
-    reader.position = end
-    return fields
-
-
-def _raw_pairs(data: bytes, position: int, reader: Reader, left_out: frozenset[str]) -> list[bytes]:
-    reader.position = position
-    reader.value()
-    end = reader.position
-    count, start = _compound_start(data, position, (-1, 0xC1, 0xD1))
-    pairs = []
-    reader.position = start
-    for _ in range(count // 2):
-        key = reader.value()
-        reader.value()
-        if key not in left_out:
-            pairs.append(data[start : reader.position])
-        start = reader.position
-    reader.position = end
-    return pairs
 
 
 # Envelope to AMQP.
@@ -316,12 +150,12 @@ def _encoded_sections(envelope: Envelope) -> Iterator[bytes]:
             ttl = None
     if envelope.persistent or envelope.priority != 4 or ttl is not None:
         priority = None if envelope.priority == 4 else UByte(envelope.priority)
-        yield _list_section(_HEADER, [envelope.persistent or None, priority, None if ttl is None else UInt(ttl)])
-    yield _map_section(_MESSAGE_ANNOTATIONS, _annotations(envelope))
+        yield _list_section(HEADER, [envelope.persistent or None, priority, None if ttl is None else UInt(ttl)])
+    yield _map_section(MESSAGE_ANNOTATIONS, _annotations(envelope))
     user_id = None if envelope.user_id is None else envelope.user_id.encode()
     group_sequence = envelope.group_sequence
     yield _list_section(
-        _PROPERTIES,
+        PROPERTIES,
         [
             _id_value(envelope.message_id),
             user_id,
@@ -338,11 +172,11 @@ def _encoded_sections(envelope: Envelope) -> Iterator[bytes]:
         ],
     )
     if envelope.properties:
-        _check_properties(len(envelope.properties))
+        check_properties(len(envelope.properties))
         for name, value in envelope.properties.items():
             if isinstance(value, (list, tuple, dict)):
                 raise ValueError(f"property {name!r} is a {type(value).__name__}, which no property can be")
-        yield _map_section(_APPLICATION_PROPERTIES, envelope.properties)
+        yield _map_section(APPLICATION_PROPERTIES, envelope.properties)
     yield from _encoded_body(envelope.body_kind, envelope.body)
 
 
@@ -415,7 +249,7 @@ def decode_amqp(payload: bytes, destination: Destination | None = None) -> Envel
     Raises:
         MessageFormatException: it cannot be decoded.
     """
-    return _envelope_of(_sections(payload, None), destination)
+    return _envelope_of(sections(payload, None), destination)
 
 
 def decode_ahead(payload: bytes) -> Envelope:
@@ -424,7 +258,7 @@ def decode_ahead(payload: bytes) -> Envelope:
     Raises:
         MessageFormatException: they cannot be decoded.
     """
-    return _envelope_of(_sections(payload, _AHEAD_OF_BODY), None)
+    return _envelope_of(sections(payload, AHEAD_OF_BODY), None)
 
 
 def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination | None) -> Envelope:
@@ -434,18 +268,18 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
     application: dict[str, Any] | None = None
     bodies: list[tuple[int, Any]] = []
     for code, value in sections:
-        if code == _HEADER:
+        if code == HEADER:
             header = value
-        elif code == _MESSAGE_ANNOTATIONS:
+        elif code == MESSAGE_ANNOTATIONS:
             annotations = value
-        elif code == _PROPERTIES:
+        elif code == PROPERTIES:
             properties = value
-        elif code == _APPLICATION_PROPERTIES:
+        elif code == APPLICATION_PROPERTIES:
             application = {
                 str(name): item if type(item) in _PLAIN_PROPERTIES else _property(name, item)
                 for name, item in value.items()
             }
-        elif code in (_DATA, _SEQUENCE, _VALUE):
+        elif code in (DATA, SEQUENCE, VALUE):
             bodies.append((code, value))
     kind, body = _body(bodies, _integer(annotations.get(MESSAGE_TYPE), "message type"), _string(_field(properties, 6)))
     default_kind = None if destination is None else destination.kind
@@ -488,48 +322,6 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
     )
 
 
-_SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
-    _HEADER: (list,),
-    _DELIVERY_ANNOTATIONS: (dict,),
-    _MESSAGE_ANNOTATIONS: (dict,),
-    _PROPERTIES: (list,),
-    _APPLICATION_PROPERTIES: (dict,),
-    _DATA: (bytes,),
-    _SEQUENCE: (list,),
-}
-
-
-def _check_properties(count: int) -> None:
-    if count > MAX_PROPERTIES + _ADDED_PROPERTIES:
-        raise ValueError(f"{count} properties, more than the limit of {MAX_PROPERTIES}")
-
-
-def _sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
-    """The sections of a message as (code, value); stops at the first that is not ``wanted``, where given.
-
-    With one wanted section its value alone is returned.
-    """
-    reader = Reader(payload) if wanted is None else Reader(payload, most_values=_MAX_AHEAD_VALUES)
-    size = len(payload)
-    try:
-        while reader.position < size:
-            _, code, _ = _section_start(reader)
-            if code == _APPLICATION_PROPERTIES and reader.data[reader.position] == _MAP32:
-                _check_properties(int.from_bytes(payload[reader.position + 5 : reader.position + 9]) // 2)
-            if wanted is not None and code not in wanted:
-                return
-            value = reader.value()
-            types = _SECTION_TYPES.get(-1 if code is None else code)
-            if types is not None and not isinstance(value, types):
-                raise ValueError(f"section 0x{code:02x} holds a {type(value).__name__}")
-            if wanted is not None and len(wanted) == 1:
-                yield value
-                return
-            yield code, value
-    except (ValueError, IndexError, struct.error) as error:
-        raise MessageFormatException(f"the message cannot be decoded: {error}") from error
-
-
 def _body(bodies: list[tuple[int, Any]], kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
     """The body by the JMS mapping: by the annotation where it fits the section, else by the section."""
     if not bodies:
@@ -538,11 +330,11 @@ def _body(bodies: list[tuple[int, Any]], kind: int | None, content_type: str | N
         empty: dict[Any, Any] = {BodyKind.MAP: {}, BodyKind.STREAM: [], BodyKind.BYTES: b""}
         return BodyKind(kind), empty.get(kind)
     code, value = bodies[0]
-    if code == _DATA:
-        data = value if len(bodies) == 1 else b"".join([item for each, item in bodies if each == _DATA])
+    if code == DATA:
+        data = value if len(bodies) == 1 else b"".join([item for each, item in bodies if each == DATA])
         return _data_body(data, kind, content_type)
-    if code == _SEQUENCE:
-        items = [item for each, part in bodies if each == _SEQUENCE for item in part]
+    if code == SEQUENCE:
+        items = [item for each, part in bodies if each == SEQUENCE for item in part]
         return (BodyKind.OBJECT if kind == BodyKind.OBJECT else BodyKind.STREAM), _plain(items)
     if kind == BodyKind.OBJECT or isinstance(value, UUID):
         return BodyKind.OBJECT, _plain(value)

@@ -21,7 +21,6 @@ from typing import Any, Final
 import attrs
 
 from ack_modes import Outcome
-from broker_adapter.amqp.amqp_message import undecodable, with_delivery
 from broker_adapter.amqp.conditions import AmqpError, error_for
 from broker_adapter.amqp.events import (
     TRANSACTIONAL,
@@ -34,6 +33,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.payloads import as_amqp, with_place
 from broker_adapter.amqp.peer import Peer
+from broker_adapter.amqp.stored_message import undecodable, with_delivery
 from broker_adapter.amqp.wire import EXCLUSIVE_CAPABILITY, OUTCOMES
 from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import commands as c

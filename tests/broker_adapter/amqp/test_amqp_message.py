@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.amqp import amqp_message
-from broker_adapter.amqp.amqp_message import decode_ahead, decode_amqp, encode_amqp, with_delivery
-from broker_adapter.amqp.payloads import decode_payload, decode_received, format_of, read_head, received
-from broker_adapter.amqp.values import Symbol, encode
+from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp
+from broker_adapter.amqp.payloads import format_of, read_head
 from broker_adapter.destination import Destination, DestinationKind, queue, topic
-from broker_adapter.envelope import AMQP_FORMAT, MAX_PROPERTIES, BodyKind, Envelope, Identity, pack, unpack
+from broker_adapter.envelope import AMQP_FORMAT, BodyKind, Envelope, Identity, pack, unpack
 from broker_adapter.errors import MessageFormatException
 
 NAMES = st.text(min_size=1, max_size=10)
@@ -238,50 +236,6 @@ def test_priority_is_clamped() -> None:
     assert unpack(pack(FULL._replace(priority=-1))).priority == 0
 
 
-@given(st.integers(0, 2**32 - 1), st.none() | st.dictionaries(NAMES, st.text(max_size=9), min_size=1, max_size=3))
-def test_a_delivery_changes_only_the_count_and_the_added_properties(count: int, added: dict[str, str] | None) -> None:
-    for original in (
-        encode_amqp(FULL),
-        encode_amqp(Envelope(queue("q"), persistent=False)),
-        foreign(body={"k": [1, 2]}, properties={"old": proton.int32(5)}, durable=True, ttl=3.0),
-        foreign(body=b"x", inferred=True),
-    ):
-        before, after = proton.Message(), proton.Message()
-        before.decode(original)
-        after.decode(with_delivery(original, count, added))
-
-        assert after.delivery_count == count
-        assert received(with_delivery(original, count, added)).delivery_count == count
-        assert after.properties == ({**(before.properties or {}), **(added or {})} or None)
-        # What the engine has added properties to is where it stays: it does not expire any more.
-        assert after.ttl == (0 if added else before.ttl)
-        assert after.expiry_time == (0 if added else before.expiry_time)
-        for name in ("body", "id", "address", "durable", "priority", "annotations", "creation_time", "reply_to"):
-            assert getattr(after, name) == getattr(before, name)
-        assert decode_payload(original)._replace(properties=None, expires_at_ms=None) == decode_payload(
-            with_delivery(original, count, added)
-        )._replace(properties=None, expires_at_ms=None)
-
-
-def test_a_first_delivery_is_the_stored_bytes_themselves() -> None:
-    stored = encode_amqp(FULL)
-
-    assert with_delivery(stored, 0) is stored
-
-
-def test_properties_keep_their_types_when_one_is_added() -> None:
-    stored = foreign(properties={"number": proton.int32(5), "gone": "x"}, body="b")
-
-    changed = with_delivery(stored, 0, {"gone": "y"})
-
-    assert b"\xa1\x06numberT\x05" in changed
-    assert decode_amqp(changed).properties == {"number": 5, "gone": "y"}
-
-
-def test_a_producer_cannot_preset_the_delivery_count() -> None:
-    assert received(with_delivery(foreign(delivery_count=7, body="x"), 0)).delivery_count == 0
-
-
 @pytest.mark.parametrize(
     "envelope",
     [
@@ -294,35 +248,3 @@ def test_a_producer_cannot_preset_the_delivery_count() -> None:
 def test_what_amqp_cannot_carry_is_refused(envelope: Envelope) -> None:
     with pytest.raises(MessageFormatException):
         encode_amqp(envelope)
-
-
-def test_what_the_server_decodes_of_a_message_has_a_limit_of_its_own() -> None:
-    """The sections ahead of the body, that is; the body may have ten times as many values."""
-    most = amqp_message._MAX_AHEAD_VALUES
-
-    def annotated(entries: int) -> bytes:
-        return b"\x00\x53\x72" + encode({Symbol(f"x-{number}"): number for number in range(entries)})
-
-    assert read_head(annotated(most // 2 - 10), 0)
-    body = b"\x00\x53\x77" + encode([0] * (2 * most))
-    assert read_head(annotated(1) + body, 0)
-    assert decode_received(annotated(1) + body).body == [0] * (2 * most)
-    with pytest.raises(MessageFormatException, match="more values than the limit"):
-        read_head(annotated(most // 2), 0)
-
-
-def test_properties_have_a_limit() -> None:
-    properties = {f"p{number}": number for number in range(MAX_PROPERTIES)}
-    most = Envelope(queue("q"), BodyKind.TEXT, "x", properties=properties)
-    payload = encode_amqp(most)
-    assert decode_amqp(payload, queue("q")).properties == properties
-    assert read_head(payload, 0).destination == queue("q")
-    # A few more are those that a client, or the engine, has added: of a dead letter, or of a message sent again.
-    added = {**properties, **{f"JMS_HOLDFAST_{number}": 1 for number in range(16)}}
-    assert decode_amqp(encode_amqp(most._replace(properties=added)), queue("q")).properties == added
-    with pytest.raises(MessageFormatException, match="10017 properties, more than the limit of 10000"):
-        encode_amqp(most._replace(properties={**added, "more": 1}))
-    more = b"\x00\x53\x74" + encode({**added, "more": 1})
-    for read in (lambda: decode_amqp(more, queue("q")), lambda: decode_ahead(more), lambda: read_head(more, 0)):
-        with pytest.raises(MessageFormatException, match="10017 properties, more than the limit of 10000"):
-            read()

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp, with_delivery
+from broker_adapter.amqp.amqp_message import decode_amqp, encode_amqp
 from broker_adapter.amqp.management import Request, pack_request, unpack_answer, unpack_request
 from broker_adapter.amqp.payloads import as_amqp, decode_received, format_of, read_head, received, with_place
+from broker_adapter.amqp.stored_message import with_delivery
 from broker_adapter.envelope import AMQP_FORMAT, ENVELOPE_FORMAT, ENVELOPE_FORMAT_1, Envelope, Head, pack
 from broker_adapter.errors import MessageFormatException
 from tests.broker_adapter.amqp.test_amqp_message import FULL, envelopes

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ack_modes import Outcome
-from broker_adapter.amqp.amqp_message import with_delivery
 from broker_adapter.amqp.payloads import as_amqp, decode_payload, decode_received, read_head, with_place
+from broker_adapter.amqp.stored_message import with_delivery
 from broker_adapter.destination import Destination, DestinationKind, queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker

@@ -1,0 +1,98 @@
+"""The sections of an AMQP message (AMQP 1.0 section 3.2): which there are, where each begins, what it may hold.  Pure.
+
+Whatever comes in is untrusted: what reads whole sections raises MessageFormatException, the rest ValueError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+from broker_adapter.amqp.values import Reader, Symbol
+from broker_adapter.envelope import MAX_PROPERTIES
+from broker_adapter.errors import MessageFormatException
+
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+SEQUENCE: Final = 0x76
+VALUE: Final = 0x77
+AHEAD_OF_APPLICATION: Final = (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES)
+AHEAD_OF_BODY: Final = (*AHEAD_OF_APPLICATION, APPLICATION_PROPERTIES)
+_CODES: Final[dict[Any, int]] = {
+    Symbol("amqp:header:list"): HEADER,
+    Symbol("amqp:delivery-annotations:map"): DELIVERY_ANNOTATIONS,
+    Symbol("amqp:message-annotations:map"): MESSAGE_ANNOTATIONS,
+    Symbol("amqp:properties:list"): PROPERTIES,
+    Symbol("amqp:application-properties:map"): APPLICATION_PROPERTIES,
+    Symbol("amqp:data:binary"): DATA,
+    Symbol("amqp:amqp-sequence:list"): SEQUENCE,
+    Symbol("amqp:amqp-value:*"): VALUE,
+    Symbol("amqp:footer:map"): 0x78,
+}
+#: Most values in the sections of a message ahead of its body, which the server decodes.
+MAX_AHEAD_VALUES: Final = 20_000
+_ADDED_PROPERTIES: Final = 16  #: more than may be added to those of the application
+_MAP32: Final = 0xD1  #: the constructor of a map with more than 255 members
+_SECTION_TYPES: Final[dict[int, tuple[type, ...]]] = {
+    HEADER: (list,),
+    DELIVERY_ANNOTATIONS: (dict,),
+    MESSAGE_ANNOTATIONS: (dict,),
+    PROPERTIES: (list,),
+    APPLICATION_PROPERTIES: (dict,),
+    DATA: (bytes,),
+    SEQUENCE: (list,),
+}
+
+
+def section_start(reader: Reader) -> tuple[int, int | None, int]:
+    """Where a section starts, its code and where its value starts; leaves the reader at the value."""
+    start = reader.position
+    if reader.data[start : start + 1] != b"\x00":
+        if start == len(reader.data):
+            return start, None, start
+        raise ValueError("a section does not begin with its descriptor")
+    reader.position = start + 1
+    descriptor = reader.value()
+    return start, section_code(descriptor), reader.position
+
+
+def section_code(descriptor: Any) -> int | None:
+    if type(descriptor) is int:
+        return descriptor
+    return _CODES.get(descriptor) if isinstance(descriptor, str) else None
+
+
+def check_properties(count: int) -> None:
+    if count > MAX_PROPERTIES + _ADDED_PROPERTIES:
+        raise ValueError(f"{count} properties, more than the limit of {MAX_PROPERTIES}")
+
+
+def sections(payload: bytes, wanted: tuple[int, ...] | None) -> Iterator[Any]:
+    """The sections of a message as (code, value); stops at the first that is not ``wanted``, where given.
+
+    With one wanted section its value alone is returned.
+    """
+    reader = Reader(payload) if wanted is None else Reader(payload, most_values=MAX_AHEAD_VALUES)
+    size = len(payload)
+    try:
+        while reader.position < size:
+            _, code, _ = section_start(reader)
+            if code == APPLICATION_PROPERTIES and reader.data[reader.position] == _MAP32:
+                check_properties(int.from_bytes(payload[reader.position + 5 : reader.position + 9]) // 2)
+            if wanted is not None and code not in wanted:
+                return
+            value = reader.value()
+            types = _SECTION_TYPES.get(-1 if code is None else code)
+            if types is not None and not isinstance(value, types):
+                raise ValueError(f"section 0x{code:02x} holds a {type(value).__name__}")
+            if wanted is not None and len(wanted) == 1:
+                yield value
+                return
+            yield code, value
+    except (ValueError, IndexError, struct.error) as error:
+        raise MessageFormatException(f"the message cannot be decoded: {error}") from error

@@ -1,0 +1,45 @@
+"""How much of a message is read: the limits of its sections."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.amqp import sections
+from broker_adapter.amqp.amqp_message import decode_ahead, decode_amqp, encode_amqp
+from broker_adapter.amqp.payloads import decode_received, read_head
+from broker_adapter.amqp.values import Symbol, encode
+from broker_adapter.destination import queue
+from broker_adapter.envelope import MAX_PROPERTIES, BodyKind, Envelope
+from broker_adapter.errors import MessageFormatException
+
+
+def test_what_the_server_decodes_of_a_message_has_a_limit_of_its_own() -> None:
+    """The sections ahead of the body, that is; the body may have ten times as many values."""
+    most = sections.MAX_AHEAD_VALUES
+
+    def annotated(entries: int) -> bytes:
+        return b"\x00\x53\x72" + encode({Symbol(f"x-{number}"): number for number in range(entries)})
+
+    assert read_head(annotated(most // 2 - 10), 0)
+    body = b"\x00\x53\x77" + encode([0] * (2 * most))
+    assert read_head(annotated(1) + body, 0)
+    assert decode_received(annotated(1) + body).body == [0] * (2 * most)
+    with pytest.raises(MessageFormatException, match="more values than the limit"):
+        read_head(annotated(most // 2), 0)
+
+
+def test_properties_have_a_limit() -> None:
+    properties = {f"p{number}": number for number in range(MAX_PROPERTIES)}
+    most = Envelope(queue("q"), BodyKind.TEXT, "x", properties=properties)
+    payload = encode_amqp(most)
+    assert decode_amqp(payload, queue("q")).properties == properties
+    assert read_head(payload, 0).destination == queue("q")
+    # A few more are those that a client, or the engine, has added: of a dead letter, or of a message sent again.
+    added = {**properties, **{f"JMS_HOLDFAST_{number}": 1 for number in range(16)}}
+    assert decode_amqp(encode_amqp(most._replace(properties=added)), queue("q")).properties == added
+    with pytest.raises(MessageFormatException, match="10017 properties, more than the limit of 10000"):
+        encode_amqp(most._replace(properties={**added, "more": 1}))
+    more = b"\x00\x53\x74" + encode({**added, "more": 1})
+    for read in (lambda: decode_amqp(more, queue("q")), lambda: decode_ahead(more), lambda: read_head(more, 0)):
+        with pytest.raises(MessageFormatException, match="10017 properties, more than the limit of 10000"):
+            read()
