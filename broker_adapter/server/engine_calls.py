@@ -16,9 +16,9 @@ from broker_adapter.destination import Destination
 from broker_adapter.engine import commands as c
 from broker_adapter.settings import EngineSettings
 
-#: A command with so many settlements is answered, and counts in ``settling`` until then.
-_LARGE_SETTLE: Final = 500
-#: Settlements in such commands that the engine may have at once before the connection waits for it.
+#: So many settlements, in one command or several, are answered, and count in ``settling`` until then.
+_COUNTED_AT_ONCE: Final = 500
+#: Settlements that count which the engine may have at once before the connection waits for it.
 MOST_SETTLING: Final = 8_000
 
 
@@ -46,7 +46,7 @@ class EngineCalls:
         client: the engine's number of the connection's client; None: the engine has not admitted it yet.
         deferred: the commands that are submitted next.
         defer: adds one.
-        settling: settlements that the engine has in large commands, and has not answered.
+        settling: settlements that the engine has and has not answered, but for the last few.
         go_on: is called once when these have become few enough; None: nobody waits for that.
     """
 
@@ -62,6 +62,7 @@ class EngineCalls:
         self.defer: Callable[[c.Command], None] = self.deferred.append
         self._next_turn: list[Callable[[], None]] = []
         self.settling = 0
+        self._uncounted = 0  #: settlements that do not count in ``settling`` yet
         self.go_on: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -94,10 +95,11 @@ class EngineCalls:
             numbers: of the deliveries.
             outcome: how they end.
         """
-        size = len(numbers)
-        if size < _LARGE_SETTLE:
+        size = self._uncounted = self._uncounted + len(numbers)
+        if size < _COUNTED_AT_ONCE:
             self.defer(c.Settle(consumer, numbers, outcome))
             return
+        self._uncounted = 0
         self.settling += size
         self.defer(c.Settle(consumer, numbers, outcome, self.reply(self._on_settled, size)))
 

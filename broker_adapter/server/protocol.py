@@ -158,7 +158,6 @@ class ServerProtocol:
         self._waiting: list[Any] = []  #: events that came before the engine knew the client
         self._opening = False
         self._goes_on = False  #: whether a callback will take more of what was settled
-        self._end_waits = False  #: whether the client is gone, and what it has settled before is not taken yet
         self._now_ms = 0
         self.error: JMSException | None = None  #: why the connection ended, where it failed
         self.peer_name = ""  #: container id of the client
@@ -193,9 +192,11 @@ class ServerProtocol:
             self._login_output = login.pending_output()
             data = login.leftover()
         if data:
+            takes_turns = self._peer.has_more  # then the bytes wait, too
             self._peer.receive(data)
-            self._process()
-            self._keep_to_budget()
+            if not takes_turns:
+                self._process()
+                self._keep_to_budget()
 
     @property
     def wants_input(self) -> bool:
@@ -212,16 +213,18 @@ class ServerProtocol:
         return budget.allows_reading
 
     def receive_end(self) -> None:
-        """The client is gone; what it has settled before counts, though it may take some turns."""
-        if self._peer.has_more and not self._client.has_ended:
-            self._end_waits = True
-            self._take_more()
-            return
+        """The client is gone.  What it has sent before counts, and is handed to the engine now.
+
+        It may be back already: then it finds nothing that is still to be done for it, and nothing that it still holds.
+        """
+        peer = self._peer
+        while peer.has_more and not self._client.has_ended:
+            peer.go_on()
+            self._process()
         self.end()
 
     def end(self) -> None:
         """The connection is over, at once: what the client had is given back."""
-        self._end_waits = False
         self._disconnect()
         self._release()
 
@@ -243,8 +246,6 @@ class ServerProtocol:
         self._keep_to_budget()
         if self._peer.has_more:
             self._take_more()
-        elif self._end_waits:
-            self.end()
 
     def pending_output(self, limit_bytes: int | None = None) -> bytes:
         """The bytes to send now, after the callbacks that the engine has added."""
@@ -284,7 +285,8 @@ class ServerProtocol:
         deadline = self._peer.tick(now_ms, listens=self.wants_input)
         if self._coordinator.end_idle(now_ms):
             deadline = min(deadline or now_ms + _TRANSACTION_TICK_MS, now_ms + _TRANSACTION_TICK_MS)
-        self._process()
+        if not self._peer.has_more:
+            self._process()
         return deadline
 
     def pause(self) -> None:

@@ -117,9 +117,9 @@ class FrameInput:
     def _take(self, data: bytes) -> None:
         """Take what came, which starts with a frame."""
         connection = self._connection
+        self._settled = 0
         while True:
             self._pushed = 0
-            self._settled = 0
             whole, objection = self._whole_frames(data)
             self._push(data, self._pushed, whole)
             if objection is not None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from broker_adapter.amqp.sasl import ServerLogin
+from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.wire import DISCHARGE_CODE
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
@@ -18,10 +20,10 @@ from broker_adapter.server.protocol import _SETTLED_AT_ONCE
 from broker_adapter.settings import ServerSettings
 from tests.broker_adapter.amqp.frames import ATTACH, BEGIN, CLOSE, TRANSFER, attach, begin, disposition, flow
 from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
-from tests.broker_adapter.server.protocol_client import Client, decoded, encoded
+from tests.broker_adapter.server.protocol_client import JMS_CLIENT, Client, decoded, encoded, in_transaction
 from tests.broker_adapter.server.raw_client import RawClient
 
-ACCEPTED, RELEASED = 0x24, 0x26
+ACCEPTED, REJECTED, RELEASED = 0x24, 0x25, 0x26
 
 
 @pytest.fixture
@@ -101,14 +103,14 @@ def held(broker: Broker, count: int) -> Client:
     """A client that has so many messages in hand."""
     sender = connect(broker)
     assert broker.call(c.Enqueue(sender, queue("q"), [c.NewMessage(0, encoded("x"))] * count), WAIT) is None
-    client = Client(broker).open()
+    client = Client(broker).open(capabilities=JMS_CLIENT)
     link = client.receiver("q", count, name="r")
     client.receive(link, count)
     return client
 
 
-def test_a_long_range_is_settled_in_turns_of_the_connection(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = held(broker, 15_000)
+def submitted_sizes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the settlements that the engine is given from now on."""
     sizes: list[int] = []
     submit_all = broker.submit_all
 
@@ -117,8 +119,21 @@ def test_a_long_range_is_settled_in_turns_of_the_connection(broker: Broker, monk
         submit_all(commands)
 
     monkeypatch.setattr(broker, "submit_all", submitted)
+    return sizes
+
+
+@pytest.mark.parametrize("size", [15_000, 100])
+def test_a_long_range_and_many_short_ones_are_settled_in_turns(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    client = held(broker, 15_000)
+    sizes = submitted_sizes(broker, monkeypatch)
+    ranges = [
+        disposition(0, True, first, first + size - 1, (ACCEPTED, REJECTED)[first // size % 2])
+        for first in range(0, 15_000, size)
+    ]
     with broker._runner:  # the engine does nothing meanwhile
-        client.server.receive(disposition(0, True, 0, 14_999), 1)
+        client.server.receive(b"".join(ranges), 1)
         for _ in range(20):
             client.server.pending_output()
         waiting = sum(sizes)
@@ -131,16 +146,55 @@ def test_a_long_range_is_settled_in_turns_of_the_connection(broker: Broker, monk
     assert depth(broker, "q") == 0
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_what_a_client_settles_before_it_goes_counts(broker: Broker, goes_on: bool) -> None:
+def test_neither_time_nor_bytes_make_the_turns_more(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = held(broker, 15_000)
+    sizes = submitted_sizes(broker, monkeypatch)
+    heartbeat = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+    with broker._runner:
+        client.server.receive(disposition(0, True, 0, 14_999), 1)
+        assert sum(sizes) <= _SETTLED_AT_ONCE
+        for now in range(20):
+            client.server.tick(now)
+            client.server.receive(heartbeat, 1)
+        assert sum(sizes) <= _SETTLED_AT_ONCE
+    client.until(lambda: client.server.wants_input)
+    client.rest()
+    assert depth(broker, "q") == 0
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_what_a_client_settles_before_it_goes_counts(broker: Broker, goes: bool) -> None:
     client = held(broker, 15_000)
     client.server.receive(disposition(0, True, 0, 14_999), 1)
-    if goes_on:
+    if goes:
         client.server.receive_end()
-        while not client.server.has_ended:
-            client.server.pending_output()
     else:
         client.server.end()  # its client has reconnected already, and waits
-        assert client.server.has_ended
+    assert client.server.has_ended
     assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
-    assert (depth(broker, "q") == 0) is goes_on
+    assert (depth(broker, "q") == 0) is goes
+
+
+def test_a_client_that_has_gone_in_the_middle_of_its_turns_may_come_again_at_once(broker: Broker) -> None:
+    client = held(broker, 15_000)
+    client.server.receive(disposition(0, True, 0, 9_999), 1)
+    client.server.receive_end()
+    again = Client(broker).open(capabilities=JMS_CLIENT)  # its client id is in use until the first one has ended
+    link = again.receiver("q", 5_000, name="r")
+    assert decoded(again.receive(link, 5_000)[0].payload).delivery_count == 1
+
+
+def test_a_discharge_behind_a_long_range_is_carried_out_before_its_connection_is_gone(broker: Broker) -> None:
+    """Who has lost the connection asks whether the commit was done, and must not be told so too early."""
+    client = held(broker, 15_000)
+    producer, coordinator = client.sender("out"), client.coordinator()
+    txn_id = client.declare(coordinator)
+    client.send(producer, "x", state=in_transaction(txn_id))
+    client.server.receive(disposition(0, True, 0, 14_999), 1)
+    discharge = encode(Described(ULong(DISCHARGE_CODE), [txn_id, False]))
+    name = b"\x00\x53\x72" + encode({Symbol("x-opt-holdfast-commit-id"): ["a session", 1]})
+    client.peer.send(coordinator, name + b"\x00\x53\x77" + discharge)
+    client.to_server()
+    client.server.receive_end()
+    assert broker.request("resolve_commit", {"session": "a session", "number": 1}, WAIT) is True
+    assert depth(broker, "out") == 1

@@ -100,24 +100,33 @@ def test_what_a_callback_postpones_comes_next_turn_ahead_of_all_that_waits(engin
     assert (len(wakes), calls.is_postponed) == (2, False)
 
 
-def test_large_settlements_are_counted_until_the_engine_has_answered(engine: Engine) -> None:
+def test_settlements_are_counted_until_the_engine_has_answered(engine: Engine) -> None:
     calls = EngineCalls(engine, lambda: None)
-    calls.settle(1, range(10), Outcome.ACCEPTED)
-    assert (calls.settling, calls.settles_too_much) == (0, False)
     while not calls.settles_too_much:
         calls.settle(1, range(1000), Outcome.ACCEPTED)
     assert calls.settling == MOST_SETTLING
     went_on: list[int] = []
     calls.go_on = lambda: went_on.append(1)
-    small, *large = calls.deferred
-    assert isinstance(small, c.Settle)
-    assert small.reply is None
-    for each in large[:2]:
+    for each in calls.deferred[:2]:
         assert isinstance(each, c.Settle)
         assert each.reply is not None
         each.reply(None)
     calls.run_callbacks()
     assert (calls.settling, went_on, calls.go_on) == (MOST_SETTLING - 2000, [1], None)
+
+
+def test_small_settlements_are_counted_together_with_the_first_that_makes_them_many(engine: Engine) -> None:
+    calls = EngineCalls(engine, lambda: None)
+    for _ in range(5):
+        calls.settle(1, range(100), Outcome.ACCEPTED)
+        calls.settle(2, range(1), Outcome.REJECTED)
+    replies = [each.reply for each in calls.deferred if isinstance(each, c.Settle)]
+    assert [reply is not None for reply in replies] == [False] * 8 + [True, False]
+    assert calls.settling == 504
+    assert replies[8] is not None
+    replies[8](None)
+    calls.run_callbacks()
+    assert calls.settling == 0
 
 
 def test_what_is_for_the_next_turn_is_called_once_in_it(engine: Engine) -> None:

@@ -19,7 +19,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, UInt, ULong
-from tests.broker_adapter.amqp.frames import DISPOSITION, disposition, end, frame
+from tests.broker_adapter.amqp.frames import DISPOSITION, begin, disposition, end, frame
 from tests.broker_adapter.amqp.pair import Pair, every, last
 
 
@@ -125,6 +125,17 @@ def test_many_ranges_in_one_read_are_not_more_at_once_than_one() -> None:
     pair.server.receive(b"".join(disposition(0, True, first, first + 49) for first in range(0, 1000, 50)))
     counts = [sum(count for _, count in states(turn)) for turn in told(pair)]
     assert (sum(counts), max(counts)) == (1000, 100)
+
+
+def test_sessions_that_begin_and_end_between_ranges_do_not_make_a_turn_longer() -> None:
+    pair = outgoing(1000, settled_at_once=100)
+    between = begin(1) + end(1)
+    ranges = [disposition(0, True, first, first + 49) for first in range(0, 1000, 50)]
+    pair.server.receive(between.join(ranges) + between + end(0))
+    turns = told(pair)
+    counts = [sum(count for _, count in states(turn)) for turn in turns]
+    assert (sum(counts), max(counts) <= 150) == (1000, True)
+    assert len(every([each for turn in turns for each in turn], SessionRemoteClose)) == 21
 
 
 def test_a_peer_without_such_a_limit_tells_all_at_once() -> None:
