@@ -283,7 +283,12 @@ class EngineSettings:
         " (as Spark does) is deleted, with its messages; none: never",
         least=1,
     )
-    max_transaction_messages: int = _option(100_000, "messages sent and settled in one transaction", least=1)
+    max_transaction_messages: int = _option(
+        100_000,
+        "messages sent and settled in one transaction; over the network it settles no more than a connection may hold"
+        " (max_connection_bytes)",
+        least=1,
+    )
     max_transaction_bytes: int = _option(256 * MIB, "bytes sent in one transaction", least=1)
     max_transaction_entries: int = _option(
         100_000, "places in queues and subscriptions that the messages of one transaction may take", least=1

@@ -14,7 +14,8 @@ Theory of operation
 
     - a login that has taken ``slow_seconds``, when a queued connection needs its place;
     - where its origin has as many pending connections as it may, or all places are taken, the silent connection of the
-      same origin that came first: of all of them it has had the most time to speak;
+      same origin that came first: of all of them it has had the most time to speak; where none is silent, its oldest
+      login, if that is slow;
     - before that, where all places are taken, a silent or queued connection or a slow login of the origin with the
       most pending connections, when a connection of an origin with fewer arrives.
 
@@ -86,11 +87,11 @@ class Admission(Generic[Connection]):
         own = self._pending.get(origin, 0)
         other = None
         if own >= self._per_origin:
-            other = self._oldest_silent(origin)
+            other = self._oldest_silent(origin) or self._slow_login(origin, now)
             if other is None:
                 return f"{own} connections of its address have not logged in"
         elif len(self._origins) >= self.places:
-            other = self._dispensable(own, now) or self._oldest_silent(origin)
+            other = self._dispensable(own, now) or self._oldest_silent(origin) or self._slow_login(origin, now)
             if other is None:
                 return f"there are {self.places} connections already"
         if other is not None:
@@ -125,13 +126,14 @@ class Admission(Generic[Connection]):
         if self._most_pending <= fewer + 1:
             return None
         largest = next(iter(self._by_pending[self._most_pending]))
-        waiting = self._oldest_silent(largest) or self._queue.last_of(largest)
-        if waiting is not None:
-            return waiting
+        return self._oldest_silent(largest) or self._queue.last_of(largest) or self._slow_login(largest, now)
+
+    def _slow_login(self, origin: str, now: float) -> Connection | None:
+        """The oldest login of an origin, if it is slow."""
         for connection, since in self._logging_in.items():
             if now - since < self._slow_seconds:
                 break
-            if self._origins[connection] == largest:
+            if self._origins[connection] == origin:
                 return connection
         return None
 

@@ -93,12 +93,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _spoke(self) -> None:
         assert self._socket is not None
-        self._unwatch(self._socket)
-        self._has_spoken = True
         try:
             has_ended = not self._socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return  # there is nothing after all
         except OSError:
             has_ended = True
+        self._unwatch(self._socket)
+        self._has_spoken = True
         if has_ended:
             self.drop()
         else:

@@ -303,7 +303,10 @@ class Listener:
             if isinstance(each, ClientConnection):
                 each.write()
             else:
-                each.run_callbacks()  # callbacks of the engine must not pile up
+                try:
+                    each.run_callbacks()  # callbacks of the engine must not pile up
+                except Exception:
+                    _log.exception("! an unexpected error in what was left of a connection that has ended")
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -157,6 +157,16 @@ def test_where_all_places_are_taken_a_silent_connection_of_the_own_origin_makes_
     assert admission.advance(0.0)[1] == ["a2"], "the silent one before the one that has spoken"
 
 
+def test_where_none_of_an_origin_is_silent_its_oldest_login_makes_room_if_it_is_slow() -> None:
+    for places, per_origin in ((10, 3), (3, 10)):
+        admission = make(places=places, logins=10, per_origin=per_origin)
+        assert come(admission, "a1", "a2", now=0.0) == ["a1", "a2"]
+        assert come(admission, "a3", now=1.0) == ["a3"]
+        assert admission.accepted("a4", "a", SLOW_SECONDS - 0.1) is not None
+        assert admission.accepted("a4", "a", SLOW_SECONDS) is None
+        assert admission.advance(SLOW_SECONDS) == ([], ["a1"])
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     places=st.integers(1, 8),
@@ -174,16 +184,21 @@ def test_no_limit_is_exceeded_and_no_connection_is_forgotten(
 ) -> None:
     admission = make(places, logins, per_origin)
     outside: dict[str, str] = {}  # connection → silent, waiting or logging in
+    since: dict[str, float] = {}  # when a login began
     opened: set[str] = set()
     now = 0.0
     for number, (what, origin, pick) in enumerate(steps):
         if what == "arrive":
             refused = admission.accepted(f"{origin}{number}", origin, now)
             of_origin = {each: sum(connection[0] == each for connection in outside) for each in "abc"}
-            own_is_silent = any(each[0] == origin and state == "silent" for each, state in outside.items())
+            own_makes_room = any(
+                each[0] == origin
+                and (state == "silent" or (state == "logging in" and now - since[each] >= SLOW_SECONDS))
+                for each, state in outside.items()
+            )
             if of_origin[origin] >= per_origin:
-                assert (refused is None) is own_is_silent, "one of its own makes room"
-            elif len(outside) + len(opened) < places or own_is_silent:
+                assert (refused is None) is own_makes_room
+            elif len(outside) + len(opened) < places or own_makes_room:
                 assert refused is None
             elif refused is None:
                 assert max(of_origin.values()) > of_origin[origin] + 1, "it has evicted another one"
@@ -215,6 +230,7 @@ def test_no_limit_is_exceeded_and_no_connection_is_forgotten(
         for connection in starting:
             assert outside[connection] == "waiting"
             outside[connection] = "logging in"
+            since[connection] = now
         logging_in = [connection for connection, state in outside.items() if state == "logging in"]
         assert len(logging_in) <= logins
         waiting = [connection for connection, state in outside.items() if state == "waiting"]

@@ -323,3 +323,26 @@ def test_what_came_before_the_end_of_a_connection_is_taken() -> None:
     asyncio.run(lose())
     assert len(taken) > 3
     assert b"".join(taken) == data + data[:10] + b"the end"
+
+
+def test_a_socket_that_has_no_bytes_after_all_is_watched_on() -> None:
+    """A system may say that a socket can be read, and find none."""
+    ours, theirs = socket.socketpair()
+
+    async def watch() -> list[str]:
+        told: list[str] = []
+        spoke = asyncio.Event()
+        owner = Mock(spoke=lambda _connection: spoke.set(), gone=lambda _connection: told.append("gone"))
+        ours.setblocking(False)
+        connection = ClientConnection(owner, ours, ("127.0.0.1", 1))
+        connection.watch()
+        connection._spoke()
+        assert not spoke.is_set()
+        assert not told
+        theirs.send(b"A")
+        await asyncio.wait_for(spoke.wait(), WAIT)
+        connection.drop()
+        return told
+
+    with theirs:
+        assert asyncio.run(watch()) == ["gone"]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -24,6 +25,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import ConnectionLostException, IllegalStateException, JMSException
 from broker_adapter.server import open_files
 from broker_adapter.server.client_connection import ClientConnection
+from broker_adapter.server.engine_calls import EngineCalls
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.users import UsersFile
 from broker_adapter.settings import EngineSettings, ServerSettings
@@ -348,3 +350,16 @@ def test_servers_are_announced_from_the_own_machine_only(
         with pytest.raises(JMSSecurityException, match="from the server's own machine only"):
             connection.request("announce_servers", {"servers": ["elsewhere:1"]})
     assert [each.host for each in served.listener.servers] == ["h"]
+
+
+def test_an_error_in_what_is_left_of_a_connection_keeps_nobody_waiting(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))
+    faulty, sound = Mock(spec=EngineCalls), Mock(spec=EngineCalls)
+    faulty.run_callbacks.side_effect = RuntimeError("a fault")
+    listener.wake(faulty)
+    listener.wake(sound)
+    listener._run_callbacks()
+    sound.run_callbacks.assert_called_once_with()
+    assert "a fault" in caplog.text
