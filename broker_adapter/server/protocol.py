@@ -217,10 +217,7 @@ class ServerProtocol:
 
         It may be back already: then it finds nothing that is still to be done for it, and nothing that it still holds.
         """
-        peer = self._peer
-        while peer.has_more and not self._client.has_ended:
-            peer.go_on()
-            self._process()
+        self._take_rest()
         self.end()
 
     def end(self) -> None:
@@ -238,6 +235,13 @@ class ServerProtocol:
         else:
             self._goes_on = True
             calls.next_turn(self._go_on)
+
+    def _take_rest(self) -> None:
+        """Take all that is left of what the client has settled: there will be no more turns."""
+        peer = self._peer
+        while peer.has_more and not self._client.has_ended:
+            peer.go_on()
+            self._process()
 
     def _go_on(self) -> None:
         self._goes_on = False
@@ -301,6 +305,7 @@ class ServerProtocol:
 
     def close(self, error: JMSException | None = None, *, stops: bool = False) -> None:
         """Close the connection from our side; ``stops``: because the server does."""
+        self._take_rest()
         if self._login is None:
             self._peer.close(None if error is None else error_for(error))
         self._disconnect(stops=stops)

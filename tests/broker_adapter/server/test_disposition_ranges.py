@@ -162,17 +162,19 @@ def test_neither_time_nor_bytes_make_the_turns_more(broker: Broker, monkeypatch:
     assert depth(broker, "q") == 0
 
 
-@pytest.mark.parametrize("goes", [True, False])
-def test_what_a_client_settles_before_it_goes_counts(broker: Broker, goes: bool) -> None:
+@pytest.mark.parametrize("end", ["gone", "stopped", "back"])
+def test_what_a_client_settles_before_its_connection_ends_counts_unless_it_is_back(broker: Broker, end: str) -> None:
     client = held(broker, 15_000)
     client.server.receive(disposition(0, True, 0, 14_999), 1)
-    if goes:
+    if end == "gone":
         client.server.receive_end()
+    elif end == "stopped":
+        client.server.close(stops=True)
     else:
-        client.server.end()  # its client has reconnected already, and waits
+        client.server.end()  # the client takes what has had no answer for lost
     assert client.server.has_ended
     assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
-    assert (depth(broker, "q") == 0) is goes
+    assert (depth(broker, "q") == 0) is (end != "back")
 
 
 def test_a_client_that_has_gone_in_the_middle_of_its_turns_may_come_again_at_once(broker: Broker) -> None:
