@@ -14,6 +14,7 @@ from broker_adapter.engine.records import (
     META_NAMES,
     NEXT_MESSAGE,
     NEXT_QUEUE,
+    NEXT_RUN,
     RUN_PREFIX,
     UNIQUE,
     decode_last,
@@ -23,6 +24,7 @@ from broker_adapter.engine.records import (
     decode_stream_key,
     encode_meta,
 )
+from broker_adapter.engine.run_numbers import next_run, number_of
 from broker_adapter.errors import StoreCorruptException
 
 #: Numbers of queues that are skipped where nobody knows which ones were used.
@@ -64,25 +66,14 @@ def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iter
     """
     if not tables.persistent:
         return
+    yield from _check_starts(tables)
     for key, value in tables.items("meta"):
-        if not key.startswith(RUN_PREFIX):
-            if key not in META_NAMES:
-                yield Finding(
-                    "unknown record of the store",
-                    "meta",
-                    key,
-                    f"the record {key!r:.60} of the store is unknown; it goes into quarantine",
-                    to_quarantine("meta", key, value),
-                )
-            continue
-        try:
-            decode_run(key, value)
-        except (StoreCorruptException, ValueError, TypeError):
+        if not key.startswith(RUN_PREFIX) and key not in META_NAMES:
             yield Finding(
-                "damaged record of a start",
+                "unknown record of the store",
                 "meta",
                 key,
-                f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
+                f"the record {key!r:.60} of the store is unknown; it goes into quarantine",
                 to_quarantine("meta", key, value),
             )
     unique = tables.get("meta", UNIQUE)
@@ -127,6 +118,36 @@ def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iter
             f"the next message would be number {noted}, and there is a message {highest_message}; it is put right,"
             " and as those above may have been used as well, some are skipped",
             (("meta", NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, highest_message + 1 + SKIPPED_MESSAGES)),),
+        )
+
+
+def _check_starts(tables: Tables) -> Iterator[Finding]:
+    """Check the records of the starts, and the number of the next one: it is not one that a damaged record has."""
+    damaged, last = [], 0
+    for key, value in tables.items("meta"):
+        if key.startswith(RUN_PREFIX):
+            last = number_of(key)
+            if not can_decode(decode_run, key, value):
+                damaged.append((key, value))
+    noted = tables.get("meta", NEXT_RUN)
+    number, is_sure = next_run(last, noted)
+    note = ("meta", NEXT_RUN, encode_meta(NEXT_RUN, number))
+    for key, value in damaged:
+        yield Finding(
+            "damaged record of a start",
+            "meta",
+            key,
+            f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
+            (*to_quarantine("meta", key, value), *([note] if noted is None else [])),
+        )
+    if noted is not None and not is_sure:
+        yield Finding(
+            "damaged number of the next start",
+            "meta",
+            NEXT_RUN,
+            f"the number of the next start of the engine cannot be trusted; it goes into quarantine, and as those"
+            f" behind {last} may have been used as well, some are skipped",
+            (*to_quarantine("meta", NEXT_RUN, noted), note),
         )
 
 

@@ -41,7 +41,7 @@ from broker_adapter.engine.records import (
     LAST_POSITION,
     NEXT_MESSAGE,
     NEXT_QUEUE,
-    RUN_PREFIX,
+    NEXT_RUN,
     TABLES,
     UNIQUE,
     Counters,
@@ -61,10 +61,10 @@ from broker_adapter.engine.records import (
     message_key,
     quarantine_key,
     queue_key,
-    run_key,
     unpack_message_key,
 )
 from broker_adapter.engine.room import Room
+from broker_adapter.engine.run_numbers import number_of, with_gaps
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.engine.store_files import allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store_versions import take_over
@@ -324,19 +324,16 @@ class LmdbStore:
         self._writes.note(record)
 
     def runs(self) -> list[str]:
-        """The starts of the engine that are known, in order; empty in place of records that cannot be trusted."""
+        """The starts of the engine that are known, in order; empty in place of what is missing or not to be trusted."""
         found = []
         with self._env.begin() as txn:
-            due = b""
+            noted = txn.get(NEXT_RUN, db=self._db["meta"])
             for key, value in run_items(txn, self._db["meta"]):
-                if due not in (b"", key):
-                    found.append("")  # those in between are in quarantine
-                due = run_key(unpack_message_key(key[len(RUN_PREFIX) :])[0] + 1)
                 record = decoded_run(key, value)
                 if record is None:
                     _log.warning("! the record of a start of the engine fails its checksum: %s", key.hex())
-                found.append("" if record is None else record.run)
-        return found
+                found.append((number_of(key), "" if record is None else record.run))
+        return list(with_gaps(found, noted))
 
     def run_positions(self, run: str) -> dict[int, int]:
         """The position that each queue would give next when this run began; queues without messages are missing."""

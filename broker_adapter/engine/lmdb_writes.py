@@ -14,7 +14,7 @@ Theory of operation
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from broker_adapter.engine.lmdb_reads import run_items
 from broker_adapter.engine.lmdb_room import can_grow
 from broker_adapter.engine.records import (
     NEXT_MESSAGE,
-    RUN_PREFIX,
+    NEXT_RUN,
     RunRecord,
     decode_reference,
     encode_entry,
@@ -35,17 +35,13 @@ from broker_adapter.engine.records import (
     encode_reference,
     encode_run,
     message_key,
+    quarantine_key,
     run_key,
-    unpack_message_key,
 )
+from broker_adapter.engine.run_numbers import SKIPPED_RUNS, next_run, number_of, superfluous
 from broker_adapter.errors import StoreCorruptException, StoreException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
-
-#: Starts of the engine that are remembered: so many, or less where they have more bytes, but always the last few.
-KEPT_RUNS = 1000
-KEPT_RUN_BYTES = 1024 * 1024
-ALWAYS_KEPT_RUNS = 32
 
 
 class Writes:
@@ -103,30 +99,26 @@ class Writes:
     def _carry_out_once(self, change: Callable[[Any], None]) -> None:
         with self._env.begin(write=True) as txn:
             if self.unnoted is not None:
-                _note_run(txn, self._tables["meta"], self.unnoted)
+                _note_run(txn, self._tables, self.unnoted)
             change(txn)
         self.unnoted = None
 
 
-def _note_run(txn: Any, meta: Any, record: RunRecord) -> None:
+def _note_run(txn: Any, tables: Mapping[str, Any], record: RunRecord) -> None:
+    """Write the record of a start and the number of the next one, and forget the oldest that are too many."""
+    meta = tables["meta"]
     sizes = {key: len(value) for key, value in run_items(txn, meta)}
     known = list(sizes)
-    last = unpack_message_key(known[-1][len(RUN_PREFIX) :])[0] if known else 0
-    key = run_key(last + 1)
+    noted = txn.get(NEXT_RUN, db=meta)
+    number, is_sure = next_run(number_of(known[-1]) if known else 0, noted)
+    if not is_sure:
+        _log.error("! the number of the next start of an engine is damaged: %d are skipped", SKIPPED_RUNS)
+        txn.put(quarantine_key("meta", NEXT_RUN), noted, db=tables["quarantine"])
+    key = run_key(number)
     txn.put(key, encode_run(key, record), db=meta)
-    for old in known[: _superfluous(list(sizes.values()))]:
+    txn.put(NEXT_RUN, encode_meta(NEXT_RUN, number + 1), db=meta)
+    for old in known[: superfluous(list(sizes.values()))]:
         txn.delete(old, db=meta)
-
-
-def _superfluous(sizes: Sequence[int]) -> int:
-    """How many records of starts, with these sizes, are too many when another one comes; the oldest are first."""
-    most_bytes, kept = KEPT_RUN_BYTES, 0
-    for size in reversed(sizes):
-        most_bytes -= size
-        if kept + 1 >= KEPT_RUNS or (most_bytes < 0 and kept + 1 >= ALWAYS_KEPT_RUNS):
-            break
-        kept += 1
-    return len(sizes) - kept
 
 
 def put_batch(txn: Any, db: Mapping[str, Any], batch: StoreBatch) -> None:

@@ -24,6 +24,7 @@ import msgpack
 from broker_adapter.engine.check import Check
 from broker_adapter.engine.findings import Finding, Summary
 from broker_adapter.engine.lmdb_errors import without_room
+from broker_adapter.engine.lmdb_reads import run_items
 from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
@@ -31,6 +32,7 @@ from broker_adapter.engine.records import (
     FIRST_VOLATILE_QUEUE,
     MAX_KEY_BYTES,
     META_NAMES,
+    NEXT_RUN,
     REBUILT,
     RUN_PREFIX,
     TABLES,
@@ -52,6 +54,7 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
+from broker_adapter.engine.run_numbers import SKIPPED_RUNS, number_of
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import DurableStore
@@ -305,6 +308,8 @@ def _rebuild(
         report.damaged_file = str(_put_beside(directory / _DATA))
         with env.begin(write=True) as txn:
             _count_lost(txn, handles, report)
+            if txn.stat(handles["meta"])["entries"] != report.counted.get("meta"):
+                _skip_runs(txn, handles["meta"])
             noted = {name: getattr(report, name) for name in _NOTED}
             txn.put(REBUILT, encode_meta(REBUILT, noted), db=handles["meta"])
         env.sync(True)
@@ -316,6 +321,13 @@ def _rebuild(
     with contextlib.suppress(FileNotFoundError):
         os.unlink(directory / "lock.mdb")
     sync_directory(directory)
+
+
+def _skip_runs(txn: Any, meta: Any) -> None:
+    """Where the number of the next start is lost, the records of the last starts may be as well."""
+    known = [number_of(key) for key, _ in run_items(txn, meta)]
+    if known and txn.get(NEXT_RUN, db=meta) is None:
+        txn.put(NEXT_RUN, encode_meta(NEXT_RUN, known[-1] + 1 + SKIPPED_RUNS), db=meta)
 
 
 def _count_lost(txn: Any, handles: dict[str, Any], report: Report) -> None:

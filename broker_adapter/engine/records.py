@@ -91,10 +91,11 @@ VERSION_CHECK = b"version_check"
 UNIQUE = b"unique"
 NEXT_MESSAGE = b"next_message"
 NEXT_QUEUE = b"next_queue"
+NEXT_RUN = b"next_run"  #: the number of the next start of an engine
 HAS_OLD = b"has_old"
 AGE = b"age"  #: for how long engines have run on the store, from the time of the day at which it was made (ms)
 REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
-META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, HAS_OLD, AGE, REBUILT))
+META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, HAS_OLD, AGE, REBUILT))
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
 

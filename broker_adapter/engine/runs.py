@@ -107,7 +107,7 @@ def kept(links: Sequence[Link], known: Sequence[str], start: Callable[[str], int
                 return min(other, next_position)
             # Nobody knows how far a run went behind which one is missing.
             return min(other, next_position, start(known[behind] or link.run))
-        other = min(other, link.start)
+        other = max(_FIRST, min(other, link.start))
     return _FIRST
 
 

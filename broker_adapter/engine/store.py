@@ -127,7 +127,7 @@ class DurableStore(Store, Protocol):
         """
 
     def runs(self) -> list[str]:
-        """The starts of the engine that are known, in order; empty in place of those that cannot be trusted."""
+        """The starts of the engine that are known, in order; empty in place of what is missing or not to be trusted."""
 
     def run_positions(self, run: str) -> dict[int, int]:
         """The position that each queue would give next when this run began; queues without messages are missing."""

@@ -13,6 +13,7 @@ from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import (
     FLAG_PERSISTENT,
     RawEntry,
+    RunRecord,
     entry_key,
 )
 from broker_adapter.settings import EngineSettings
@@ -54,3 +55,8 @@ BODY = b"x" * 1_000_000
 
 def put(store: LmdbStore, number: int) -> None:
     store.commit(batch_of(entry(1, 5, number, number), body=BODY))
+
+
+def note(store: LmdbStore, run: RunRecord) -> None:
+    """Note a start of the engine at once."""
+    store.begin_run(run)

@@ -13,17 +13,22 @@ from broker_adapter.engine.records import (
     AGE,
     NEXT_MESSAGE,
     NEXT_QUEUE,
+    NEXT_RUN,
     UNIQUE,
     LastRecord,
+    RunRecord,
     SequencesRecord,
     decode_meta,
     encode_last,
     encode_meta,
+    encode_run,
     encode_sequences,
     last_key,
+    quarantine_key,
     run_key,
     stream_key,
 )
+from broker_adapter.engine.run_numbers import SKIPPED_RUNS
 
 SOUND = {
     NEXT_QUEUE: encode_meta(NEXT_QUEUE, 5),
@@ -98,3 +103,33 @@ def test_a_damaged_age_of_the_store_goes_into_quarantine() -> None:
     (found,) = check_meta(on_disk(meta=meta), 4, 8)
     assert found.problem == "damaged age of the store"
     assert repaired(meta, found.changes) == SOUND
+
+
+def with_starts(*numbers: int) -> dict[bytes, bytes]:
+    return SOUND | {run_key(number): encode_run(run_key(number), RunRecord(str(number), {})) for number in numbers}
+
+
+def test_a_damaged_number_of_the_next_start_goes_into_quarantine_and_those_that_were_used_are_skipped() -> None:
+    for sound in (3, 9):
+        meta = {**with_starts(1, 2), NEXT_RUN: encode_meta(NEXT_RUN, sound)}
+        assert list(check_meta(on_disk(meta=meta), 4, 8)) == []
+    assert list(check_meta(on_disk(meta=with_starts(1, 2)), 4, 8)) == [], "an earlier version wrote it"
+    for damaged in (b"damaged", encode_meta(NEXT_RUN, "3"), encode_meta(AGE, 3)):
+        meta = {**with_starts(1, 2), NEXT_RUN: damaged}
+        (found,) = check_meta(on_disk(meta=meta), 4, 8)
+        assert found.problem == "damaged number of the next start"
+        assert found.changes[1] == ("quarantine", quarantine_key("meta", NEXT_RUN), damaged)
+        after = repaired(meta, found.changes)
+        assert decode_meta(NEXT_RUN, after[NEXT_RUN]) == 3 + SKIPPED_RUNS
+        assert list(check_meta(on_disk(meta=after), 4, 8)) == []
+
+
+@pytest.mark.parametrize("noted", [None, 4, 9])
+def test_a_damaged_record_of_a_start_has_had_its_number(noted: int | None) -> None:
+    meta = {**with_starts(1), run_key(2): b"damaged", run_key(3): b"damaged"}
+    if noted is not None:
+        meta[NEXT_RUN] = encode_meta(NEXT_RUN, noted)
+    found = list(check_meta(on_disk(meta=meta), 4, 8))
+    assert problems(found) == ["damaged record of a start"] * 2
+    after = repaired(meta, [change for each in found for change in each.changes])
+    assert after == {**with_starts(1), NEXT_RUN: encode_meta(NEXT_RUN, noted or 4)}

@@ -11,7 +11,6 @@ import pytest
 from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
-from broker_adapter.engine.lmdb_writes import KEPT_RUNS
 from broker_adapter.engine.records import (
     AGE,
     FLAG_PERSISTENT,
@@ -41,6 +40,7 @@ from broker_adapter.engine.records import (
     schedule_key,
     stream_key,
 )
+from broker_adapter.engine.run_numbers import KEPT_RUNS
 from broker_adapter.engine.store import Loaded
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings

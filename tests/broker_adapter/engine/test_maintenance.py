@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from broker_adapter.destination import queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import maintenance
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.maintenance import (
     Quarantined,
     Report,
@@ -38,11 +40,13 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     NEXT_MESSAGE,
     NEXT_QUEUE,
+    NEXT_RUN,
     RUN_PREFIX,
     TABLES,
     UNIQUE,
     VERSION,
     VERSION_CHECK,
+    RunRecord,
     decode_catalog,
     decode_entry,
     decode_meta,
@@ -53,6 +57,7 @@ from broker_adapter.engine.records import (
     message_key,
     split_quarantine_key,
 )
+from broker_adapter.engine.run_numbers import number_of
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
 from broker_adapter.settings import EngineSettings
@@ -69,6 +74,7 @@ from tests.broker_adapter.engine.driving import (
     send,
     settle,
 )
+from tests.broker_adapter.engine.storing import note
 
 SETTINGS = EngineSettings(max_store_bytes=256 * 1024 * 1024, min_free_disk_bytes=0)
 FAR_MS = 4_102_444_800_000
@@ -484,6 +490,30 @@ def test_a_zeroed_leaf_page_costs_what_it_had(tmp_path: Path, table: str) -> Non
     broker.close()
 
 
+def test_a_zeroed_leaf_page_with_starts_leaves_a_gap_and_their_numbers_are_not_given_again(tmp_path: Path) -> None:
+    filled(tmp_path / "sound")
+    with closing(LmdbStore(tmp_path / "sound", SETTINGS)) as store:
+        for number in range(200):
+            note(store, RunRecord(str(number), {}))
+        known = store.runs()
+    last = len(known)
+    pages = page_of(tmp_path / "sound", "meta", 2)
+    assert len(pages) > 2
+    for page in pages:
+        path = tmp_path / str(page)
+        shutil.copytree(tmp_path / "sound", path)
+        overwrite(path, page)
+        check(path, repair=True)
+        assert check(path).is_sound
+        with closing(LmdbStore(path, SETTINGS)) as store:
+            found = store.runs()
+            assert "" in found
+            assert set(found) - {""} <= set(known)
+            note(store, RunRecord("next", {}))
+            assert store.runs() == [*found, "next"]
+        assert max(number_of(key) for key in records(path)["meta"] if key.startswith(RUN_PREFIX)) > last
+
+
 def test_a_page_that_was_written_to_another_place_is_found(tmp_path: Path) -> None:
     filled(tmp_path, 2000)
     first_page, second = page_of(tmp_path, "messages", 2)[:2]
@@ -819,7 +849,7 @@ def test_any_bit_of_what_a_store_is_known_by_may_change(tmp_path: Path) -> None:
     expected = records(tmp_path / "sound")
     unique = decode_meta(UNIQUE, expected["meta"][UNIQUE])
     run = next(key for key in expected["meta"] if key.startswith(RUN_PREFIX))
-    for name in (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, run):
+    for name in (VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, run):
         whole = name + expected["meta"][name]
         for bit in range(0, 8 * len(whole), 1 if name == VERSION else 23):
             path = tmp_path / "damaged"
