@@ -183,10 +183,7 @@ class Broker:
             for queue in self._directory.queues.values()
             if queue.next_position > 1 and queue.record.kind in ("queue", "subscription")
         }
-        try:
-            self._runs.begin(positions)
-        except ResourceAllocationException as error:
-            _log.warning("! the start of the engine is noted when there is room: %s", error)
+        self._runs.begin(positions)
         self._stores.note_first_due()
         self._background.keep_staged(_elapsed_ms())
 

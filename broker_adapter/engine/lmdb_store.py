@@ -315,13 +315,17 @@ class LmdbStore:
         return self._writes.unnoted is None
 
     def begin_run(self, record: RunRecord) -> None:
-        """Note a start of the engine, and forget the oldest ones that are too many.
+        """A start of the engine, which the next commit notes with what it writes; the oldest are forgotten for it."""
+        self._writes.unnoted = record
+
+    def note_run(self) -> None:
+        """Note the start of the engine now, where no commit has done it.
 
         Raises:
             ResourceAllocationException: there is no room for it; the next commit notes it with what it writes.
             StoreException: the store has failed.
         """
-        self._writes.note(record)
+        self._writes.note()
 
     def runs(self) -> list[str]:
         """The starts of the engine that are known, in order; empty in place of what is missing or not to be trusted."""

@@ -64,10 +64,10 @@ class Writes:
         self._path = path
         self._max_store_bytes = max_store_bytes
 
-    def note(self, record: RunRecord) -> None:
-        """Note a start of the engine, at the latest with what is written next; raises as ``carry_out`` does."""
-        self.unnoted = record
-        self.carry_out(lambda _txn: None)
+    def note(self) -> None:
+        """Note a start of the engine now, where that is still to be done; raises as ``carry_out`` does."""
+        if self.unnoted is not None:
+            self.carry_out(lambda _txn: None)
 
     def carry_out(self, change: Callable[[Any], None]) -> None:
         """Have a change written in one synced transaction.

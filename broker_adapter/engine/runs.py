@@ -12,8 +12,10 @@ Theory of operation
     common ends where the earlier of the two next runs began.  Where the store knows none, it has nothing in common
     with them that it could be sure of.
 
-    A start on a full disk is noted by the first commit that finds room, together with what that one writes.  So no
-    position is given in a run that is not noted.
+    A start is noted by its first commit, together with what that one writes, or when somebody asks in which run a
+    position was seen.  So no position that is stored was given, and none was seen, in a run that is not noted.  A start
+    with neither is forgotten when the engine stops: nobody can name it, and its first position is that of the next one.
+    So starts that do nothing push none of those out that the store remembers.
 """
 
 from __future__ import annotations
@@ -130,31 +132,26 @@ class Runs:
         self._positions: dict[tuple[str, int], int] = {}  #: (run, queue) → where it began
 
     def begin(self, positions: dict[int, int]) -> None:
-        """Note this run in the store, and learn the earlier ones from it.
+        """Learn the earlier runs from the store, and have this one noted with the first commit.
 
         Args:
             positions: the position that each queue will give next; those without messages are missing.
-
-        Raises:
-            ResourceAllocationException: the store has no room for the note, which goes with the next commit.
         """
         self._start_positions = positions
-        if self._disk is None:
-            return
-        try:
+        if self._disk is not None:
+            self._earlier = self._disk.runs()
             self._disk.begin_run(RunRecord(self.word, positions))
-        finally:
-            self._earlier = [run for run in self._disk.runs() if run != self.word]
 
     def seen(self, queue: int) -> str:
-        """What tells later, for a queue, in which run its positions were seen.
+        """What tells later, for a queue, in which run its positions were seen; notes this one in the store.
 
         Raises:
             ResourceAllocationException: the store has no room for the note.
+            StoreException: the store has failed.
         """
-        if self._disk is not None and not self._disk.has_noted_run:
+        if self._disk is not None:
             try:
-                self._disk.begin_run(RunRecord(self.word, self._start_positions))
+                self._disk.note_run()
             except ResourceAllocationException as error:
                 raise ResourceAllocationException(
                     f"{error.reason}, and ask again: the start of the engine is not noted in the store yet, and without"

@@ -120,10 +120,14 @@ class DurableStore(Store, Protocol):
         """Whether the start of the engine that was to be noted is."""
 
     def begin_run(self, record: RunRecord) -> None:
-        """Note a start of the engine.
+        """A start of the engine, which is noted by what is written next, in the same commit."""
+
+    def note_run(self) -> None:
+        """Note the start of the engine now, where no commit has done it.
 
         Raises:
-            ResourceAllocationException: there is no room for it; what is written next notes it, in the same commit.
+            ResourceAllocationException: there is no room for it; what is written next notes it.
+            StoreException: the store must be closed.
         """
 
     def runs(self) -> list[str]:

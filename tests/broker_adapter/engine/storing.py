@@ -60,3 +60,4 @@ def put(store: LmdbStore, number: int) -> None:
 def note(store: LmdbStore, run: RunRecord) -> None:
     """Note a start of the engine at once."""
     store.begin_run(run)
+    store.note_run()

@@ -45,7 +45,7 @@ from broker_adapter.engine.store import Loaded
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import full_up
-from tests.broker_adapter.engine.storing import SETTINGS, batch_of, damage, entry, positions, put, reopened
+from tests.broker_adapter.engine.storing import SETTINGS, batch_of, damage, entry, note, positions, put, reopened
 
 
 def test_the_age_of_a_store_that_has_no_note_of_it_is_that_of_its_youngest_name(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_the_last_starts_are_remembered_with_their_positions_and_damaged_ones_le
 ) -> None:
     store = reopened(tmp_path)
     for number in range(KEPT_RUNS + 2):
-        store.begin_run(RunRecord(str(number), {7: number}))
+        note(store, RunRecord(str(number), {7: number}))
     assert store.runs() == [str(number) for number in range(2, KEPT_RUNS + 2)]
     assert [store.run_positions(run) for run in ("2", "1", "none")] == [{7: 2}, {}, {}]
     store.close()
@@ -311,10 +311,10 @@ def test_the_last_starts_are_remembered_with_their_positions_and_damaged_ones_le
 
 def test_a_start_is_not_noted_in_a_full_store_and_that_is_told(tmp_path: Path) -> None:
     store = reopened(tmp_path)
-    store.begin_run(RunRecord("first", {}))
+    note(store, RunRecord("first", {}))
     fill(store)
     with pytest.raises(ResourceAllocationException):
-        store.begin_run(RunRecord("second", dict.fromkeys(range(1000), 1 << 60)))
+        note(store, RunRecord("second", dict.fromkeys(range(1000), 1 << 60)))
     assert store.runs() == ["first"]
     assert not store.has_noted_run
     store.close()
@@ -338,7 +338,7 @@ def test_what_cannot_be_set_aside_in_a_full_store_stays_and_the_log_says_so_once
 @pytest.mark.parametrize(
     "write",
     [
-        lambda store: store.begin_run(RunRecord("x", {})),
+        lambda store: note(store, RunRecord("x", {})),
         lambda store: store.quarantine("entries", [entry_key(1, 5, 1)]),
         lambda store: put(store, 2),
     ],

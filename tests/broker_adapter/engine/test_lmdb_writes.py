@@ -14,9 +14,10 @@ import pytest
 
 from broker_adapter.engine import lmdb_writes
 from broker_adapter.engine.lmdb_writes import Writes
-from broker_adapter.engine.records import RunRecord
+from broker_adapter.engine.records import NEXT_RUN, RunRecord, decode_meta
+from broker_adapter.engine.run_numbers import KEPT_RUNS
 from broker_adapter.errors import ResourceAllocationException, StoreException
-from tests.broker_adapter.engine.storing import batch_of, entry, positions, put, reopened
+from tests.broker_adapter.engine.storing import batch_of, entry, note, positions, put, reopened
 
 
 @contextmanager
@@ -47,21 +48,81 @@ def test_a_write_that_is_cut_short_is_no_failure_and_is_written_once_when_there_
     store.close()
 
 
-def test_a_start_that_cannot_be_noted_is_noted_with_what_is_written_next(tmp_path: Path) -> None:
+def next_number(path: Path) -> int:
+    store = reopened(path)
+    with store._env.begin() as txn:
+        noted = txn.get(NEXT_RUN, db=store._db["meta"])
+    store.close()
+    return int(decode_meta(NEXT_RUN, noted))
+
+
+def test_a_start_is_noted_with_what_is_written_first_and_only_once(tmp_path: Path) -> None:
     store = reopened(tmp_path)
-    with largest_file(1):
-        with pytest.raises(ResourceAllocationException):
-            store.begin_run(RunRecord("this", {}))
-        with pytest.raises(ResourceAllocationException):
-            put(store, 1)
-        assert not store.has_noted_run
-    assert store.runs() == []
+    before = store._env.info()["last_txnid"]
+    store.begin_run(RunRecord("this", {}))
+    assert not store.has_noted_run
+    assert (store.runs(), store._env.info()["last_txnid"]) == ([], before), "nothing is written"
     put(store, 1)
     assert store.has_noted_run
-    assert store.runs() == ["this"]
+    assert (store.runs(), store._env.info()["last_txnid"]) == (["this"], before + 1)
     put(store, 2)
+    store.note_run()
+    assert (store.runs(), store._env.info()["last_txnid"]) == (["this"], before + 2)
+    store.close()
+    assert next_number(tmp_path) == 2
+
+
+def test_a_start_is_noted_at_once_where_that_is_wanted(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    store.note_run()
+    assert store.runs() == []
+    store.begin_run(RunRecord("this", {}))
+    store.note_run()
+    assert store.has_noted_run
     assert store.runs() == ["this"]
     store.close()
+
+
+def test_a_start_its_number_and_what_is_forgotten_for_it_are_one_with_the_first_commit(tmp_path: Path) -> None:
+    """Also where that finds no room at first, and whoever looks in between sees none of it."""
+    store = reopened(tmp_path)
+    for number in range(KEPT_RUNS):
+        note(store, RunRecord(str(number), {}))
+    known = store.runs()
+    store.close()
+    store = reopened(tmp_path)
+    store.begin_run(RunRecord("this", {1: 5}))
+    with largest_file(1):
+        for attempt in (store.note_run, lambda: put(store, 1), store.note_run):
+            with pytest.raises(ResourceAllocationException):
+                attempt()
+            assert not store.has_noted_run
+            assert store.runs() == known
+    store.close()  # the same as a crash: nothing is left of it
+    assert next_number(tmp_path) == KEPT_RUNS + 1
+    store = reopened(tmp_path)
+    store.begin_run(RunRecord("that", {1: 5}))
+    put(store, 1)
+    assert store.runs() == [*known[1:], "that"]
+    assert store.run_positions("that") == {1: 5}
+    store.close()
+    assert next_number(tmp_path) == KEPT_RUNS + 2
+
+
+def test_any_number_of_starts_on_a_full_disk_forgets_none(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    note(store, RunRecord("first", {}))
+    with largest_file(1):
+        for number in range(2 * KEPT_RUNS):
+            store.begin_run(RunRecord(str(number), {}))
+            if number % 100 == 0:
+                with pytest.raises(ResourceAllocationException):
+                    store.note_run()
+    assert store.runs() == ["first"]
+    put(store, 1)
+    assert store.runs() == ["first", str(2 * KEPT_RUNS - 1)]
+    store.close()
+    assert next_number(tmp_path) == 3
 
 
 class Failing:

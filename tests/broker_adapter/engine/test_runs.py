@@ -19,6 +19,7 @@ from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.lmdb_reads import run_items
 from broker_adapter.engine.lmdb_store import LmdbStore
+from broker_adapter.engine.lmdb_writes import Writes
 from broker_adapter.engine.maintenance import check_store
 from broker_adapter.engine.records import (
     NEXT_QUEUE,
@@ -35,7 +36,14 @@ from broker_adapter.engine.records import (
     queue_key,
     run_key,
 )
-from broker_adapter.engine.run_numbers import ALWAYS_KEPT_RUNS, KEPT_RUN_BYTES, KEPT_RUNS, SKIPPED_RUNS
+from broker_adapter.engine.run_numbers import (
+    ALWAYS_KEPT_RUNS,
+    KEPT_RUN_BYTES,
+    KEPT_RUNS,
+    SKIPPED_RUNS,
+    next_run,
+    with_gaps,
+)
 from broker_adapter.engine.runs import LINKS, Link, kept, links_of, links_to, new_run, run_of, text_of
 from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
@@ -193,6 +201,87 @@ def test_what_was_settled_by_a_range_is_remembered(engines: Engines) -> None:
         assert ask(broker, "bounds")["settled"] == 7
 
 
+def test_starts_without_a_commit_write_nothing_and_push_none_out_that_is_remembered(engines: Engines) -> None:
+    with engines.running() as broker:
+        seen = fill(broker, 10)
+        state = broker.store._env.info()["last_txnid"]
+    for _ in range(50):
+        with engines.running() as broker:
+            assert not broker.store.has_noted_run
+            assert ask(broker, "read_range", first=1, last=10, run=seen["run"])["next"] == 11
+            assert (broker.store.runs(), broker.store._env.info()["last_txnid"]) == ([run_of(seen["run"])], state)
+    with engines.running() as broker:
+        now = fill(broker, 1)
+        assert broker.store.runs() == [run_of(seen["run"]), broker.run]
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 11
+        assert links_of(now["run"]) == [Link(broker.run, 11), Link(run_of(seen["run"]), 1)]
+
+
+def test_a_start_is_noted_when_somebody_asks_in_which_run_a_position_was_seen(engines: Engines) -> None:
+    with engines.running() as broker:
+        seen = fill(broker, 10)
+    with engines.running() as broker:
+        again = ask(broker, "bounds", run=seen["run"])
+        assert broker.store.runs() == [run_of(seen["run"]), run_of(again["run"])]
+        assert ask(broker, "bounds", run=again["run"])["run"] == again["run"]
+        assert len(broker.store.runs()) == 2
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=again["run"])["kept"] == 11
+
+
+def copied(broker: Broker, engines: Engines) -> None:
+    """Put what SIGKILL would leave now beside the store."""
+    copy = engines.path.parent / "copy"
+    copy.mkdir()
+    broker.store._env.copy(str(copy))
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+@pytest.mark.parametrize("volatile", [False, True])
+def test_a_start_is_noted_before_a_crash_if_its_first_commit_is(engines: Engines, commits: int, volatile: bool) -> None:
+    with engines.running() as broker:
+        seen = fill(broker, 10)
+    with engines.running() as broker:
+        if volatile:
+            send(broker, connect(broker), "q", *["volatile"] * 5, persistent=False)
+        send(broker, connect(broker), "q", *["x"] * commits)
+        copied(broker, engines)
+        if commits:
+            word = broker.run
+    engines.restore()
+    with engines.running() as broker:
+        if commits:
+            assert broker.store.runs() == [run_of(seen["run"]), word]
+        assert ask(broker, "bounds", run=seen["run"])["kept"] >= 11
+        fill(broker, 5)
+    with engines.running() as broker:
+        now = ask(broker, "bounds", run=seen["run"])
+        assert now["kept"] >= 11
+        assert ask(broker, "settle_through", position=10, run=seen["run"]) == 10
+
+
+def test_a_start_that_cannot_be_noted_for_who_asks_is_noted_by_the_next_commit(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engines.running() as broker:
+        seen = fill(broker, 10)
+
+    def full(_self: object, _change: object) -> None:
+        raise ResourceAllocationException("full")
+
+    with engines.running() as broker:
+        with monkeypatch.context() as patch:
+            patch.setattr(Writes, "carry_out", full)
+            for _ in range(2):
+                with pytest.raises(ResourceAllocationException, match="full, and ask again: the start"):
+                    ask(broker, "bounds", run=seen["run"])
+            assert ask(broker, "read_range", first=1, last=10, run=seen["run"])["next"] == 11
+            assert broker.store.runs() == [run_of(seen["run"])]
+        fill(broker, 1)
+        assert broker.store.runs() == [run_of(seen["run"]), broker.run]
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == 11
+
+
 def test_a_bounded_number_of_starts_is_remembered_and_what_was_seen_before_is_not_known(engines: Engines) -> None:
     with engines.running() as broker:
         seen = fill(broker, 10)
@@ -201,9 +290,8 @@ def test_a_bounded_number_of_starts_is_remembered_and_what_was_seen_before_is_no
         note(store, RunRecord(str(number), {}))
     store.close()
     with engines.running() as broker:
-        assert broker._stores.disk is not None
-        assert len(broker._stores.disk.runs()) == KEPT_RUNS
         assert ask(broker, "bounds", run=seen["run"])["kept"] == 1, "where the next run began is not known: it had none"
+        assert len(broker.store.runs()) == KEPT_RUNS
     with engines.running() as broker:
         assert broker._stores.disk is not None
         assert len(broker._stores.disk.runs()) == KEPT_RUNS
@@ -456,9 +544,11 @@ class ModelStore:
     def __init__(self) -> None:
         self.messages: dict[int, int] = {}  #: position → a number that no other message has
         self.gone = 0  #: positions up to this one are settled
-        self.starts: list[tuple[str, int]] = []
-        self.forgotten = 0
-        self.is_running = False
+        self.starts: dict[int, tuple[str, int]] = {}  #: number → run, or "" where it is damaged; where it began
+        self.noted: bytes | None = None  #: the number of the next start
+        self.begun: tuple[str, int] | None = None  #: the start of the engine that runs; None: it does not run
+        self.is_noted = False
+        self.earlier: list[str] = []  #: what that engine has found
 
     @property
     def next(self) -> int:
@@ -466,15 +556,27 @@ class ModelStore:
 
     def copy(self) -> ModelStore:
         made = ModelStore()
-        made.messages, made.gone, made.starts = dict(self.messages), self.gone, list(self.starts)
-        made.forgotten = self.forgotten
+        made.messages, made.gone, made.starts = dict(self.messages), self.gone, dict(self.starts)
+        made.noted = self.noted
         return made
 
+    def begin(self, run: str) -> None:
+        found = [(number, run) for number, (run, _) in sorted(self.starts.items())]
+        self.begun, self.is_noted, self.earlier = (run, self.next), False, list(with_gaps(found, self.noted))
+
+    def note(self) -> None:
+        if not self.is_noted and self.begun is not None:
+            number, _ = next_run(max(self.starts, default=0), self.noted)
+            self.starts[number], self.noted = self.begun, encode_meta(NEXT_RUN, number + 1)
+            self.is_noted = True
+
     def known(self) -> list[str]:
-        return [run for run, _ in self.starts]
+        assert self.begun is not None
+        return [*self.earlier, self.begun[0]]
 
     def start(self, run: str) -> int:
-        return dict(self.starts)[run]
+        assert self.begun is not None
+        return dict([*self.starts.values(), self.begun]).get(run, 1)  # 1: it was forgotten meanwhile
 
 
 class ModelQuery:
@@ -485,59 +587,77 @@ class ModelQuery:
         self.read: set[int] = set()
         self.lost = 0
 
-    def step(self, store: ModelStore, settles: bool) -> None:
-        here = text_of(links_to(store.known(), store.start))
-        if self.seen is not None:
-            text, base, stop = self.seen
-            if stop > kept(links_of(text), store.known(), store.start, store.next):
-                self.seen = None
-                self.lost += 1
-        if self.seen is None:
-            self.seen = here, store.gone + 1, store.gone + 1
-        text, base, stop = self.seen
-        if settles:
+    def is_kept(self, store: ModelStore) -> bool:
+        """Whether the store says that what was seen is what it has."""
+        assert self.seen is not None
+        text, _, stop = self.seen
+        return stop <= kept(links_of(text), store.known(), store.start, store.next)
+
+    def settle(self, store: ModelStore) -> None:
+        """Nobody asks for the run, so that the start of the engine may not be noted."""
+        if self.seen is not None and self.is_kept(store):
+            _, base, stop = self.seen
             for position in range(max(base, store.gone + 1), stop):
                 assert store.messages[position] in self.read, f"{position} was not read"
-            store.gone = max(store.gone, stop - 1)
-        else:
-            self.read.update(store.messages[position] for position in range(stop, store.next))
-            if store.next > stop:
-                self.seen = here, base, store.next
+            if stop > store.gone + 1:
+                store.note()
+                store.gone = stop - 1
+
+    def go_on(self, store: ModelStore) -> None:
+        """Ask what is there, which notes the start of the engine, and read it."""
+        store.note()
+        here = text_of(links_to(store.known(), store.start))
+        if self.seen is not None and not self.is_kept(store):
+            self.seen = None
+            self.lost += 1
+        if self.seen is None:
+            self.seen = here, store.gone + 1, store.gone + 1
+        _, base, stop = self.seen
+        self.read.update(store.messages[position] for position in range(stop, store.next))
+        if store.next > stop:
+            self.seen = here, base, store.next
 
 
 @settings(max_examples=1000)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_nothing_is_settled_that_was_not_read_whatever_becomes_of_the_store(chance: Random, is_one_store: bool) -> None:
-    """Random histories of starts, copies, stores that are put back, clocks, forgotten and damaged starts."""
+    """Random histories of starts, copies, stores that are put back, clocks, starts that are forgotten or damaged."""
     stores = [ModelStore()]
     at, numbers = stores[0], iter(range(10**9))
+    at.messages = {position: next(numbers) for position in range(1, chance.choice([1, 4]))}  # of an earlier version
     queries = [ModelQuery(), ModelQuery()]
-    doubts = 0
+    loses_starts, has_lost = chance.random() < 0.5, False
     for _ in range(60):
         step = chance.choice(
-            ["send", "send", "restart", "copy", "put back", "read", "read", "settle", "forget", "damage"]
+            ["send", "send", "restart", "copy", "put back", "read", "read", "settle", "forget", "damage", "lose"]
         )
-        if step == "restart" or not at.is_running:
-            at.starts.append((new_run(chance.randrange(1000), str(next(numbers))), at.next))
-            at.is_running = True
+        if step == "restart" or at.begun is None:
+            at.begin(new_run(chance.randrange(1000), str(next(numbers))))
         if step == "send":
+            at.note()
             for _ in range(chance.randint(1, 3)):
                 at.messages[at.next] = next(numbers)
         elif step == "copy" and not is_one_store:
             stores.append(at.copy())
         elif step == "put back" and not is_one_store:
-            at.is_running = False
+            at.begun = None
             at = chance.choice(stores)
-        elif step in ("read", "settle"):
-            chance.choice(queries).step(at, step == "settle")
-        elif step == "forget" and chance.random() < 0.2 and len(at.starts) > 1:
-            doubts += 1
-            del at.starts[0]
-        elif step == "damage" and chance.random() < 0.1:
-            doubts += 1
-            at.starts[chance.randrange(len(at.starts))] = "", 0
-            at.is_running = False
-    assert doubts or not is_one_store or not any(query.lost for query in queries), "nothing was lost"
+            at.begun = None
+        elif step == "read":
+            chance.choice(queries).go_on(at)
+        elif step == "settle":
+            chance.choice(queries).settle(at)
+        elif step in ("forget", "damage", "lose") and loses_starts and at.starts and chance.random() < 0.3:
+            has_lost = True
+            if step == "damage":
+                at.starts[chance.choice(list(at.starts))] = "", 0
+            elif step == "lose":
+                del at.starts[chance.choice([max(at.starts), chance.choice(list(at.starts))])]
+            elif len(at.starts) > 1:
+                del at.starts[min(at.starts)]
+            if step != "forget":
+                at.begun = None
+    assert has_lost or not is_one_store or not any(query.lost for query in queries), "nothing was lost"
 
 
 def test_runs_are_told_apart_in_order(tmp_path: Path) -> None:
