@@ -50,6 +50,8 @@ class Bounds:
             messages.  Less than what was seen: the broker's store was replaced by another copy, or has started more
             often since than it remembers.
         settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
+        aging: whether the broker will forget the run that was asked about before long.  Who keeps positions below
+            ``kept`` should keep ``run`` with them instead.
     """
 
     incarnation: str
@@ -58,6 +60,7 @@ class Bounds:
     run: str
     kept: int
     settled: int
+    aging: bool = False
 
 
 @attrs.frozen
@@ -132,6 +135,7 @@ class RangeReader:
             answer.get("run", ""),
             answer.get("kept", position),
             answer.get("settled", 0),
+            answer.get("aging", False),
         )
 
     def read(

@@ -8,6 +8,9 @@ Theory of operation
     those of the same messages.  Where it is not all that were read, the broker's store was replaced by another copy,
     and there are messages at such positions that nobody has read.
 
+    The broker remembers its last runs only.  A query that waits for messages would keep one for ever, so it gets the
+    present run in its place before the broker forgets it.
+
     A query that is to go on all the same begins again with what is there.  That is an offset of its own, with nothing
     between ``base`` and ``next``: Spark logs it as a batch without rows, so it holds over restarts as well.  Only
     positions from ``base`` on are ever settled.
@@ -71,6 +74,19 @@ def latest(start: Offset, bounds: Bounds, head: int, most: int | None) -> Offset
     begin = max(start.next, bounds.first)
     end = head if most is None else min(head, begin + most)
     return start if end <= start.next else start._replace(next=end, run=bounds.run)
+
+
+def renewed(offset: Offset, bounds: Bounds) -> Offset:
+    """The same offset as it is seen now, where the broker will forget the run in which it was seen.
+
+    Spark keeps the run in its checkpoint only with a new offset.  This one is a new one, with a batch without rows.
+
+    Args:
+        offset: up to which messages were read.
+        bounds: what the queue has, asked for with the offset's run.
+    """
+    is_same = bounds.incarnation == offset.incarnation and offset.next <= bounds.kept
+    return offset._replace(run=bounds.run) if bounds.aging and is_same and bounds.run else offset
 
 
 def span(start: Offset, end: Offset) -> tuple[int, int]:

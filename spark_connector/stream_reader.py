@@ -42,7 +42,7 @@ from spark_connector.batch_reader import (
 )
 from spark_connector.connections import drop_connection, with_retries
 from spark_connector.engine_host import DriverLog
-from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, span
+from spark_connector.offsets import Loss, Offset, beginning, latest, lost, offset_from, renewed, span
 from spark_connector.options import SourceOptions
 
 _log = logging.getLogger(f"holdfast.{__name__}")
@@ -113,7 +113,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == begin or bounds.first >= end.next:
             # Nothing new, or only positions that nobody uses any more.
             self._settle(begin)
-            return start
+            return start if loss is not None else renewed(begin, bounds).to_json()
         return end.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -175,7 +175,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if run == self._asked:
                 return self._bounds
             if run == self._bounds.run:
-                return attrs.evolve(self._bounds, kept=self._bounds.next)
+                return attrs.evolve(self._bounds, kept=self._bounds.next, aging=False)
 
         def look(connection: Connection) -> Bounds:
             return self._look(connection, run)

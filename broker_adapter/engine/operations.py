@@ -27,7 +27,9 @@ type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
     run of the engine in which this queue gives them, for this queue alone.  ``kept``: positions below it, seen in the
     run that was asked about, are known to be still those of the same messages; 1 where the store knows nothing of that
-    run.  ``settled``: the last position that ``settle_through`` was asked to settle, or 0.
+    run.  ``aging``: whether that run is one of those that the store forgets next; who keeps positions below ``kept``
+    keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to settle,
+    or 0.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;

@@ -42,6 +42,7 @@ def bounds(arguments: Arguments) -> Steps:
             "next": queue.next_position,
             "run": reader.run(queue),
             "kept": reader.kept(queue, arguments["run"]),
+            "aging": reader.is_aging(arguments["run"]),
             "settled": reader.last_published(reader.state.directory.settled_group(queue)) or 0,
         }
 

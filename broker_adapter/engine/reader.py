@@ -79,6 +79,10 @@ class Reader:
         """Positions of a queue below this one, seen in a run, are those of the same messages; None: in any run."""
         return self._runs.kept(queue.id, run, queue.next_position) if run else queue.next_position
 
+    def is_aging(self, run: str | None) -> bool:
+        """Whether a run in which positions were seen will be forgotten before long."""
+        return bool(run) and self._runs.is_aging(run or "")
+
     def messages(self, entries: Sequence[RawEntry]) -> list[tuple[Message | None, dict[str, Any] | None]]:
         """(format and payload, annotations) of each entry; None where the record cannot be trusted."""
         bodies = self._stores.bodies([(entry.number, entry.flags) for entry in entries])

@@ -12,6 +12,9 @@ Theory of operation
     common ends where the earlier of the two next runs began.  Where the store knows none, it has nothing in common
     with them that it could be sure of.
 
+    A store forgets its oldest runs, and then what was seen in them.  Who has seen positions long ago, and only waits
+    since, learns that his run is aging, and keeps the present run in its place while the store still knows both.
+
     A start is noted by its first commit, together with what that one writes, or when somebody asks in which run a
     position was seen.  So no position that is stored was given, and none was seen, in a run that is not noted.  A start
     with neither is forgotten when the engine stops: nobody can name it, and its first position is that of the next one.
@@ -24,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.records import RunRecord
+from broker_adapter.engine.run_numbers import ALWAYS_KEPT_RUNS
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.errors import ResourceAllocationException
 
@@ -31,6 +35,8 @@ from broker_adapter.errors import ResourceAllocationException
 _KEPT_POSITIONS: Final = 10_000
 #: Runs that are named where a position was seen: that one, and those before it.
 LINKS: Final = 8
+#: Starts behind a run from which on who has seen positions in it should see them anew, lest it be forgotten.
+AGING_STARTS: Final = ALWAYS_KEPT_RUNS // 2
 #: No queue gives an earlier position.
 _FIRST: Final = 1
 
@@ -113,6 +119,18 @@ def kept(links: Sequence[Link], known: Sequence[str], start: Callable[[str], int
     return _FIRST
 
 
+def is_aging(links: Sequence[Link], known: Sequence[str]) -> bool:
+    """Whether a run is one of those that are forgotten next, so that who has seen positions in it should ask anew.
+
+    Args:
+        links: of the run in which the positions were seen, the latest first.
+        known: the runs that the store knows, in order, the present one at their end; empty in place of those that
+            cannot be trusted.
+    """
+    behind = next((len(known) - 1 - known.index(run) for run, _ in links if run and run in known), 0)
+    return behind > AGING_STARTS
+
+
 class Runs:
     """This run and those before it, with the positions at which they began.
 
@@ -169,6 +187,10 @@ class Runs:
         """
         known = [*self._earlier, self.word]
         return kept(links_of(seen), known, lambda run: self._start(queue, run), next_position)
+
+    def is_aging(self, seen: str) -> bool:
+        """Whether the run in which positions were seen will be forgotten before long; ``seen`` as for ``kept``."""
+        return is_aging(links_of(seen), [*self._earlier, self.word])
 
     def _start(self, queue: int, run: str) -> int:
         """The position that a queue would give next when a known run began."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from broker_adapter.engine import run_numbers
+from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.run_numbers import ALWAYS_KEPT_RUNS
+from broker_adapter.engine.runs import AGING_STARTS, run_of
+from broker_adapter.settings import EngineSettings
 from sdk import ConnectionFactory
 from tests.server_process import ServerProcess
 from tests.spark_connector.queues import fill, texts
+from tests.spark_connector.served import Served
 
 PATIENCE = 300.0  #: seconds; longer than anything takes, also where the machine is busy
 
@@ -174,3 +182,51 @@ def test_a_broker_restored_from_a_backup_has_no_message_deleted_unread(
         run(messages(spark, server.url), server.url, checkpoint)
         assert texts(server.url, "out") == ["1", "2", "3", *unread, "later"]
         assert texts(server.url, "in") == []
+
+
+def committed_run(checkpoint: Path) -> str:
+    """The run of the broker in the offset of the last batch that is done, as the checkpoint has it."""
+    done = max((int(each.name) for each in (checkpoint / "commits").glob("[0-9]*")), default=None)
+    if done is None:
+        return ""
+    return run_of(json.loads((checkpoint / "offsets" / str(done)).read_text().splitlines()[-1])["run"])
+
+
+def test_a_query_that_waits_while_its_broker_starts_more_often_than_it_remembers_loses_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_numbers, "KEPT_RUNS", ALWAYS_KEPT_RUNS)
+    checkpoint = tmp_path / "checkpoint"
+    served = Served(Broker(EngineSettings(), str(tmp_path / "data")))
+    url = served.options.url
+    options = {"url": url, "queue": "out", "checkpointLocation": str(checkpoint)}
+    try:
+        served.fill(0, 3)
+        query = messages(spark, url, headRefreshSeconds=0.1).writeStream.format("jms").options(**options).start()
+
+        def wait_until(condition: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + PATIENCE
+            while not condition():
+                assert query.exception() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+        wait_until(lambda: served.left() == [])
+        first = committed_run(checkpoint)
+        assert first == served.run
+        for _ in range(3):
+            served.start_often(AGING_STARTS + 1)
+            wait_until(lambda: committed_run(checkpoint) == served.run)
+        assert first not in served.known
+        served.fill(3, 2)
+        wait_until(lambda: texts(url, "out") == ["0", "1", "2", "3", "4"] and served.left() == [])
+        query.stop()
+        # A query that is stopped renews nothing.
+        served.start_often(ALWAYS_KEPT_RUNS + 1)
+        with pytest.raises(Exception, match="has started more often than it remembers"):
+            run(messages(spark, url), url, checkpoint)
+        served.fill(5, 1)
+        run(messages(spark, url, failOnDataLoss=False), url, checkpoint)
+        assert texts(url, "out") == ["0", "1", "2", "3", "4", "5"]
+    finally:
+        served.stop()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk.range_reader import Bounds
-from spark_connector.offsets import Offset, beginning, latest, lost, offset_from, span, split
+from spark_connector.offsets import Offset, beginning, latest, lost, offset_from, renewed, span, split
 
 
 def bounds(first: int, next_: int, **fields: Any) -> Bounds:
@@ -56,6 +56,25 @@ def test_a_batch_goes_to_the_head_or_to_its_limit() -> None:
     assert latest(start, bounds(10, 25), 20, None).next == 20  # a frozen head
     assert latest(start, bounds(10, 10), 10, 5) == start
     assert latest(start, bounds(3, 5), 5, None) == start  # never backwards
+
+
+def test_an_offset_whose_run_is_aging_gets_the_present_run_and_nothing_else_changes() -> None:
+    offset = Offset(1, "a", 10, "old")
+    assert renewed(offset, bounds(10, 10)) == offset
+    again = renewed(offset, bounds(10, 10, aging=True))
+    assert again == Offset(1, "a", 10, "r")
+    first, stop = span(offset, again)
+    assert first >= stop, "a batch without rows"
+    assert lost(offset, again, bounds(10, 10)) is None
+    assert renewed(again, bounds(10, 10)) == again
+
+
+def test_an_offset_is_not_renewed_where_its_positions_are_not_known_to_be_those_of_the_same_messages() -> None:
+    offset = Offset(1, "a", 10, "old")
+    assert renewed(offset, bounds(1, 50, kept=9, aging=True)) == offset
+    assert renewed(offset, bounds(1, 50, kept=10, aging=True)) == offset._replace(run="r")
+    assert renewed(offset, bounds(1, 50, aging=True, incarnation="b")) == offset
+    assert renewed(offset, bounds(1, 50, aging=True, run="")) == offset
 
 
 def test_the_batch_between_two_offsets_is_what_the_second_adds_to_the_first() -> None:
@@ -126,7 +145,8 @@ def test_nothing_is_settled_that_was_not_read(positions: list[int], kept: int, m
     """Whatever the broker has become: what an offset settles was in the batches that lead to it, or is kept."""
     first, read, head = positions
     offset = Offset(1, "a", read, "old")
-    there = bounds(first, head, kept=min(kept, head))
+    there = bounds(first, head, kept=min(kept, head), aging=True)
+    assert (renewed(offset, there).run == "r") is (read <= there.kept)
     loss = lost(offset, offset, there)
     batches = set(range(offset.base, offset.next))
     if loss is None:

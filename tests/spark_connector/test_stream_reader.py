@@ -6,20 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.engine.broker import Broker
-from broker_adapter.server.listener import Listener
-from broker_adapter.settings import EngineSettings, ServerSettings
-from sdk import InvalidDestinationException, JMSException
+from broker_adapter.engine.runs import AGING_STARTS, run_of
+from broker_adapter.settings import EngineSettings
+from sdk import Connection, InvalidDestinationException, JMSException
 from spark_connector import stream_reader
 from spark_connector.connections import connection_for, drop_connection
-from spark_connector.options import SourceOptions
 from spark_connector.stream_reader import JmsStreamReader
-from tests.spark_connector.queues import fill, texts
+from tests.spark_connector.served import Served
 
 ALL = ReadAllAvailable()
 
@@ -31,42 +28,12 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     broker.close()
 
 
-class Served:
-    """A broker whose server can be stopped and started again at the same port, and what reads its queue ``in``."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._port = 0
-        self.start()
-        self.options = SourceOptions(
-            url=f"amqp://127.0.0.1:{self._port}?failover=nofailover&connect_timeout_seconds=1",
-            queue="in",
-            max_messages_per_partition=4,
-            head_refresh_seconds=0,
-            retry_seconds=0.3,
-        )
-
-    def start(self) -> None:
-        login = lambda: ServerLogin(None, plain=True)  # noqa: E731
-        self.listener = Listener(self._broker, "127.0.0.1", self._port, ServerSettings(), login)
-        self._port = self.listener.start()[1]
-
-    def fill(self, first: int, count: int) -> None:
-        fill(self.options.url, "in", [str(number) for number in range(first, first + count)])
-
-    def left(self) -> list[str]:
-        return texts(self.options.url, "in")
-
-    def reader(self, **changes: Any) -> JmsStreamReader:
-        return JmsStreamReader(attrs.evolve(self.options, **changes), ("text",))
-
-
 @pytest.fixture
 def served(broker: Broker) -> Iterator[Served]:
     served = Served(broker)
     yield served
     drop_connection(served.options)
-    served.listener.stop()
+    served.stop()
 
 
 def rows(reader: JmsStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
@@ -112,6 +79,56 @@ def test_the_option_says_how_many_messages_a_batch_has(served: Served) -> None:
     limit = served.reader(max_messages_per_trigger=7).getDefaultReadLimit()
     assert isinstance(limit, ReadMaxRows)
     assert limit.max_rows == 7
+
+
+def test_a_query_that_waits_renews_the_run_of_its_offset_in_a_batch_without_rows(served: Served) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    offset = reader.latestOffset(reader.initialOffset(), ALL)
+    for _ in range(3):
+        served.start_often(AGING_STARTS)
+        assert reader.latestOffset(offset, ALL) == offset
+        served.start_often(1)
+        again = reader.latestOffset(offset, ALL)
+        assert again == {**offset, "run": again["run"]}
+        assert run_of(again["run"]) == served.run
+        assert reader.partitions(offset, again) == []
+        reader.commit(again)
+        assert reader.latestOffset(again, ALL) == again
+        offset = again
+    assert served.left() == []
+    served.fill(3, 2)
+    assert rows(reader, offset, reader.latestOffset(offset, ALL)) == ["3", "4"]
+
+
+def test_a_query_of_available_now_renews_the_run_once_and_ends(served: Served) -> None:
+    served.fill(0, 3)
+    reader = served.reader()
+    offset = reader.latestOffset(reader.initialOffset(), ALL)
+    served.start_often(AGING_STARTS + 1)
+    reader = served.reader()
+    reader.prepareForTriggerAvailableNow()
+    again = reader.latestOffset(offset, ALL)
+    assert again != offset
+    assert reader.partitions(offset, again) == []
+    assert reader.latestOffset(again, ALL) == again
+
+
+def test_a_broker_of_an_earlier_version_renews_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def request(connection: Connection, operation: str, *arguments: Any, **named: Any) -> Any:
+        answer = asked(connection, operation, *arguments, **named)
+        if operation == "bounds":
+            assert "aging" in answer
+            del answer["aging"]
+        return answer
+
+    served.fill(0, 3)
+    reader = served.reader()
+    offset = reader.latestOffset(reader.initialOffset(), ALL)
+    served.start_often(AGING_STARTS + 1)
+    asked = Connection.request
+    monkeypatch.setattr(Connection, "request", request)
+    assert reader.latestOffset(offset, ALL) == offset
 
 
 def test_what_comes_after_the_start_of_available_now_is_left_for_another_time(served: Served) -> None:

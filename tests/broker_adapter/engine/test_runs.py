@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker_adapter.engine import run_numbers
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.lmdb_reads import run_items
@@ -44,7 +45,18 @@ from broker_adapter.engine.run_numbers import (
     next_run,
     with_gaps,
 )
-from broker_adapter.engine.runs import LINKS, Link, kept, links_of, links_to, new_run, run_of, text_of
+from broker_adapter.engine.runs import (
+    AGING_STARTS,
+    LINKS,
+    Link,
+    is_aging,
+    kept,
+    links_of,
+    links_to,
+    new_run,
+    run_of,
+    text_of,
+)
 from broker_adapter.errors import InvalidDestinationException, ResourceAllocationException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, connect, send
@@ -244,6 +256,7 @@ def test_a_start_is_noted_before_a_crash_if_its_first_commit_is(engines: Engines
     with engines.running() as broker:
         if volatile:
             send(broker, connect(broker), "q", *["volatile"] * 5, persistent=False)
+            assert broker.store.has_noted_run, "no position is given without a commit"
         send(broker, connect(broker), "q", *["x"] * commits)
         copied(broker, engines)
         if commits:
@@ -538,6 +551,47 @@ def test_any_text_is_links_or_none(text: str) -> None:
     assert 1 <= kept(links_of(text), known, lambda run: 5, 7) <= 7
 
 
+def test_a_run_is_aging_where_more_starts_follow_it_than_half_of_those_that_are_always_remembered() -> None:
+    known = [str(number) for number in range(AGING_STARTS + 2)]
+    assert is_aging([Link("0", 1)], known)
+    assert not is_aging([Link("1", 1)], known)
+    assert not is_aging([Link(known[-1], 1)], known)
+    assert is_aging([Link("of another store", 9), Link("0", 1), Link("1", 1)], known), "the latest that is known counts"
+    assert not is_aging([Link("of another store", 9)], known), "there is nothing to renew"
+    assert not is_aging([], known)
+    assert is_aging([Link("0", 1)], ["0", *[""] * AGING_STARTS, "last"])
+    assert not is_aging([Link("", 0)], ["", *known])
+
+
+def test_bounds_say_that_a_run_is_aging_before_it_is_forgotten(engines: Engines) -> None:
+    with engines.running() as broker:
+        seen = fill(broker, 10)
+        assert seen["aging"] is False
+    for start in range(ALWAYS_KEPT_RUNS - 1):
+        with engines.running() as broker:
+            bounds = ask(broker, "bounds", run=seen["run"])
+            assert (bounds["kept"], bounds["aging"]) == (11, start >= AGING_STARTS)
+    with engines.running() as broker:
+        assert ask(broker, "bounds")["aging"] is False
+        bounds = ask(broker, "bounds", run=bounds["run"])
+        assert (bounds["kept"], bounds["aging"]) == (11, False)
+
+
+def test_who_renews_what_is_aging_is_never_told_of_a_loss(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_numbers, "KEPT_RUNS", ALWAYS_KEPT_RUNS)
+    with engines.running() as broker:
+        first = last = fill(broker, 10)["run"]
+    for _ in range(3 * ALWAYS_KEPT_RUNS):
+        with engines.running() as broker:
+            bounds = ask(broker, "bounds", run=last)
+            assert bounds["kept"] >= 11
+            last = bounds["run"] if bounds["aging"] else last
+            fill(broker, 1)
+    with engines.running() as broker:
+        assert ask(broker, "bounds", run=first)["kept"] == 1
+        assert ask(broker, "settle_through", position=10, run=last) == 10
+
+
 class ModelStore:
     """A store as it is, with the messages at its positions, and with its starts as it notes them."""
 
@@ -603,13 +657,15 @@ class ModelQuery:
                 store.note()
                 store.gone = stop - 1
 
-    def go_on(self, store: ModelStore) -> None:
+    def go_on(self, store: ModelStore, renews: bool) -> None:
         """Ask what is there, which notes the start of the engine, and read it."""
         store.note()
         here = text_of(links_to(store.known(), store.start))
         if self.seen is not None and not self.is_kept(store):
             self.seen = None
             self.lost += 1
+        elif self.seen is not None and renews:
+            self.seen = here, *self.seen[1:]
         if self.seen is None:
             self.seen = here, store.gone + 1, store.gone + 1
         _, base, stop = self.seen
@@ -644,7 +700,7 @@ def test_nothing_is_settled_that_was_not_read_whatever_becomes_of_the_store(chan
             at = chance.choice(stores)
             at.begun = None
         elif step == "read":
-            chance.choice(queries).go_on(at)
+            chance.choice(queries).go_on(at, chance.random() < 0.2)
         elif step == "settle":
             chance.choice(queries).settle(at)
         elif step in ("forget", "damage", "lose") and loses_starts and at.starts and chance.random() < 0.3:
