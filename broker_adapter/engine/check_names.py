@@ -15,7 +15,6 @@ from broker_adapter.engine.records import (
     NEXT_MESSAGE,
     NEXT_QUEUE,
     NEXT_RUN,
-    RUN_PREFIX,
     UNIQUE,
     decode_last,
     decode_meta,
@@ -23,6 +22,7 @@ from broker_adapter.engine.records import (
     decode_sequences,
     decode_stream_key,
     encode_meta,
+    is_run_key,
 )
 from broker_adapter.engine.run_numbers import next_run, number_of
 from broker_adapter.errors import StoreCorruptException
@@ -68,7 +68,7 @@ def check_meta(tables: Tables, highest_queue: int, highest_message: int) -> Iter
         return
     yield from _check_starts(tables)
     for key, value in tables.items("meta"):
-        if not key.startswith(RUN_PREFIX) and key not in META_NAMES:
+        if not is_run_key(key) and key not in META_NAMES:
             yield Finding(
                 "unknown record of the store",
                 "meta",
@@ -125,7 +125,7 @@ def _check_starts(tables: Tables) -> Iterator[Finding]:
     """Check the records of the starts, and the number of the next one: it is not one that a damaged record has."""
     damaged, last = [], 0
     for key, value in tables.items("meta"):
-        if key.startswith(RUN_PREFIX):
+        if is_run_key(key):
             last = number_of(key)
             if not can_decode(decode_run, key, value):
                 damaged.append((key, value))

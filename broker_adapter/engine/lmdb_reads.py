@@ -22,6 +22,7 @@ from broker_adapter.engine.records import (
     decode_entry,
     decode_run,
     entry_key,
+    is_run_key,
     unpack_entry_key,
     unpack_queue_key,
 )
@@ -135,8 +136,8 @@ def count_entries(txn: Any, tables: Mapping[str, Any], prefix: bytes) -> Counter
 
 def run_items(txn: Any, meta: Any) -> Iterator[tuple[bytes, bytes]]:
     """The records of the starts, the oldest first."""
-    items = items_from(txn.cursor(db=meta), RUN_PREFIX)
-    return takewhile(lambda item: item[0].startswith(RUN_PREFIX), items)
+    items = takewhile(lambda item: item[0].startswith(RUN_PREFIX), items_from(txn.cursor(db=meta), RUN_PREFIX))
+    return filter(lambda item: is_run_key(item[0]), items)
 
 
 def decoded_run(key: bytes, value: bytes) -> RunRecord | None:

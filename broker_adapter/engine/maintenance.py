@@ -34,7 +34,6 @@ from broker_adapter.engine.records import (
     META_NAMES,
     NEXT_RUN,
     REBUILT,
-    RUN_PREFIX,
     TABLES,
     VERSION,
     decode_annotations,
@@ -49,6 +48,7 @@ from broker_adapter.engine.records import (
     decode_schedule_key,
     decode_sequences,
     encode_meta,
+    is_run_key,
     quarantine_key,
     split_quarantine_key,
     unpack_message_key,
@@ -466,7 +466,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("producers",), lambda key, value: len(value) > 16 and decode_sequences(key, value)),
     (
         ("meta",),
-        lambda key, value: key in META_NAMES or (key.startswith(RUN_PREFIX) and decode_run(key, value, old=True)),
+        lambda key, value: key in META_NAMES or (is_run_key(key) and decode_run(key, value, old=True)),
     ),
     (("quarantine",), lambda key, value: split_quarantine_key(key)[0] in TABLES and b"\0" in key),
 )

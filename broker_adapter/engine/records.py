@@ -373,6 +373,11 @@ class RunRecord(NamedTuple):
     positions: dict[int, int]
 
 
+def is_run_key(key: bytes) -> bool:
+    """Whether this key in ``meta`` is that of a start; one that begins like it and has another length is damaged."""
+    return key.startswith(RUN_PREFIX) and len(key) == len(RUN_PREFIX) + 8
+
+
 def run_key(number: int) -> bytes:
     """Key of a start in ``meta``: they sort by their number."""
     return RUN_PREFIX + message_key(number)

@@ -14,6 +14,7 @@ from broker_adapter.engine.records import (
     NEXT_MESSAGE,
     NEXT_QUEUE,
     NEXT_RUN,
+    RUN_PREFIX,
     UNIQUE,
     LastRecord,
     RunRecord,
@@ -133,3 +134,10 @@ def test_a_damaged_record_of_a_start_has_had_its_number(noted: int | None) -> No
     assert problems(found) == ["damaged record of a start"] * 2
     after = repaired(meta, [change for each in found for change in each.changes])
     assert after == {**with_starts(1), NEXT_RUN: encode_meta(NEXT_RUN, noted or 4)}
+
+
+@pytest.mark.parametrize("key", [b"run/", b"run/1", RUN_PREFIX + bytes(9)])
+def test_a_key_that_only_begins_like_that_of_a_start_goes_into_quarantine(key: bytes) -> None:
+    (found,) = check_meta(on_disk(meta={**SOUND, key: encode_run(key, RunRecord("word", {}))}), 4, 8)
+    assert found.problem == "unknown record of the store"
+    assert repaired({key: b""}, found.changes) == {}

@@ -30,6 +30,7 @@ from broker_adapter.engine.records import (
     encode_counters,
     encode_last,
     encode_meta,
+    encode_run,
     encode_sequences,
     entry_key,
     last_key,
@@ -306,6 +307,17 @@ def test_the_last_starts_are_remembered_with_their_positions_and_damaged_ones_le
     store = reopened(tmp_path)
     assert store.runs() == ["", *(str(number) for number in range(3, KEPT_RUNS + 2))]
     assert f"a start of the engine fails its checksum: {run_key(3).hex()}" in caplog.text
+    store.close()
+
+
+def test_a_key_that_only_begins_like_that_of_a_start_is_passed_over(tmp_path: Path) -> None:
+    store = reopened(tmp_path)
+    note(store, RunRecord("first", {}))
+    with store._env.begin(write=True) as txn:
+        for key in (b"run/", b"run/1", run_key(7) + b"\0"):
+            txn.put(key, encode_run(key, RunRecord("strange", {})), db=store._db["meta"])
+    note(store, RunRecord("second", {}))
+    assert store.runs() == ["first", "second"]
     store.close()
 
 
