@@ -191,6 +191,7 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept the connections that the system has for us."""
+        made_room = False
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, address = listening.accept()
@@ -198,14 +199,16 @@ class Listener:
                 break
             except OSError as error:
                 if error.errno in EXHAUSTED:
-                    self._pause_accepting(listening, error)
+                    if not made_room:  # else the next turn has the descriptors of those that were dropped
+                        self._pause_accepting(listening, error)
                     break
                 # It concerns this connection only, which has ended already.
                 self.log.write("accept", "! a connection could not be accepted: %s", error.strerror)
                 continue
             sock.setblocking(False)
             self._accepted(ClientConnection(self, sock, address))
-        self._advance()
+            # Whoever had to make room gives back its descriptor before the next one needs it.
+            made_room = self._advance() or made_room
 
     def _pause_accepting(self, listening: socket.socket, error: OSError) -> None:
         self.log.write("exhausted", "! accepting no connections for a moment: %s", error.strerror, records=1)
@@ -225,16 +228,17 @@ class Listener:
         else:
             connection.watch()
 
-    def _advance(self) -> None:
-        """Start the logins of the connections whose turn it is."""
+    def _advance(self) -> bool:
+        """Start the logins of the connections whose turn it is; returns whether others were dropped for them."""
         if self.is_stopping:
-            return
+            return False
         starting, evicted = self._admission.advance(time.monotonic())
         for connection in evicted:
             self.log.write("dropping", "! dropping %s: another connection needs its place for a login", connection.name)
             connection.drop()
         for connection in starting:
             connection.start(self._tls)
+        return bool(evicted)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Close all connections with a reason, and stop listening.  Legal twice.  Waits at most ``timeout`` seconds."""
