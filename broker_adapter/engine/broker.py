@@ -83,6 +83,8 @@ LOW_CYCLE_MESSAGES = 500
 _SLEEP_SECONDS = 30.0
 #: How often the log says that the disk is full.
 _COMPLAIN_MS = 60_000
+#: How long the engine waits for room, at most, before it refuses who sends and who connects; in seconds.
+_MOST_PATIENCE_SECONDS = 5.0
 
 
 class Broker:
@@ -151,6 +153,8 @@ class Broker:
         self._unwritten: tuple[Effects, Sequence[list[c.Handout] | None]] | None = None
         self._shortage = ""  #: why not
         # What follows is by the clock that nobody sets.
+        self._waits_since_ms = 0
+        self._patience_ms = min(settings.hold_timeout_seconds, _MOST_PATIENCE_SECONDS) * 1000
         self._retry_ms = 0
         self._complain_ms = 0
         self._failure_listeners: list[Callable[[JMSException], None]] = []
@@ -436,7 +440,11 @@ class Broker:
                 return
             now_ms, elapsed_ms = _now_ms(), _elapsed_ms()
             if self._unwritten is not None:
-                if elapsed_ms < self._retry_ms or not self._write(*self._unwritten, now_ms):
+                if elapsed_ms < self._retry_ms:
+                    return
+                if not self._write(*self._unwritten, now_ms):
+                    if elapsed_ms - self._waits_since_ms >= self._patience_ms:
+                        self._refuse_while_waiting()
                     return
                 self._unwritten = None
             self._add_due(now_ms, elapsed_ms, commands)
@@ -457,6 +465,7 @@ class Broker:
                     effects.durable.keep(number, key)
             if not self._write(effects, taken, now_ms):
                 self._unwritten = effects, taken
+                self._waits_since_ms = elapsed_ms
                 return
         except Exception as error:
             self._fail(error, commands, effects)
@@ -493,6 +502,11 @@ class Broker:
             return False
         self._deliver(effects, taken, now_ms)
         return True
+
+    def _refuse_while_waiting(self) -> None:
+        """Answer who sends and who connects: nothing of theirs is decided yet.  What is confirmed later waits on."""
+        reason = f"{self._shortage}; the engine waits for that, and takes nothing new meanwhile"
+        self._answer_all(self._inbox.take_refusable(), ResourceAllocationException(reason))
 
     def _supplied_safely(self, command: c.Command) -> c.Command | None:
         """The command with what it asks for; None where that fails for a fault of the command, which has its answer."""

@@ -90,3 +90,19 @@ class Inbox:
                 weight += 1
             commands.append(command)
         return size
+
+    def take_refusable(self) -> list[c.Command]:
+        """Take what may be refused where nothing can be carried out: connects, and sends that have an answer.
+
+        What stays keeps its order.  Other threads may append meanwhile.
+        """
+        waiting = self.commands
+        taken: list[c.Command] = []
+        kept: list[c.Command] = []
+        for _ in range(len(waiting)):
+            first = waiting.popleft()
+            for command in first.take() if isinstance(first, c.DeferredCommands) else (first,):
+                is_refusable = isinstance(command, c.Connect | c.Enqueue) and command.reply is not None
+                (taken if is_refusable else kept).append(command)
+        waiting.extendleft(reversed(kept))
+        return taken

@@ -31,7 +31,7 @@ _NO_ROOM: Final = {
     errno.ENOSPC: "the disk of {name!r} is full; make room on it",
     errno.EDQUOT: "the quota on the disk of {name!r} is used up; raise it, or make room",
     errno.EFBIG: "the file of the store in {name!r} has the largest size that the system allows (ulimit -f, or the"
-    " file system): raise that limit, or consume and run: holdfast compact {name!r}",
+    " file system): raise that limit, or put the store on another file system",
 }
 #: Free bytes of a disk below which an error of input and output during a start or a repair is ascribed to that.
 _SCARCE_BYTES: Final = 16 * 1024 * 1024

@@ -563,6 +563,31 @@ def test_what_is_decided_waits_for_room_on_the_disk_and_is_written_then(
 
 
 @pytest.mark.damages
+def test_while_the_engine_waits_for_room_who_sends_and_who_connects_is_refused_and_the_rest_waits(
+    tmp_path: Path,
+) -> None:
+    broker = Broker(EngineSettings(hold_timeout_seconds=0), str(tmp_path))
+    full = FullDisk(broker)
+    client = connect(broker)
+    full.settle()
+    later: list[Any] = []
+    broker.submit(c.Statistics(reply=later.append))
+    for _ in range(2):
+        with pytest.raises(
+            ResourceAllocationException, match=r"is full.* the engine waits for that, and takes nothing"
+        ):
+            send(broker, client, "q", "b")
+        with pytest.raises(ResourceAllocationException, match="the engine waits for that"):
+            connect(broker)
+    assert (full.answers, later, broker.failed) == ([], [], None)
+    full.make_room()
+    eventually(lambda: full.answers and later)
+    assert send(broker, connect(broker), "q", "c") is None
+    assert [each.payload for each in drained(broker, client, "q", presettled=True)] == [b"c"]
+    broker.close()
+
+
+@pytest.mark.damages
 def test_what_finds_no_room_on_the_disk_until_the_engine_is_closed_is_not_confirmed(full: FullDisk) -> None:
     broker = full.broker
     full.settle()

@@ -168,3 +168,16 @@ def test_a_settlement_of_many_deliveries_takes_several_cycles(monkeypatch: pytes
     assert depth(broker, "q") == 0
     assert together == [20, 20, 10]
     broker.close()
+
+
+def test_what_may_be_refused_is_taken_and_the_rest_keeps_its_order() -> None:
+    broker = Broker(EngineSettings())
+    inbox = inbox_module.Inbox(broker._directory)
+    sends = [c.Enqueue(1, queue("q"), [message()], reply) for reply in (print, None, print)]
+    settlements = [c.Settle(1, [number], Outcome.ACCEPTED) for number in range(3)]
+    connects = [c.Connect("id", reply=print), c.Connect("id")]
+    deferred = c.DeferredCommands(lambda: [sends[2], settlements[1]])
+    inbox.commands.extend([settlements[0], sends[0], connects[0], sends[1], deferred, connects[1], settlements[2]])
+    assert inbox.take_refusable() == [sends[0], connects[0], sends[2]]
+    assert list(inbox.commands) == [settlements[0], sends[1], settlements[1], connects[1], settlements[2]]
+    broker.close()
