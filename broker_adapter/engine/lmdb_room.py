@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,8 @@ from broker_adapter.settings import EngineSettings
 _PLENTY_BYTES: Final = 64 * 1024 * 1024
 #: What the file has beyond its last page on a disk that is filling up.
 BALLAST_BYTES: Final = 16 * 1024 * 1024
+#: The part of the largest file that records may take: free pages are scattered, and settling needs some as well.
+_OF_LARGEST_FILE: Final = 0.8
 
 
 def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: EngineSettings) -> Room | None:
@@ -35,14 +39,17 @@ def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: Eng
     info = env.info()
     page = int(env.stat()["psize"])
     disk = os.statvfs(path)
+    limit, largest = settings.max_store_bytes, _largest_file_bytes()
+    is_small = int(largest * _OF_LARGEST_FILE) < limit
     figures = Figures(
         page,
         info["last_pgno"] + 1,
         info["last_pgno"] + 1,
-        info["map_size"] // page,
-        settings.max_store_bytes // page,
+        min(info["map_size"], largest) // page,
+        (int(largest * _OF_LARGEST_FILE) if is_small else limit) // page,
         disk.f_bavail * disk.f_frsize // page,
         settings.min_free_disk_bytes // page,
+        **({"limit_name": "the limit of the size of files, ulimit -f"} if is_small else {}),
     )
     plenty = _PLENTY_BYTES + 2 * settings.max_transaction_bytes
     if room_of(figures, plenty, str(path)) is None:
@@ -50,6 +57,12 @@ def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: Eng
     if (figures.free_disk_pages - figures.min_free_disk_pages) * page < plenty:
         _keep_ballast(path, figures)
     return room_of(attrs.evolve(figures, used_pages=_used_pages(env, tables)), plenty, str(path))
+
+
+def _largest_file_bytes() -> int:
+    """The largest size that this process may give to a file."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def can_grow(path: Path) -> bool:

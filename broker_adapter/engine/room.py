@@ -42,9 +42,10 @@ class Figures:
     file_pages: int  #: up to the last one that was ever used
     used_pages: int  #: that hold records
     map_pages: int  #: most that the file can have
-    limit_pages: int  #: most that records may take (option max_store_bytes)
+    limit_pages: int  #: most that records may take
     free_disk_pages: int
     min_free_disk_pages: int  #: that producers must leave (option min_free_disk_bytes)
+    limit_name: str = "option max_store_bytes"  #: what sets ``limit_pages``
 
 
 @attrs.define
@@ -150,7 +151,7 @@ def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:
     if scarcest == store:
         reason = (
             f"the store in {path!r} is full: {figures.used_pages * page} bytes of {figures.limit_pages * page}"
-            " (option max_store_bytes)"
+            f" ({figures.limit_name})"
         )
     elif scarcest == disk:
         reason = (

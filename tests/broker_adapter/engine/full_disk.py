@@ -6,6 +6,7 @@ Each scenario gets the directory of the file system, and raises where something 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sys
 import threading
@@ -32,7 +33,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.settings import EngineSettings
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import Inbox, attach, connect, depth, drained, message, settle
+from tests.broker_adapter.engine.driving import Inbox, attach, connect, depth, drained, eventually, message, settle
 
 WAIT = 120.0
 MIB = 1024 * 1024
@@ -159,6 +160,24 @@ def a_write_that_is_cut_short_waits_until_there_is_room(directory: Path) -> None
             assert depths.get("q", 0) == sent - 20
         shutil.rmtree(killed)
     assert len(drained(broker, client, "q", presettled=True)) == sent
+    sound(broker)
+    broker.close()
+
+
+def at_the_limit_of_the_size_of_files_producers_are_refused_and_consumers_go_on(directory: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * MIB, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    broker = Broker(EngineSettings(min_free_disk_bytes=0, hold_timeout_seconds=0), str(directory))
+    client = connect(broker)
+    for sent in range(3):  # as often as the store is filled and emptied
+        confirmed = 1
+        eventually(lambda: send(broker, client, b"x" * 5000) is None)  # the room is measured now and then
+        while (answer := send(broker, client, b"x" * 5000)) is None:
+            confirmed += 1
+        (error,) = answer
+        assert isinstance(error, ResourceAllocationException)
+        assert "of the size of files, ulimit -f" in str(error) or (sent and "are too scattered" in str(error))
+        assert (50 if sent else 200) < confirmed < 600, (sent, confirmed)
+        assert len(drained(broker, client, "q", presettled=True)) == confirmed
     sound(broker)
     broker.close()
 
@@ -367,6 +386,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_again,
         what_cannot_be_written_waits_until_there_is_room,
         a_write_that_is_cut_short_waits_until_there_is_room,
+        at_the_limit_of_the_size_of_files_producers_are_refused_and_consumers_go_on,
         an_engine_starts_where_a_few_pages_are_left_and_goes_on_when_there_is_room,
         a_start_on_a_full_disk_is_noted_when_there_is_room,
         a_new_store_for_which_there_is_no_room_is_none,
