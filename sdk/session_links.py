@@ -101,8 +101,8 @@ class SessionLinks:
         link, error = event.link, event.error
         consumer, producer = self.consumers.get(link), self.producers.get(link)
         if consumer is not None:
+            consumer._lost(error)  # first: nothing of it is received once the session has told of the loss
             self._state.lost_links.append((event.tag_link, error))
-            consumer._lost(error)
             self.sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:
             producer._lost(error)

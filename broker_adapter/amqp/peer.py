@@ -127,6 +127,11 @@ class Peer:
         return self._input.has_more
 
     @property
+    def looked_at(self) -> int:
+        """At how many deliveries that the other side has given a state ``events()`` has looked so far."""
+        return self._events.looked_at
+
+    @property
     def unwritten_bytes(self) -> int:
         """What proton keeps, about, for the answers to messages that it has not written yet."""
         return self._connection.unwritten_bytes

@@ -68,6 +68,7 @@ from broker_adapter.errors import (
     JMSException,
     OperationTimedOutException,
     ResourceAllocationException,
+    StoreCorruptException,
     StoreException,
     copied,
 )
@@ -605,7 +606,13 @@ class Broker:
                 raise copied(self.failed)
             if self._unwritten is not None:
                 raise ResourceAllocationException(f"{self._shortage}, and ask again")
-            yield self._reader()
+            try:
+                yield self._reader()
+            except StoreCorruptException:
+                raise  # a record is damaged
+            except StoreException as error:
+                self._fail(error, (), None)
+                raise
 
     def _reader(self) -> Reader:
         return Reader(self._stores, self._state, self._reads, self._runs, self._jobs, _elapsed_ms())

@@ -138,7 +138,7 @@ def _check_starts(tables: Tables) -> Iterator[Finding]:
             "meta",
             key,
             f"the record {key!r} of a start of the engine cannot be trusted; it goes into quarantine",
-            (*to_quarantine("meta", key, value), *([note] if noted is None else [])),
+            (*to_quarantine("meta", key, value), note),
         )
     if noted is not None and not is_sure:
         yield Finding(

@@ -54,7 +54,7 @@ from broker_adapter.engine.records import (
     unpack_message_key,
     unpack_queue_key,
 )
-from broker_adapter.engine.run_numbers import SKIPPED_RUNS, number_of
+from broker_adapter.engine.run_numbers import SKIPPED_RUNS, next_run, number_of
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import DurableStore
@@ -324,9 +324,10 @@ def _rebuild(
 
 
 def _skip_runs(txn: Any, meta: Any) -> None:
-    """Where the number of the next start is lost, the records of the last starts may be as well."""
+    """Where the number of the next start is lost or old, the records of the last starts may be lost as well."""
     known = [number_of(key) for key, _ in run_items(txn, meta)]
-    if known and txn.get(NEXT_RUN, db=meta) is None:
+    noted = txn.get(NEXT_RUN, db=meta)
+    if known and (noted is None or next_run(0, noted).number <= known[-1]):
         txn.put(NEXT_RUN, encode_meta(NEXT_RUN, known[-1] + 1 + SKIPPED_RUNS), db=meta)
 
 

@@ -91,7 +91,10 @@ def links_to(known: Sequence[str], start: Callable[[str], int]) -> list[Link]:
     for run in reversed(known):
         if not run or len(links) == LINKS:
             break
-        links.append(Link(run, start(run)))
+        began = start(run)
+        if links and began == links[-1].start:
+            continue  # the queue gave no position in it, so the run behind it says as much
+        links.append(Link(run, began))
         if links[-1].start <= _FIRST:
             break  # the runs before that have no positions
     return links

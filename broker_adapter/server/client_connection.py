@@ -293,7 +293,11 @@ class ClientConnection(asyncio.Protocol):
     def close(self, error: JMSException, *, stops: bool = False) -> None:
         """Close with a reason; ``stops``: because the server does."""
         self._closing_since = time.monotonic()
-        self._protocol.close(error, stops=stops)
+        try:
+            self._protocol.close(error, stops=stops)
+        except Exception as fault:
+            self._broken(fault)
+            return
         self.write()
         if not self._protocol.is_open:
             self.abort()

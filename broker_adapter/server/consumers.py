@@ -395,6 +395,11 @@ class Consumers:
             for consumer in self._consumers.values()
         }
 
+    @property
+    def unsettled(self) -> int:
+        """How many deliveries the client has not settled."""
+        return sum([len(each.unsettled) for each in self._consumers.values()])
+
     def clear(self) -> None:
         """Let go of everything."""
         self._consumers.clear()
@@ -463,17 +468,12 @@ class Consumers:
         """How many more deliveries a consumer may have in hand, up to so many; they are taken into account."""
         if self._room < wanted:
             # Counted only now and then: a count for each delivery would cost more.
-            held = sum([len(each.unsettled) + each.granted for each in self._consumers.values()])
-            self._room = max(0, self._most_in_hand - held - self._coordinator.settlements)
-            was_full, self._is_full = self._is_full, not self._room
+            held = self.unsettled + self._coordinator.settlements
+            self._room = max(0, self._most_in_hand - held - sum([each.granted for each in self._consumers.values()]))
+            was_full, self._is_full = self._is_full, not self._room and 2 * held >= self._most_in_hand
+            if self._is_full and not was_full:
+                self._log("in hand", "! a client with %d unsettled messages gets few more (max_connection_bytes)", held)
             if not self._room:
-                if not was_full:
-                    self._log(
-                        "in hand",
-                        "! a client with %d unsettled messages gets no more until it settles some"
-                        " (option max_connection_bytes)",
-                        held,
-                    )
                 return max(0, min(wanted, _LEAST_IN_HAND - len(consumer.unsettled) - consumer.granted))
         room = min(wanted, self._room)
         self._room -= room

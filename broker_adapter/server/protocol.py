@@ -71,6 +71,8 @@ _MAX_TOKEN: Final = 100
 
 #: Deliveries that a client settles in one turn, about; the rest of a longer range has its turn after other clients.
 _SETTLED_AT_ONCE: Final = 2_000
+#: Deliveries that may be looked at when the client is gone, beside twice those that it holds.
+_LOOKS_AT_END: Final = 10_000
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 #: Events that concern the connection itself, and do not wait for the engine to admit the client.
@@ -216,9 +218,18 @@ class ServerProtocol:
         """The client is gone.  What it has sent before counts, and is handed to the engine now.
 
         It may be back already: then it finds nothing that is still to be done for it, and nothing that it still holds.
+        Who says of the same deliveries again and again how they end is not listened to any longer.
         """
-        self._take_rest()
-        self.end()
+        peer = self._peer
+        most = peer.looked_at + _LOOKS_AT_END + 2 * self._consumers.unsettled
+        try:
+            while peer.has_more and not self._client.has_ended and peer.looked_at <= most:
+                # proton tells again of what was settled until it has written that.
+                self._peer_output(None)
+                peer.go_on()
+                self._process()
+        finally:
+            self.end()
 
     def end(self) -> None:
         """The connection is over, at once: what the client had is given back."""
@@ -235,13 +246,6 @@ class ServerProtocol:
         else:
             self._goes_on = True
             calls.next_turn(self._go_on)
-
-    def _take_rest(self) -> None:
-        """Take all that is left of what the client has settled: there will be no more turns."""
-        peer = self._peer
-        while peer.has_more and not self._client.has_ended:
-            peer.go_on()
-            self._process()
 
     def _go_on(self) -> None:
         self._goes_on = False
@@ -305,7 +309,6 @@ class ServerProtocol:
 
     def close(self, error: JMSException | None = None, *, stops: bool = False) -> None:
         """Close the connection from our side; ``stops``: because the server does."""
-        self._take_rest()
         if self._login is None:
             self._peer.close(None if error is None else error_for(error))
         self._disconnect(stops=stops)

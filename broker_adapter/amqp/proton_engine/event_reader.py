@@ -42,6 +42,7 @@ class EventReader:
         early: the events.
         disposed: (channel, role) → the last delivery of dispositions that proton has not told of.
         has_more: whether the states of some deliveries were not told yet, because there were too many at once.
+        looked_at: at how many deliveries with a new state this has looked so far; each may be counted again.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class EventReader:
         self._incoming = incoming
         self._outgoing = outgoing
         self.has_more = False
+        self.looked_at = 0
         self._most = connection.limits.settled_at_once or sys.maxsize
         self._failure_told = False
         self._is_over = False  #: whether something that cannot be decoded came: the rest is not told
@@ -119,9 +121,11 @@ class EventReader:
         on_disposition, on_transfer = self._outgoing.on_disposition, self._incoming.on_transfer
         links = self._links_by_pointer
         happened = self.early
+        left = most
         while True:
             event = peek(collector)
             if not event:
+                self.looked_at += most - left
                 return False
             kind = type_of(event)
             if kind == _DELIVERY:
@@ -130,7 +134,7 @@ class EventReader:
                 if link is None:
                     pass  # freed meanwhile; its deliveries went with it
                 elif link.is_sender:
-                    most -= on_disposition(link, delivery, happened)
+                    left -= on_disposition(link, delivery, happened)
                 elif readable(delivery):
                     on_transfer(link, delivery, happened)
             elif kind in _TOLD:
@@ -140,7 +144,8 @@ class EventReader:
                     self._connection.fail(AmqpError("amqp:decode-error", str(error)))
                     raise UndecodableError(str(error)) from error
             pop(collector)
-            if most <= 0:
+            if left <= 0:
+                self.looked_at += most - left
                 return bool(peek(collector))
 
     def _on_event(self, kind: int, event: Any, happened: list[Event]) -> None:

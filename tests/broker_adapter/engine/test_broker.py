@@ -16,6 +16,7 @@ from broker_adapter.destination import Destination, DestinationKind, queue, topi
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.lmdb_errors import commit_failed
+from broker_adapter.engine.lmdb_writes import Writes
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from broker_adapter.envelope import Envelope, pack
 from broker_adapter.errors import (
@@ -560,6 +561,25 @@ def test_what_is_decided_waits_for_room_on_the_disk_and_is_written_then(
     eventually(lambda: full.answers and later)
     assert full.answers == [None]
     assert depth(broker, "q") == 0
+
+
+def test_an_engine_stops_where_the_note_of_its_start_meets_a_failed_disk(
+    disk: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(broker := disk.start(), connect(broker), "q", "a")
+    broker = disk.start()
+    told: list[JMSException] = []
+    broker.on_failure(told.append)
+
+    def fails(_writes: Writes, _change: Any) -> None:
+        raise StoreException("the store failed: Input/output error")
+
+    monkeypatch.setattr(Writes, "carry_out", fails)
+    with pytest.raises(StoreException, match="Input/output error"):
+        broker.request("bounds", {"destination": "q"}, WAIT)
+    assert [str(each) for each in told] == ["the store failed: Input/output error"]
+    with pytest.raises(StoreException, match="Input/output error"):
+        broker.call(c.Statistics(), WAIT)
 
 
 @pytest.mark.damages

@@ -125,15 +125,16 @@ def test_a_damaged_number_of_the_next_start_goes_into_quarantine_and_those_that_
         assert list(check_meta(on_disk(meta=after), 4, 8)) == []
 
 
-@pytest.mark.parametrize("noted", [None, 4, 9])
+@pytest.mark.parametrize("noted", [None, 2, 4, 9])
 def test_a_damaged_record_of_a_start_has_had_its_number(noted: int | None) -> None:
+    """An earlier version of Holdfast leaves an old note as it is."""
     meta = {**with_starts(1), run_key(2): b"damaged", run_key(3): b"damaged"}
     if noted is not None:
         meta[NEXT_RUN] = encode_meta(NEXT_RUN, noted)
     found = list(check_meta(on_disk(meta=meta), 4, 8))
     assert problems(found) == ["damaged record of a start"] * 2
     after = repaired(meta, [change for each in found for change in each.changes])
-    assert after == {**with_starts(1), NEXT_RUN: encode_meta(NEXT_RUN, noted or 4)}
+    assert after == {**with_starts(1), NEXT_RUN: encode_meta(NEXT_RUN, max(noted or 0, 4))}
 
 
 @pytest.mark.parametrize("key", [b"run/", b"run/1", RUN_PREFIX + bytes(9)])

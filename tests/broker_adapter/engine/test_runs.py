@@ -115,6 +115,28 @@ def step_clock(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: before() + seconds * 10**9)
 
 
+def test_links_name_no_starts_between_which_the_queue_has_given_no_position() -> None:
+    starts = {"1": 1, "2": 5, "3": 5, "4": 5, "5": 8, "6": 8}
+    assert links_to(list(starts), starts.__getitem__) == [Link("6", 8), Link("4", 5), Link("1", 1)]
+    known = [str(number) for number in range(50)]
+    assert links_to(known, lambda _run: 5) == [Link("49", 5)]
+
+
+def test_a_query_that_has_waited_over_many_starts_is_known_by_an_older_copy_of_the_store(engines: Engines) -> None:
+    """The queue has given no position since the copy was made."""
+    with engines.running() as broker:
+        seen = fill(broker, 5)
+    engines.back_up()
+    for _ in range(LINKS + 2):
+        with engines.running() as broker:
+            send(broker, connect(broker), "other", "x")
+            seen = ask(broker, "bounds", run=seen["run"])
+    engines.restore()
+    with engines.running() as broker:
+        now = fill(broker, 2)
+        assert ask(broker, "bounds", run=seen["run"])["kept"] == seen["next"] == now["next"] - 2
+
+
 def test_positions_are_kept_over_restarts(engines: Engines) -> None:
     with engines.running() as broker:
         seen = fill(broker, 10)

@@ -815,6 +815,38 @@ def test_a_connection_holds_a_bounded_number_of_messages(broker: Broker) -> None
             client.settle(link, got)
 
 
+def test_consumers_of_empty_queues_are_no_reason_for_a_warning(broker: Broker) -> None:
+    logged: list[Any] = []
+    client = Client(broker, max_connection_bytes=_SMALL_BYTES)
+    client.server._consumers._log = lambda *said: logged.append(said)
+    client.open()
+    for number in range(_IN_HAND // 100):
+        client.receiver(f"empty {number}", 1000, name=f"r{number}")
+    client.rest()
+    assert client.server._consumers._room == 0
+    assert not logged
+    fill(broker, 3000)
+    client.receiver("q", 3000, name="first")
+    client.receiver("q", 3000, name="second")
+    client.rest()
+    assert not logged, "they have few in hand"
+
+
+def test_a_client_that_holds_all_that_it_may_is_logged_once(broker: Broker) -> None:
+    logged: list[Any] = []
+    client = Client(broker, max_connection_bytes=_SMALL_BYTES)
+    client.server._consumers._log = lambda *said: logged.append(said)
+    client.open()
+    fill(broker, 3000)
+    for number in range(3):
+        client.receiver("q", 2000, name=f"r{number}")
+    client.rest()
+    ((kind, text, held),) = logged
+    assert kind == "in hand"
+    assert "unsettled messages gets few more" in text
+    assert 2 * held >= _IN_HAND
+
+
 def test_a_consumer_that_settles_gets_more_beside_others_that_hold_all_that_the_connection_may(broker: Broker) -> None:
     """The server writes after each read, and when it is woken: nothing else happens on the connection, no heartbeat."""
     client = Client(broker, max_connection_bytes=_SMALL_BYTES).open()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from broker_adapter.amqp.proton_engine.outgoing import OutgoingTransfers
 from broker_adapter.amqp.sasl import ServerLogin
-from broker_adapter.amqp.values import Described, Symbol, ULong, encode
+from broker_adapter.amqp.values import Described, Symbol, UInt, ULong, encode
 from broker_adapter.amqp.wire import DISCHARGE_CODE
 from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
@@ -18,7 +21,18 @@ from broker_adapter.server.engine_calls import MOST_SETTLING
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.protocol import _SETTLED_AT_ONCE
 from broker_adapter.settings import ServerSettings
-from tests.broker_adapter.amqp.frames import ATTACH, BEGIN, CLOSE, TRANSFER, attach, begin, disposition, flow
+from tests.broker_adapter.amqp.frames import (
+    ATTACH,
+    BEGIN,
+    CLOSE,
+    DISPOSITION,
+    TRANSFER,
+    attach,
+    begin,
+    disposition,
+    flow,
+    frame,
+)
 from tests.broker_adapter.engine.driving import WAIT, connect, depth, drained
 from tests.broker_adapter.server.protocol_client import JMS_CLIENT, Client, decoded, encoded, in_transaction
 from tests.broker_adapter.server.raw_client import RawClient
@@ -162,19 +176,54 @@ def test_neither_time_nor_bytes_make_the_turns_more(broker: Broker, monkeypatch:
     assert depth(broker, "q") == 0
 
 
-@pytest.mark.parametrize("end", ["gone", "stopped", "back"])
-def test_what_a_client_settles_before_its_connection_ends_counts_unless_it_is_back(broker: Broker, end: str) -> None:
+@pytest.mark.parametrize("is_back", [False, True])
+def test_what_a_client_settles_before_it_is_gone_counts_unless_it_is_back(broker: Broker, is_back: bool) -> None:
     client = held(broker, 15_000)
     client.server.receive(disposition(0, True, 0, 14_999), 1)
-    if end == "gone":
-        client.server.receive_end()
-    elif end == "stopped":
-        client.server.close(stops=True)
-    else:
+    if is_back:
         client.server.end()  # the client takes what has had no answer for lost
+    else:
+        client.server.receive_end()
     assert client.server.has_ended
     assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
-    assert (depth(broker, "q") == 0) is (end != "back")
+    assert (depth(broker, "q") == 0) is not is_back
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_the_end_of_a_connection_takes_time_for_what_is_settled_and_not_for_how_often(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, settles: bool
+) -> None:
+    told: list[int] = []
+    on_disposition = OutgoingTransfers.on_disposition
+
+    def counted(*arguments: Any) -> int:
+        told.append(1)
+        return on_disposition(*arguments)
+
+    monkeypatch.setattr(OutgoingTransfers, "on_disposition", counted)
+    client = held(broker, 5_000)
+    if settles:
+        ranges = disposition(0, True, 0, (1 << 31) - 1)
+    else:
+        ranges = frame(0, DISPOSITION, True, UInt(0), UInt(4_999), False, None)  # which says nothing
+    client.server.receive(ranges * 100, 1)  # its socket takes nothing meanwhile
+    client.server.receive_end()
+    assert client.server.has_ended
+    assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
+    assert (depth(broker, "q") == 0) is settles
+    assert len(told) < 30_000
+
+
+def test_a_connection_ends_though_what_it_settled_meets_a_fault(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = held(broker, 5_000)
+    client.server.receive(disposition(0, True, 0, 4_999), 1)
+    monkeypatch.setattr(client.server._consumers, "on_dispositions", Mock(side_effect=RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="a fault"):
+        client.server.receive_end()
+    assert client.server.has_ended
+    assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
 
 
 def test_a_client_that_has_gone_in_the_middle_of_its_turns_may_come_again_at_once(broker: Broker) -> None:
