@@ -96,7 +96,7 @@ class Report:
         salvaged: records that were taken from damaged pages, and from pages that no branch leads to.
         free_is_known: whether the list of free pages could be read; where it could not, nobody knows which pages that
             nothing leads to have records that were deleted.
-        has_lost_root: whether one of the two roots of the file cannot be read.
+        has_lost_root: whether one of the two roots of the file cannot be read, or does not fit the other one.
         missing: table → records that its root counts and that could not be read.
         counted: table → records that its root counts.
         misplaced: how many messages a repair found in no place of theirs, of those that the root counts.
@@ -258,13 +258,16 @@ def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: P
     read, size = reader_of(handle), os.fstat(handle).st_size
     meta = newest(read, found, size)
     file = File(read, meta, size, lambda done, of: progress("pages", done, of))
-    report.has_lost_root = len(found) < 2
-    report.pages = max(file.pages, size // meta.free.page_bytes) if report.has_lost_root else file.pages
     wrong = contradiction(found)
+    report.has_lost_root = len(found) < 2 or wrong is not None
+    report.pages = max(file.pages, size // meta.free.page_bytes) if report.has_lost_root else file.pages
     if wrong is not None:
         other = next(each for each in found if each is not meta)
-        report.damages.append(Damage(other.page, "", f"{wrong}; page {meta.page} has the last commit"))
-    if report.has_lost_root:
+        report.damages.append(
+            Damage(other.page, "", f"{wrong}; page {meta.page} has the last commit of these two, and this one may be an"
+                   " older copy that a later root should have replaced: a later commit is lost then")
+        )  # fmt: skip
+    elif report.has_lost_root:
         report.damages.append(
             Damage(1 - found[0].page, "", "it is one of the two roots of the file, and cannot be read; the other may be"
                    " one commit older")

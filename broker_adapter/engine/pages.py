@@ -17,8 +17,10 @@ Theory of operation
     A sound file uses each page once, or has it among the free ones.  What is neither belongs to a tree whose branch is
     damaged.
 
-    Of the two transactions of the roots one follows the other.  Where the numbers say otherwise, one was changed, and
-    LMDB might begin with the older one.  The pages that a transaction frees are listed under its number, which tells.
+    Of the two transactions of the roots one follows the other.  Where the numbers say otherwise, one of the roots is
+    lost: its number was changed, or the disk has lost a write, and an older root is still in its place.  LMDB might
+    begin with the older one.  The pages that a transaction frees are listed under its number, which tells.  The pages
+    of an old root are used again, so its list counts only where what it leads to is sound.
 
 All numbers are in the machine's byte order.  The layout is that of LMDB 0.9 on a machine of 64 bits.
 """
@@ -172,7 +174,7 @@ def contradiction(found: Sequence[Meta]) -> str | None:
 
 
 def newest(read: Read, found: Sequence[Meta], size: int) -> Meta:
-    """The root of the last transaction, also where the number of one is wrong.
+    """The root of the last transaction that the file has, also where the number of one is wrong.
 
     Args:
         read: of the file.
@@ -181,12 +183,12 @@ def newest(read: Read, found: Sequence[Meta], size: int) -> Meta:
     """
     if contradiction(found) is None:
         return found[0]
-    freed = []
+    numbered = []
     for meta in found:
         file = File(read, meta, size)
         file.tables()
-        freed.append((file.last_freed, meta))
-    return max(freed, key=lambda each: (each[0], each[1].transaction))[1]
+        numbered.append((meta.transaction if file.damages else file.last_freed, meta.transaction, meta))
+    return max(numbered, key=lambda each: each[:2])[2]
 
 
 def tree_of(value: bytes) -> Tree | None:

@@ -14,9 +14,10 @@ Theory of operation
     nobody knows which of them have records that were deleted.  Then only the messages among them are taken, and only
     where the tree of the messages is damaged: into quarantine, since they may have been consumed.
 
-    Where one of the two roots is lost, the last commit may be lost with it.  What stands behind the end of the older
-    file was written by that commit, and is taken as well.  It may also have used free pages: of these the messages are
-    taken into quarantine whose numbers are higher than all others, since they may have been consumed before.
+    Where one of the two roots is lost (it cannot be read, or is older than it must be), the last commit may be lost
+    with it.  What stands behind the end of the older file was written by that commit, and is taken as well.  It may
+    also have used free pages: of these the messages are taken into quarantine whose numbers are higher than all others,
+    since they may have been consumed before.
 
     Positions of a page: its *number* is where it belongs, its *place* where it stands.  Two pages that were exchanged
     are read where they stand.

@@ -762,9 +762,13 @@ def test_two_pages_that_were_exchanged_cost_nothing(tmp_path: Path, pair: tuple[
     assert records(tmp_path) == expected
 
 
-def test_the_messages_of_the_last_commit_are_kept_where_its_root_is_lost(tmp_path: Path) -> None:
+def with_lost_commit(tmp_path: Path, how: str) -> tuple[Path, set[bytes]]:
+    """A store whose newest root is zeroed, or an older copy of itself; with the bodies that it had before."""
     filled(tmp_path)
+    older = (tmp_path / "data.mdb").read_bytes()[: 2 * 4096]
     broker = Broker(SETTINGS, str(tmp_path))
+    for number in range(8):
+        send(broker, connect(broker), "small", f"small {number}")
     send(broker, connect(broker), "last", "z" * 50_000)
     broker.call(c.Enqueue(connect(broker), queue("last"), [message(f"last {number}") for number in range(500)]), WAIT)
     data = (tmp_path / "data.mdb").read_bytes()
@@ -774,16 +778,69 @@ def test_the_messages_of_the_last_commit_are_kept_where_its_root_is_lost(tmp_pat
     (copy / "data.mdb").write_bytes(data)
     broker.close()
     expected = bodies(records(copy))
-    overwrite(copy, newest_page)
-    report = check(copy)
-    assert "may be one commit older" in report.damages[0].text
-    assert report.pages == len(data) // 4096
-    check(copy, repair=True)
-    assert check(copy).is_sound
-    found = records(copy)
+    content = older[newest_page * 4096 : (newest_page + 1) * 4096] if how == "stale" else bytes(4096)
+    overwrite(copy, newest_page, content)
+    return copy, expected
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("zeroed", "may be one commit older"), ("stale", "a later commit is lost then")]
+)
+def test_the_messages_of_the_last_commit_are_kept_where_its_root_is_lost(tmp_path: Path, how: str, said: str) -> None:
+    store, expected = with_lost_commit(tmp_path, how)
+    report = check(store)
+    assert said in report.damages[0].text
+    assert report.has_lost_root
+    assert report.pages == (store / "data.mdb").stat().st_size // 4096
+    assert check(store, repair=True).has_lost_root
+    assert check(store).is_sound
+    found = records(store)
     assert bodies(found) == expected
     assert len(found["messages"]) < len(expected), "what it had put into free pages is set aside"
-    Broker(SETTINGS, str(copy)).close()
+    Broker(SETTINGS, str(store)).close()
+
+
+@pytest.mark.parametrize("age", range(3, 11))
+def test_an_older_root_whose_pages_are_used_again_is_not_taken_for_the_newest(tmp_path: Path, age: int) -> None:
+    broker = Broker(SETTINGS, str(tmp_path / "store"))
+    client = connect(broker)
+    files = []
+    for number in range(24):
+        send(broker, client, "q", f"{number}")
+        files.append((tmp_path / "store" / "data.mdb").read_bytes())
+    broker.close()
+    for number in range(age, len(files)):
+        data, older = files[number], files[number - age]
+        page = metas(lambda offset, size, data=data: data[offset : offset + size])[0].page  # type: ignore[misc]
+        copy = tmp_path / f"copy {number}"
+        copy.mkdir()
+        (copy / "data.mdb").write_bytes(data)
+        overwrite(copy, page, older[page * 4096 : (page + 1) * 4096])
+        assert check(copy, repair=True).has_lost_root
+        assert check(copy).is_sound
+        assert len(bodies(records(copy))) == number + 1
+
+
+@pytest.mark.parametrize("how", ["new", "compacted", "copied", "copied without free pages"])
+def test_the_roots_of_a_store_that_nothing_has_damaged_are_sound(tmp_path: Path, how: str) -> None:
+    store = tmp_path / "store"
+    if how == "new":
+        Broker(SETTINGS, str(store)).close()
+    else:
+        filled(store)
+    if how == "compacted":
+        compact_store(store, SETTINGS)
+    elif how.startswith("copied"):
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        with lmdb.open(str(store), max_dbs=len(TABLES), map_size=SETTINGS.max_store_bytes) as env:
+            env.copy(str(copy), compact=how != "copied")
+        store = copy
+    report = check(store)
+    assert report.is_sound
+    assert not report.has_lost_root
+    Broker(SETTINGS, str(store)).close()
+    assert check(store).is_sound
 
 
 def test_a_key_that_is_too_long_for_lmdb_does_not_stop_a_repair(tmp_path: Path) -> None:
