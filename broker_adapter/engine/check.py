@@ -6,7 +6,7 @@ Theory of operation
     ``quarantine`` as it is, entries of an unknown queue get a queue that is named after them, and counters are made to
     say what there is.  After a repair, a second check finds nothing.
 
-    Memory: 8 bytes for each entry, and the keys of the delayed entries.
+    Memory: 8 bytes for each entry, 16 for each message that has lost places, and the keys of the delayed entries.
 
     What the checks cannot know: a message that was never stored, and one whose entry, body and counters are all of the
     same earlier time, as a whole store that is restored from a copy.
@@ -23,8 +23,18 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.check_names import check_meta, check_names
+from broker_adapter.engine.check_places import Places
 from broker_adapter.engine.commands import LATEST_MS
-from broker_adapter.engine.findings import Change, Finding, Summary, Tables, can_decode, damaged_key, to_quarantine
+from broker_adapter.engine.findings import (
+    Change,
+    Finding,
+    Lack,
+    Summary,
+    Tables,
+    can_decode,
+    damaged_key,
+    to_quarantine,
+)
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     FIRST_STAGED_QUEUE,
@@ -43,13 +53,11 @@ from broker_adapter.engine.records import (
     decode_counters,
     decode_entry,
     decode_message,
-    decode_reference,
     decode_schedule_key,
     encode_annotations,
     encode_catalog,
     encode_counters,
     encode_entry,
-    encode_reference,
     entry_key,
     message_key,
     queue_key,
@@ -73,7 +81,7 @@ _ENTRY_KEY_BYTES: Final = 13
 class _Queue:
     """A queue of the catalogue, and what was counted of its entries."""
 
-    __slots__ = ("counted", "last", "number", "record", "size")
+    __slots__ = ("counted", "last", "number", "record", "size", "without_message")
 
     def __init__(self, number: int, record: CatalogRecord) -> None:
         self.number = number
@@ -81,6 +89,12 @@ class _Queue:
         self.counted: Counter[int] = Counter()  #: lane → entries
         self.size = 0
         self.last = 0
+        self.without_message = 0  #: entries that are not counted, since their messages are gone or damaged
+
+    def __str__(self) -> str:
+        """What it is called in a finding."""
+        topic = "" if self.record.topic is None else f" of topic {self.record.topic!r}"
+        return f"{self.record.kind} {self.record.name!r}{topic}"
 
     @property
     def is_staged(self) -> bool:
@@ -124,7 +138,7 @@ class Check:
         self._references: list[array[int]] = []  #: message number << 1 | whether the entry says that it is shared
         self._delayed: set[bytes] = set()
         self._expiring: dict[bytes, int] = {}  #: entries that have no line in the schedule where it should be → expiry
-        self._to_share: set[int] = set()  #: messages whose entries do not say that they are shared
+        self._places = Places(tables, self.summary)
         self._to_lose: set[int] = set()  #: messages that are gone or damaged: their entries go into quarantine
         self._highest = 0  #: number of the last message
 
@@ -143,6 +157,7 @@ class Check:
         yield from self._check_schedule()
         yield from self._check_entries_again()
         yield from self._check_counters()
+        yield from self._places.counted_again()
         yield from check_names(self._tables, self.summary)
         yield from check_meta(self._tables, self._highest_queue(), self._highest)
         self.summary.quarantined = self._tables.count("quarantine")
@@ -321,59 +336,26 @@ class Check:
                 )
                 continue
             if not words:
+                lost = self._places.lost_with_all(number)
                 yield Finding(
                     "message without an entry",
                     "messages",
                     key,
-                    f"no queue holds message {number}; it goes into quarantine",
+                    f"no queue holds message {number}{f', and {lost} did' if lost else ''}; it goes into quarantine",
                     to_quarantine("messages", key, value),
                 )
                 continue
-            yield from self._check_shared(number, len(words), sum(word & 1 for word in words))
+            yield from self._places.check(number, value, len(words), sum(word & 1 for word in words))
         while wanted is not None:
             self._to_lose.add(wanted[0])
             wanted = next(references, None)
-
-    def _check_shared(self, number: int, entries: int, shared: int) -> Iterator[Finding]:
-        """The count of a message that several queues hold, and whether their entries know of it."""
-        key = message_key(number)
-        value = self._tables.get("references", key)
-        try:
-            count = None if value is None else decode_reference(key, value)
-        except StoreCorruptException:
-            count = -1
-        if entries > shared and entries > 1:
-            self._to_share.add(number)
-        elif not shared:
-            if count is not None:
-                yield Finding(
-                    "count of references left over",
-                    "references",
-                    key,
-                    f"message {number} is not shared; its count of references is dropped",
-                    (("references", key, None),),
-                    harmless=True,
-                )
-            return
-        self.summary.shared += 1
-        if count != entries:
-            said = "none" if count is None else "one that cannot be trusted" if count < 0 else str(count)
-            yield Finding(
-                "wrong count of references",
-                "references",
-                key,
-                f"{entries} queues hold message {number}, and its count is {said}; it is put right",
-                (("references", key, encode_reference(key, entries)),),
-            )
 
     def _place(self, key: bytes) -> str:
         """What an entry is called, with its queue."""
         queue = self._queues.get(unpack_entry_key(key)[0]) if len(key) == _ENTRY_KEY_BYTES else None
         if queue is None:
             return f"entry {key.hex()}"
-        record = queue.record
-        topic = "" if record.topic is None else f" of topic {record.topic!r}"
-        return f"entry {key.hex()} of {record.kind} {record.name!r}{topic}"
+        return f"entry {key.hex()} of {queue}"
 
     def _check_references(self) -> Iterator[Finding]:
         for key, _ in self._tables.items("references"):
@@ -463,7 +445,7 @@ class Check:
 
     def _check_entries_again(self) -> Iterator[Finding]:
         """What the messages have shown of their entries; and entries that get another queue."""
-        if not (self._to_lose or self._to_share or self._moved):
+        if not (self._to_lose or self._places.to_share or self._moved):
             return
         for key, value in self._tables.items("entries"):
             entry = self._entry(key)
@@ -480,7 +462,7 @@ class Check:
                 )
                 continue
             flags = entry.flags
-            if entry.number in self._to_share and not flags & FLAG_SHARED:
+            if entry.number in self._places.to_share and not flags & FLAG_SHARED:
                 flags |= FLAG_SHARED
                 yield Finding(
                     "entry not marked as shared",
@@ -507,6 +489,7 @@ class Check:
         if queue is not None:
             queue.counted[entry.lane] -= 1
             queue.size -= entry.size
+            queue.without_message += 1
 
     def _move(self, key: bytes, entry: RawEntry, queue: int) -> Finding:
         """Give an entry the queue that is made for it."""
@@ -544,6 +527,7 @@ class Check:
                     counters = decode_counters(key, value)
                 except (StoreCorruptException, ValueError, TypeError):
                     damaged = True
+            self._note_lack(counters, queue)
             wrong = _differences(counters, queue)
             if not wrong and not damaged:
                 continue
@@ -561,7 +545,7 @@ class Check:
                 "wrong counters",
                 "queues",
                 key,
-                f"the counters of queue {queue.record.name!r} {'cannot be trusted' if damaged else 'say ' + wrong};"
+                f"the counters of {queue} {'cannot be trusted' if damaged else 'say ' + wrong};"
                 f" they are put right: {sum(queue.counted.values())} messages of {queue.size} bytes",
                 (
                     *(to_quarantine("queues", key, value) if damaged and value is not None else ()),
@@ -581,6 +565,14 @@ class Check:
                     to_quarantine("queues", key, value),
                     harmless=True,
                 )
+
+    def _note_lack(self, counters: Counters | None, queue: _Queue) -> None:
+        """Note how many entries a queue lacks, where places are lost."""
+        said = 0 if counters is None else sum(lane.stored for lane in counters.lanes)
+        lacks = said - queue.without_message - sum(queue.counted.values())
+        if lacks > 0 and self.summary.lost_places:
+            record = queue.record
+            self.summary.lacking.append(Lack(record.kind, record.name, record.topic, record.client_id, lacks))
 
 
 def _differences(counters: Counters | None, queue: _Queue) -> str:

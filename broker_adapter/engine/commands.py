@@ -254,7 +254,7 @@ class DeleteIdle(NamedTuple):
 
 
 class PutBack(NamedTuple):
-    """Messages from quarantine go to the end of a queue; their records there end in the same commit.
+    """Messages from quarantine go to the end of a queue or subscription; their records there end in the same commit.
 
     All or none.  Replies with the number put back: a record that is gone was put back already.
     """
@@ -262,6 +262,8 @@ class PutBack(NamedTuple):
     destination: Destination
     messages: Sequence[tuple[bytes, NewMessage]]  #: (key in ``quarantine``, message)
     there: frozenset[bytes] = frozenset()  #: supplied by the driver: the keys that are in quarantine
+    subscription: tuple[str, str | None] | None = None  #: of the topic: its name and its client id
+    keep: bool = False  #: whether their records stay in quarantine
     reply: Reply | None = None
 
 

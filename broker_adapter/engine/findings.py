@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -56,9 +56,34 @@ class Finding:
     harmless: bool = False
 
 
+class Lack(NamedTuple):
+    """A queue or subscription that has fewer entries than its counters say."""
+
+    kind: str  #: as in the catalogue
+    name: str
+    topic: str | None
+    client_id: str | None
+    messages: int  #: how many are not there
+
+
 @attrs.define
 class Summary:
-    """What a check has seen."""
+    """What a check has seen.
+
+    Attributes:
+        queues: of the catalogue.
+        entries: of all queues.
+        messages: that are stored.
+        message_bytes: their bytes.
+        delayed: entries that are not due yet.
+        shared: messages that several queues hold or have held.
+        lost_places: how many more places than there are the counts of such messages say.
+        lacking: where these may be missing, as far as counters say so; empty where no place is lost.
+        producers: records of the numbers that they have sent.
+        quarantined: records in quarantine, before a repair.
+        problems: kind of finding → how many.
+        harmless: likewise, of what nothing depends on.
+    """
 
     queues: int = 0
     entries: int = 0
@@ -66,6 +91,8 @@ class Summary:
     message_bytes: int = 0
     delayed: int = 0
     shared: int = 0
+    lost_places: int = 0
+    lacking: list[Lack] = attrs.field(factory=list)
     producers: int = 0
     quarantined: int = 0
     problems: Counter[str] = attrs.field(factory=Counter)

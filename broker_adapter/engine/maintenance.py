@@ -155,6 +155,8 @@ def as_answer(report: Report) -> dict[str, Any]:
         "entries": summary.entries,
         "delayed": summary.delayed,
         "quarantined": summary.quarantined,
+        "lost_places": summary.lost_places,
+        "lacking": [each._asdict() for each in summary.lacking],
         "problems": dict(summary.problems),
         "harmless": dict(summary.harmless),
         "findings": [

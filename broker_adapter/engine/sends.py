@@ -154,14 +154,18 @@ class Sends:
         """Carry out a PutBack."""
         messages = [(key, message) for key, message in command.messages if key in command.there]
         known = set(self._directory.queues)
-        targets = self._targets(command.destination, effects)
+        if command.subscription is None:
+            targets = self._targets(command.destination, effects)
+        else:
+            targets = (self._directory.subscription(command.destination, *command.subscription),)
         try:
             self._admission.take_at_once([(len(each.payload), 1) for _, each in messages])
         except JMSException:
             self._directory.unmake([queue for queue in targets if queue.id not in known], effects)
             raise
         for key, message in messages:
-            effects.durable.put("quarantine", key, None)
+            if not command.keep:
+                effects.durable.put("quarantine", key, None)
             self._store(message, targets, now_ms, effects)
         self._totals.enqueued += len(messages)
         for queue in targets:
