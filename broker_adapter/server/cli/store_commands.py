@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import shlex
 import sys
 import time
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_adapter.amqp.amqp_message import decode_ahead
 from broker_adapter.amqp.payloads import read_head
 from broker_adapter.clock import epoch_ms
-from broker_adapter.destination import checked_name, queue
+from broker_adapter.destination import Destination, checked_name, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
+from broker_adapter.engine.findings import Lack
 from broker_adapter.engine.maintenance import (
     Progress,
     Quarantined,
@@ -47,6 +49,8 @@ _NAMED = 5
 #: Messages that are put back in one step.
 _AT_ONCE = 500
 _AT_ONCE_BYTES = 16 * 1024 * 1024
+#: What to do with messages whose queue is not known.
+_NAME_ONE = "name one with --queue, or a subscription with --topic and --subscription"
 #: What the help says of ``--option``.
 _AS_SERVER = ", as holdfast serve has them"
 
@@ -116,6 +120,21 @@ def add_commands(commands: Any) -> None:
         metavar="NAME",
         help="put-back: the queue that the messages are put into; default: those to which they were sent",
     )
+    aside.add_argument(
+        "--topic",
+        type=text_argument,
+        metavar="NAME",
+        help="put-back, with --subscription: the topic of the subscription that the messages are put into",
+    )
+    aside.add_argument("--subscription", type=text_argument, metavar="NAME", help="put-back, with --topic: its name")
+    aside.add_argument(
+        "--client-id", type=text_argument, metavar="ID", help="put-back: of the subscription, where it has one"
+    )
+    aside.add_argument(
+        "--keep",
+        action="store_true",
+        help="put-back: leave the records in quarantine, so that others can be given the same messages",
+    )
     aside.add_argument("--json", action="store_true", help="one JSON object a line")
     add_option(aside, _AS_SERVER)
     aside.set_defaults(run=_quarantine, late="names")
@@ -137,7 +156,8 @@ def _check(options: argparse.Namespace) -> int:
         say(json.dumps(answer))
     else:
         _print_check(answer)
-    return 0 if (answer["sound"] or answer["repaired"]) and answer["lost"] == 0 else 1
+    is_lossless = answer["lost"] == 0 and not answer.get("lost_places")  # an older server has no word on places
+    return 0 if (answer["sound"] or answer["repaired"]) and is_lossless else 1
 
 
 def _settings(options: argparse.Namespace) -> EngineSettings:
@@ -183,6 +203,8 @@ def _print_check(answer: dict[str, Any]) -> None:
         if not answer["free_is_known"]:
             say("           the list of free pages is lost, so it is unknown which of the messages that nothing led to")
             say("           were consumed long ago: they are in quarantine, where messages are missing")
+    if answer.get("lost_places"):
+        _print_lost_places(answer)
     say(f"queues     {answer['queues']}")
     say(f"messages   {answer['messages']} ({answer['message_bytes']} bytes), in {answer['entries']} places")
     say(f"delayed    {answer['delayed']}")
@@ -205,6 +227,27 @@ def _print_check(answer: dict[str, Any]) -> None:
         say("NOT SOUND; stop the server and run: holdfast check DIR --repair")
 
 
+def _print_lost_places(answer: dict[str, Any]) -> None:
+    say(f"lost       {answer['lost_places']} places of messages are lost: more queues or subscriptions had them.")
+    say("           The messages are still there, and a repair puts a copy of each into quarantine. Put it back into")
+    say("           each queue or subscription that lacks it (--keep leaves it in quarantine for the next one):")
+    for each in answer["lacking"]:
+        lack = Lack(**each)
+        name = f"{lack.kind} {lack.name!r}"
+        into = f"--queue {shlex.quote(lack.name)}"
+        if lack.topic is not None:
+            name += f" of topic {lack.topic!r}"
+            into = f"--topic {shlex.quote(lack.topic)} --subscription {shlex.quote(lack.name)}"
+        if lack.client_id is not None:
+            name += f" (client id {lack.client_id!r})"
+            into += f" --client-id {shlex.quote(lack.client_id)}"
+        say(f"           {name} lacks {lack.messages} messages, by its counters:")
+        say(f"             holdfast quarantine put-back DIR RECORD {into}")
+    if not answer["lacking"]:
+        say("             holdfast quarantine put-back DIR RECORD --queue NAME, or --topic NAME --subscription NAME")
+        say("           The counters do not say which ones lack messages.")
+
+
 def _compact(options: argparse.Namespace) -> int:
     before, after = compact_store(options.data, _settings(options), progress())
     say(json.dumps({"before": before, "after": after}) if options.json else f"{before} bytes before, {after} now")
@@ -214,8 +257,7 @@ def _compact(options: argparse.Namespace) -> int:
 def _quarantine(options: argparse.Namespace) -> int:
     if options.action == "list" and (options.names or options.all):
         raise ValueError("list takes no RECORD and no --all: it names every record; holdfast quarantine show has one")
-    if options.action != "put-back" and options.queue is not None:
-        raise ValueError("--queue is for put-back: nothing else puts messages into a queue")
+    subscription = _subscription(options)
     is_dropping = options.action == "drop"
     settings = _settings(options)
     with sound_store(options.data, settings, progress(), is_kept=not is_dropping) as store:
@@ -230,14 +272,14 @@ def _quarantine(options: argparse.Namespace) -> int:
     elif is_dropping:
         say(json.dumps({"dropped": len(chosen)}) if options.json else f"dropped {len(chosen)}")
     else:
-        by_queue, homeless = _homes(chosen, options.queue)
+        by_queue, homeless = _homes(chosen, options.queue if subscription is None else str(subscription))
         if homeless and not options.all:
             raise ValueError(
-                f"{homeless[0]} does not say to which queue it was sent, or cannot be trusted; name one with --queue"
+                f"{homeless[0]} does not say to which queue it was sent, or cannot be trusted; {_NAME_ONE}"
             )
         back: dict[str, int] = {}
         try:
-            _put_back(options.data, settings, by_queue, back)
+            _put_back(options.data, settings, by_queue, back, subscription, keep=options.keep)
         finally:  # also what was put back ahead of an error
             queues = ", ".join(f"{count} into {name}" for name, count in sorted(back.items()))
             answer = {"put_back": sum(back.values()), "queues": back, "left": homeless}
@@ -249,9 +291,41 @@ def _quarantine(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"{len(homeless)} messages stay: {', '.join(homeless[:_NAMED])}"
                 f"{', ...' if len(homeless) > _NAMED else ''} do not say to which queue they were sent, or cannot be"
-                " trusted; name one with --queue"
+                f" trusted; {_NAME_ONE}"
             )
     return 0
+
+
+class _Subscription(NamedTuple):
+    """The subscription that messages are put back into."""
+
+    topic: str
+    name: str
+    client_id: str | None
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.name}"
+
+
+def _subscription(options: argparse.Namespace) -> _Subscription | None:
+    """The subscription that the arguments name; raises ValueError where they do not fit."""
+    if options.action != "put-back":
+        for name in ("queue", "topic", "subscription", "client_id", "keep"):
+            if getattr(options, name):
+                raise ValueError(f"--{name.replace('_', '-')} is for put-back: nothing else puts messages into a queue")
+    if options.queue is not None and options.topic is not None:
+        raise ValueError("give either --queue or --topic with --subscription")
+    if options.subscription is not None and options.topic is None:
+        raise ValueError("--subscription needs --topic: a queue has none")
+    if options.client_id is not None and options.subscription is None:
+        raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")
+    if options.topic is None:
+        return None
+    if options.subscription is None:
+        raise ValueError("--topic needs --subscription: a topic keeps no messages of its own")
+    return _Subscription(
+        checked_name(options.topic, "topic"), checked_name(options.subscription, "subscription"), options.client_id
+    )
 
 
 def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
@@ -291,7 +365,7 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
 
 
 def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list[Quarantined]], list[str]]:
-    """The messages by the queue that they go back to: this one, or (None) the one to which each was sent.
+    """The messages by the queue or subscription that they go back to: this, or (None) the one to which each was sent.
 
     Returns:
         They, and the names of those of which that is not known.
@@ -310,32 +384,47 @@ def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list
 
 
 def _put_back(
-    path: str, settings: EngineSettings, by_queue: dict[str, list[Quarantined]], counts: dict[str, int]
+    path: str,
+    settings: EngineSettings,
+    by_queue: dict[str, list[Quarantined]],
+    counts: dict[str, int],
+    subscription: _Subscription | None = None,
+    *,
+    keep: bool = False,
 ) -> None:
-    """Put messages at the end of queues, as they are; each is dropped from quarantine as it is stored.
+    """Put messages at the end of queues or of a subscription, as they are.
 
-    ``counts`` gets how many went to each queue.
+    Each is dropped from quarantine as it is stored, unless it is to be kept.  ``counts`` gets how many went where.
     """
     # What has expired meanwhile, or is due, is left to the server, which has its own options for that.
     with closing(Broker(settings, path, by_itself=False)) as broker:
         for home, its_records in by_queue.items():
+            to = queue(home) if subscription is None else topic(subscription.topic)
+            of_topic = None if subscription is None else (subscription.name, subscription.client_id)
             for part in in_parts(its_records, lambda record: len(record.value), _AT_ONCE, _AT_ONCE_BYTES):
                 messages = [(quarantine_key(record.table, record.key), _message(record)) for record in part]
-                done = broker.call(c.PutBack(queue(home), messages), _WAIT_SECONDS)
-                counts[home] = counts.get(home, 0) + done
+                command = c.PutBack(to, messages, subscription=of_topic, keep=keep)
+                counts[home] = counts.get(home, 0) + broker.call(command, _WAIT_SECONDS)
 
 
-def _queue_of(record: Quarantined) -> str | None:
-    """The queue to which a message was sent that is as it was written; None: it is not known."""
+def _sent_to(record: Quarantined) -> Destination | None:
+    """The queue or topic to which a message was sent that is as it was written; None: it is not known."""
     if not record.is_sound or record.payload is None:
         return None
     try:
         destination = read_head(record.payload, 0).destination
-        if destination is None or destination.is_topic or destination.is_temporary:
+        if destination is None or destination.is_temporary:
             return None
-        return checked_name(destination.name)
+        checked_name(destination.name)
     except (MessageFormatException, InvalidDestinationException):  # foreign clients send to any string
         return None
+    return destination
+
+
+def _queue_of(record: Quarantined) -> str | None:
+    """The queue to which a message was sent that is as it was written; None: it is not known, or was a topic."""
+    sent_to = _sent_to(record)
+    return None if sent_to is None or sent_to.is_topic else sent_to.name
 
 
 def _message(record: Quarantined) -> c.NewMessage:
@@ -355,15 +444,19 @@ def _message(record: Quarantined) -> c.NewMessage:
 def _fields(record: Quarantined) -> dict[str, Any]:
     fields: dict[str, Any] = {"record": record.name, "table": record.table, "bytes": len(record.value)}
     if record.payload is not None:
-        fields |= {"message": record.number, "sound": record.is_sound, "queue": _queue_of(record)}
+        sent_to = _sent_to(record)
+        topic_of = sent_to.name if sent_to is not None and sent_to.is_topic else None
+        fields |= {"message": record.number, "sound": record.is_sound, "queue": _queue_of(record), "topic": topic_of}
     return fields
 
 
 def _line(record: Quarantined) -> str:
     kind = record.table
     if record.payload is not None:
-        home = _queue_of(record)
-        kind = f"message {record.number}" + (f" sent to {home!r}" if home is not None else "")
+        sent_to = _sent_to(record)
+        kind = f"message {record.number}"
+        if sent_to is not None:
+            kind += f" sent to {'topic ' if sent_to.is_topic else ''}{sent_to.name!r}"
         kind += "" if record.is_sound else ", damaged"
     return f"{record.name}  {len(record.value)} bytes  {kind}"
 

@@ -25,6 +25,7 @@ from broker_adapter.server.cli.store_commands import _put_back
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
 from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
+from tests.broker_adapter.engine.test_check_places import page_of_one, received, shared
 from tests.broker_adapter.engine.test_maintenance import (
     ALL,
     Tables,
@@ -193,6 +194,81 @@ def aside(path: Path, count: int) -> None:
 
     damage(path, drop_entries)
     check_store(path, EngineSettings(), repair=True)
+
+
+def test_a_place_that_one_subscription_has_lost_is_reported_and_its_message_put_back(tmp_path: Path) -> None:
+    shared(tmp_path)
+    page, lost = page_of_one(tmp_path)
+    overwrite(tmp_path, page)
+    found = holdfast("check", str(tmp_path), "--repair")
+    assert found.returncode == 1
+    assert f"{lost} places of messages are lost" in found.stdout
+    assert f"subscription 'one' of topic 'news' (client id 'me') lacks {lost} messages" in found.stdout
+    into = ["--topic", "news", "--subscription", "one", "--client-id", "me"]
+    assert f"holdfast quarantine put-back DIR RECORD {' '.join(into)}" in found.stdout
+    again = holdfast("check", str(tmp_path))
+    assert (again.returncode, again.stdout.count("sound")) == (0, 1)
+
+    names = [line.split()[0] for line in done("quarantine", "list", str(tmp_path)).splitlines()]
+    assert len(names) == lost
+    back = ["quarantine", "put-back", str(tmp_path)]
+    assert done(*back, names[0], "--queue", "look", "--keep") == "put back 1 into look\n"
+    assert done(*back, names[0], *into) == "put back 1 into news:one\n"
+    assert done(*back, "--all", *into) == f"put back {lost - 1} into news:one\n"
+    got = received(tmp_path)
+    assert len(got["two"]) == 300
+    assert sorted(got["one"]) == sorted(got["two"])
+
+
+def test_the_report_of_lost_places_is_also_one_json_object(tmp_path: Path) -> None:
+    shared(tmp_path)
+    page, lost = page_of_one(tmp_path)
+    overwrite(tmp_path, page)
+    found = holdfast("check", str(tmp_path), "--repair", "--json")
+    report = json.loads(found.stdout)
+    assert (found.returncode, report["repaired"], report["lost"], report["lost_places"]) == (1, True, 0, lost)
+    one = {"kind": "subscription", "name": "one", "topic": "news", "client_id": "me", "messages": lost}
+    assert report["lacking"] == [one]
+
+
+def test_a_message_of_a_topic_says_in_quarantine_where_it_was_sent_to(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path) as server,
+        ConnectionFactory(server.url).create_connection(client_id="me") as connection,
+    ):
+        connection.start()
+        with connection.create_session() as session:
+            news = session.create_topic("news")
+            session.create_durable_consumer(news, "one").close()
+            session.create_producer(news).send("first")
+    damage(tmp_path, _an_entry_gone)
+    check_store(tmp_path, EngineSettings(), repair=True)
+    (listed,) = done("quarantine", "list", str(tmp_path)).splitlines()
+    assert listed.endswith(" sent to topic 'news'")
+    refused = holdfast("quarantine", "put-back", str(tmp_path), "--all")
+    assert refused.returncode == 1
+    assert "--subscription" in refused.stderr
+    back = ["quarantine", "put-back", str(tmp_path), "--all", "--topic", "news", "--subscription"]
+    assert "there is no subscription 'two'" in holdfast(*back, "two").stderr
+    assert done(*back, "one", "--client-id", "me") == "put back 1 into news:one\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--topic", "news"], "--topic needs --subscription"),
+        (["--subscription", "one"], "--subscription needs --topic"),
+        (["--client-id", "me", "--queue", "q"], "--client-id needs --subscription"),
+        (["--topic", "news", "--subscription", "one", "--queue", "q"], "either --queue or --topic"),
+    ],
+)
+def test_where_a_message_is_put_back_to_is_a_queue_or_a_subscription(
+    tmp_path: Path, given: list[str], said: str
+) -> None:
+    filled(tmp_path)
+    refused = holdfast("quarantine", "put-back", str(tmp_path), "--all", *given)
+    assert refused.returncode == 1
+    assert said in refused.stderr
 
 
 def test_messages_that_were_put_back_already_are_not_put_back_again(tmp_path: Path) -> None:
