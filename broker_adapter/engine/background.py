@@ -15,7 +15,8 @@ from broker_adapter.engine import commands as c
 from broker_adapter.engine.background_jobs import BackgroundJobs
 from broker_adapter.engine.broker_state import BrokerState
 from broker_adapter.engine.entry_reads import EntryReads
-from broker_adapter.engine.records import LAST_POSITION, RawEntry
+from broker_adapter.engine.records import KIND_DAMAGED, LAST_POSITION, RawEntry, due_of, entry_of_line
+from broker_adapter.engine.schedule_lines import delivery_ms, in_words, right_line
 from broker_adapter.engine.store import DurableStore
 from broker_adapter.engine.stores import Stores
 from broker_adapter.errors import JMSException
@@ -31,6 +32,8 @@ _SWEEP_MS: Final = 60_000
 _NOTE_AGE_MS: Final = 600_000
 #: How often a part of the queues is looked at for not being used any more.
 _IDLE_CHECK_MS: Final = 1000
+#: Damaged lines of the schedule that are named in the log, each with a line of its own, where many are found together.
+_NAMED: Final = 20
 
 
 class Background:
@@ -98,7 +101,7 @@ class Background:
 
     def _add_checks(self, now_ms: int, elapsed_ms: int, commands: list[c.Command]) -> None:
         if self._stores.due_ms is not None and self._stores.due_ms <= now_ms:
-            commands.append(c.Due(self._stores.due(now_ms, CHUNK_ENTRIES)))
+            commands.append(self._due(now_ms))
         if self._directory.staged and self._staged_check_ms <= elapsed_ms:
             self._staged_check_ms = elapsed_ms + self._staged_pause_ms
             old = self._state.staged_batches.overdue(self._state.time.age_at(elapsed_ms))
@@ -119,6 +122,33 @@ class Background:
             if self._note_age_ms <= elapsed_ms:
                 self._note_age_ms = elapsed_ms + _NOTE_AGE_MS
                 commands.append(c.NoteAge())
+
+    def _due(self, now_ms: int) -> c.Due:
+        """What is due, and what takes the place of lines of the schedule that cannot be trusted."""
+        items = self._stores.due(now_ms, CHUNK_ENTRIES)
+        damaged = [(entry, line) for kind, entry, line in items if kind == KIND_DAMAGED]
+        disk = self._stores.disk
+        if not damaged or disk is None:
+            return c.Due(items)
+        with disk.snapshot() as tables:
+            values = {line: tables.get("schedule", line) or b"" for _, line in damaged}
+        mended = [c.DamagedLine(line, values[line], self._right_line(entry)) for entry, line in damaged]
+        for each in mended[:_NAMED]:
+            _log.error(
+                "! line %s of the schedule is damaged; it goes into quarantine, %s; run 'holdfast check' to see whether"
+                " a message has no line now: it would not become due",
+                *(each.key.hex(), _in_words(each.right)),
+            )
+        if len(mended) > _NAMED:
+            _log.error("! %d more lines of the schedule are damaged; they go into quarantine", len(mended) - _NAMED)
+        return c.Due([each for each in items if each[0] != KIND_DAMAGED], mended)
+
+    def _right_line(self, entry: RawEntry | None) -> tuple[bytes, bytes] | None:
+        """The line of the schedule that an entry must have."""
+        if entry is None:
+            return None
+        (message,) = self._stores.bodies([(entry.number, entry.flags)])
+        return right_line(entry, delivery_ms(self._state.matching.formats, message))
 
     def _log_deleted(self, deleted: list[tuple[str, str, int]] | JMSException) -> None:
         if isinstance(deleted, JMSException):
@@ -166,3 +196,10 @@ class Background:
         for _, entries in self._chunks(queue):
             yield c.Move(queue, entries)
         yield c.Drop(queue)
+
+
+def _in_words(right: tuple[bytes, bytes] | None) -> str:
+    """What becomes of the message of a damaged line of the schedule."""
+    if right is None:
+        return "and nobody knows what it was for"
+    return f"and entry {entry_of_line(right[0]).hex()} that it names becomes due {in_words(due_of(right[0]))}"

@@ -17,13 +17,20 @@ from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, Endings
 from broker_adapter.engine.identities import LastNumbers
 from broker_adapter.engine.queue_state import QueueState
-from broker_adapter.engine.records import AGE, FLAG_PERSISTENT, KIND_DELIVER, KIND_EXPIRE, encode_meta, schedule_key
+from broker_adapter.engine.records import (
+    AGE,
+    DUE_AGAIN_MS,
+    FLAG_PERSISTENT,
+    KIND_DELIVER,
+    KIND_EXPIRE,
+    encode_meta,
+    quarantine_key,
+    schedule_line,
+)
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.envelope import DEAD_LETTER_QUEUE, DEAD_LETTER_SUBSCRIPTION
 from broker_adapter.errors import JMSException
 
-#: Time after which a message that expired in a consumer's hands is due again.
-_DUE_AGAIN_MS = 60_000
 #: Property of a message that was put back from the dead-letter or the expiry queue: that queue.
 REDRIVEN_FROM = "JMS_HOLDFAST_REDRIVEN_FROM"
 
@@ -79,6 +86,12 @@ class BackgroundCommands:
 
     def due(self, command: c.Due, now_ms: int, effects: Effects) -> None:
         """Carry out a Due."""
+        for line in command.damaged:
+            effects.durable.put("quarantine", quarantine_key("schedule", line.key), line.value)
+            effects.durable.put("schedule", line.key, None)
+            if line.right is not None:
+                effects.durable.put("schedule", *line.right)
+        self._totals.quarantined += len(command.damaged)
         for kind, raw, key in command.items:
             for batch in (effects.durable, effects.volatile) if self._durable else (effects.volatile,):
                 batch.put("schedule", key, None)
@@ -90,7 +103,7 @@ class BackgroundCommands:
                 if raw.expires_at_ms and kind == KIND_EXPIRE:
                     # A consumer holds it: it expires if it comes back; due again now and then, for the case of a crash.
                     batch = effects.durable if raw.flags & FLAG_PERSISTENT else effects.volatile
-                    batch.put("schedule", schedule_key(now_ms + _DUE_AGAIN_MS, KIND_EXPIRE, key[-13:]), b"")
+                    batch.put("schedule", *schedule_line(now_ms + DUE_AGAIN_MS, KIND_EXPIRE, key[-13:]))
                 continue
             self._changed[queue.id] = queue
             if queue.record.kind == "ended":

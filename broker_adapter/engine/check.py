@@ -17,14 +17,12 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from heapq import merge
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from broker_adapter.engine.check_names import check_meta, check_names
 from broker_adapter.engine.check_places import Places
-from broker_adapter.engine.commands import LATEST_MS
 from broker_adapter.engine.findings import (
     Change,
     Finding,
@@ -37,12 +35,14 @@ from broker_adapter.engine.findings import (
 )
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    DUE_AGAIN_MS,
     FIRST_STAGED_QUEUE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
+    LATEST_EXPIRY_MS,
     CatalogRecord,
     Counters,
     LaneCounters,
@@ -53,7 +53,7 @@ from broker_adapter.engine.records import (
     decode_counters,
     decode_entry,
     decode_message,
-    decode_schedule_key,
+    decode_schedule_line,
     encode_annotations,
     encode_catalog,
     encode_counters,
@@ -62,12 +62,15 @@ from broker_adapter.engine.records import (
     message_key,
     queue_key,
     schedule_key,
+    schedule_line,
     unpack_entry_key,
     unpack_message_key,
     unpack_queue_key,
 )
+from broker_adapter.engine.schedule_lines import delivery_ms, fits, in_words, right_line
 from broker_adapter.engine.selection import Formats
-from broker_adapter.errors import MessageFormatException, StoreCorruptException
+from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1
+from broker_adapter.errors import StoreCorruptException
 
 #: Positions that are skipped where nobody knows which ones were used.
 SKIPPED_POSITIONS: Final = 1 << 32
@@ -76,6 +79,10 @@ _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
 _SORTED_AT_ONCE: Final = 1_000_000
 _ENTRY_KEY_BYTES: Final = 13
+#: What the engine makes itself.
+_OWN_FORMATS: Final = (ENVELOPE_FORMAT, ENVELOPE_FORMAT_1)
+#: A message of another format may name a delay, which counts from its arrival: nobody knows that to the millisecond.
+_FOREIGN_SLACK_MS: Final = 3_600_000
 
 
 class _Queue:
@@ -116,6 +123,7 @@ class Check:
         tables: its records.
         progress: called with the records looked at so far and how many there are.
         formats: reads messages for the time at which they are to be delivered; None: those of our own format.
+        now_ms: the time of the day; None: unknown.
 
     Attributes:
         summary: what was seen; complete when ``findings`` has come to its end.
@@ -126,10 +134,12 @@ class Check:
         tables: Tables,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
         formats: Formats | None = None,
+        now_ms: int | None = None,
     ) -> None:
         self._tables = tables
         self._formats = formats or Formats()
         self._progress = progress
+        self._now_ms = LATEST_EXPIRY_MS if now_ms is None else now_ms
         self._done = 0
         self._total = sum(tables.count(table) for table in ("catalog", "queues", "entries", "messages", "schedule"))
         self.summary = Summary()
@@ -260,7 +270,7 @@ class Check:
         elif (
             entry.expires_at_ms
             and not (queue is not None and queue.is_staged)  # what is staged expires in the queue where it is published
-            and tables.get("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, key)) is None
+            and not self._is_scheduled(schedule_key(entry.expires_at_ms, KIND_EXPIRE, key))
         ):
             self._expiring[key] = entry.expires_at_ms
         flags = entry.flags
@@ -384,19 +394,40 @@ class Check:
                     harmless=True,
                 )
 
+    def _is_scheduled(self, line: bytes) -> bool:
+        """Whether the schedule has this line, and it can be trusted."""
+        value = self._tables.get("schedule", line)
+        return value is not None and can_decode(decode_schedule_line, line, value)
+
     def _check_schedule(self) -> Iterator[Finding]:
-        for line, _ in self._tables.items("schedule"):
+        for line, value in self._tables.items("schedule"):
             self._seen()
             try:
-                due_ms, kind, key = decode_schedule_key(line)
-            except StoreCorruptException:
-                due_ms, kind, key = 0, -1, b""
-            if kind == KIND_DELIVER and key in self._delayed:
-                self._delayed.discard(key)
+                due_ms, kind, key = decode_schedule_line(line, value)
+            except StoreCorruptException as error:
+                yield Finding(
+                    "damaged line of the schedule",
+                    "schedule",
+                    line,
+                    f"a line of the schedule cannot be trusted ({error}); it goes into quarantine",
+                    to_quarantine("schedule", line, value),
+                )
                 continue
-            entry = self._entry(key) if kind == KIND_EXPIRE else None
-            if entry is not None and 0 < entry.expires_at_ms <= due_ms:
-                self._expiring.pop(key, None)  # later than that: it was in a consumer's hands
+            entry = self._entry(key)
+            right_ms = None if entry is None else self._contradicted(due_ms, kind, entry, bool(value))
+            if entry is not None and right_ms is not None:
+                yield Finding(
+                    "wrong time in the schedule",
+                    "schedule",
+                    line,
+                    f"a line of the schedule makes {self._place(key)} due {in_words(due_ms)} in place of"
+                    f" {in_words(right_ms)}; it goes into quarantine",
+                    to_quarantine("schedule", line, value),
+                )
+            elif kind == KIND_DELIVER and key in self._delayed:
+                self._delayed.discard(key)
+            elif entry is not None and fits(kind, due_ms, entry) and kind == KIND_EXPIRE:
+                self._expiring.pop(key, None)  # later than it says: it was in a consumer's hands
             else:
                 yield Finding(
                     "line of the schedule left over",
@@ -412,29 +443,51 @@ class Check:
                 "entries",
                 key,
                 f"{self._place(key)} expires, and the schedule does not say so; it is put in",
-                (("schedule", schedule_key(expires_at_ms, KIND_EXPIRE, key), b""),),
+                (("schedule", *schedule_line(expires_at_ms, KIND_EXPIRE, key)),),
             )
         for key in sorted(self._delayed):
-            due_ms = self._due_ms(self._entry(key))
+            entry = self._entry(key)
+            due_ms = (None if entry is None else delivery_ms(self._formats, self._message(entry))) or 0
             yield Finding(
                 "delivery not scheduled",
                 "entries",
                 key,
                 f"{self._place(key)} waits for its time, which the schedule does not have; "
-                + (f"it becomes due at {_instant(due_ms)}, as its message says" if due_ms else "it becomes due now"),
-                (("schedule", schedule_key(due_ms, KIND_DELIVER, key), b""),),
+                f"it becomes due {in_words(due_ms)}{', as its message says' if due_ms else ''}",
+                (("schedule", *schedule_line(due_ms, KIND_DELIVER, key)),),
             )
 
-    def _due_ms(self, entry: RawEntry | None) -> int:
-        """When a delayed message is to be delivered, as it says itself; 0 where that is unknown."""
-        value = None if entry is None else self._tables.get("messages", message_key(entry.number))
-        if entry is None or value is None:
-            return 0
+    def _contradicted(self, due_ms: int, kind: int, entry: RawEntry, has_checksum: bool) -> int | None:
+        """The time that a line of the schedule ought to have; None where it is right, or nobody knows better.
+
+        Args:
+            due_ms: of the line.
+            kind: of the line.
+            entry: that it names.
+            has_checksum: whether it has one, which is right; lines of earlier versions have none.
+        """
+        if kind == KIND_EXPIRE and entry.expires_at_ms and entry.lane != DELAYED_LANE:
+            # Where it expired in a consumer's hands, it is due again a minute later at most.
+            latest_ms = (LATEST_EXPIRY_MS if has_checksum else self._now_ms) + DUE_AGAIN_MS
+            is_right = due_ms == entry.expires_at_ms or entry.expires_at_ms < due_ms <= latest_ms
+            return None if is_right else entry.expires_at_ms
+        if kind != KIND_DELIVER or entry.lane != DELAYED_LANE:
+            return None
+        message = self._message(entry)
+        right_ms = delivery_ms(self._formats, message)
+        if message is None or right_ms is None or right_ms == due_ms:
+            return None
+        if message[0] not in _OWN_FORMATS and (has_checksum or abs(due_ms - right_ms) <= _FOREIGN_SLACK_MS):
+            return None
+        return right_ms
+
+    def _message(self, entry: RawEntry) -> tuple[int, bytes] | None:
+        """Format and payload of the message of an entry; None where they cannot be trusted."""
+        value = self._tables.get("messages", message_key(entry.number))
         try:
-            envelope = self._formats.read(*decode_message(entry.number, value, old=self._tables.has_old))
-        except (StoreCorruptException, MessageFormatException):
-            return 0
-        return min(max(envelope.deliver_at_ms or 0, 0), LATEST_MS)
+            return None if value is None else decode_message(entry.number, value, old=self._tables.has_old)
+        except StoreCorruptException:
+            return None
 
     def _entry(self, key: bytes) -> RawEntry | None:
         value = self._tables.get("entries", key) if len(key) == 13 else None
@@ -499,10 +552,9 @@ class Check:
         if annotations is not None and can_decode(decode_annotations, key, annotations):
             again = encode_annotations(new_key, decode_annotations(key, annotations))
             changes += [("annotations", key, None), ("annotations", new_key, again)]
-        if entry.lane == DELAYED_LANE:
-            changes.append(("schedule", schedule_key(self._due_ms(entry), KIND_DELIVER, new_key), b""))
-        elif entry.expires_at_ms:
-            changes.append(("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, new_key), b""))
+        line = right_line(entry._replace(queue=queue), delivery_ms(self._formats, self._message(entry)))
+        if line is not None:
+            changes.append(("schedule", *line))
         return Finding(
             "entries of an unknown queue",
             "entries",
@@ -592,11 +644,3 @@ def _differences(counters: Counters | None, queue: _Queue) -> str:
 def _entry_change(key: bytes, entry: RawEntry, flags: int) -> Change:
     _, _, _, number, count, _, expires_at_ms, size, group = entry
     return "entries", key, encode_entry(key, number, count, flags, expires_at_ms, size, group)
-
-
-def _instant(ms: int) -> str:
-    """A time in words, as far as Python has words for it."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{ms} ms after 1970"

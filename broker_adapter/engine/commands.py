@@ -441,10 +441,19 @@ class Drop(NamedTuple):
     reply: Reply | None = None
 
 
+class DamagedLine(NamedTuple):
+    """A line of the schedule that cannot be trusted."""
+
+    key: bytes
+    value: bytes
+    right: tuple[bytes, bytes] | None  #: the line (key and value) that takes its place; None: nobody knows one
+
+
 class Due(NamedTuple):
     """The time of these (kind, entry or None where it is gone, schedule key) has come."""
 
     items: Sequence[tuple[int, RawEntry | None, bytes]]
+    damaged: Sequence[DamagedLine] = ()  #: lines that go into quarantine, and are not acted upon
     reply: Reply | None = None
 
 

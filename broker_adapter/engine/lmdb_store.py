@@ -38,6 +38,7 @@ from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
     AGE,
     DELAYED_LANE,
+    KIND_DAMAGED,
     LAST_POSITION,
     NEXT_MESSAGE,
     NEXT_QUEUE,
@@ -54,9 +55,11 @@ from broker_adapter.engine.records import (
     decode_last,
     decode_message,
     decode_meta,
-    decode_schedule_key,
+    decode_schedule_line,
     decode_sequences,
+    due_of,
     entry_key,
+    entry_of_line,
     last_key,
     message_key,
     quarantine_key,
@@ -65,6 +68,7 @@ from broker_adapter.engine.records import (
 )
 from broker_adapter.engine.room import Room
 from broker_adapter.engine.run_numbers import number_of, with_gaps
+from broker_adapter.engine.schedule_lines import fits
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.engine.store_files import allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store_versions import take_over
@@ -470,22 +474,28 @@ class LmdbStore:
         """Up to ``limit`` (kind, entry, schedule key) whose time has come."""
         items: list[tuple[int, RawEntry | None, bytes]] = []
         with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
-            for key in cursor.iternext(keys=True, values=False):
-                due_ms, kind, of_entry = decode_schedule_key(key)
+            for key, checksum in cursor:
+                due_ms = due_of(key)
                 if due_ms > now_ms or len(items) == limit:
                     break
-                value = txn.get(of_entry, db=self._db["entries"])
+                try:
+                    _, kind, of_entry = decode_schedule_line(key, checksum)
+                except StoreCorruptException:
+                    kind, of_entry = KIND_DAMAGED, entry_of_line(key)
+                value = txn.get(of_entry, db=self._db["entries"]) if of_entry else None
                 try:
                     entry = None if value is None else decode_entry(of_entry, value)
                 except StoreCorruptException:
                     entry = None  # found and quarantined when it is loaded
+                if entry is not None and not fits(kind, due_ms, entry):
+                    kind = KIND_DAMAGED
                 items.append((kind, entry, key))
         return items
 
     def first_due_ms(self) -> int | None:
-        """When the next entry of the schedule is due."""
+        """When the next line of the schedule is due, also one that cannot be trusted."""
         with self._env.begin() as txn, txn.cursor(db=self._db["schedule"]) as cursor:
-            return decode_schedule_key(cursor.key())[0] if cursor.first() else None
+            return due_of(cursor.key()) if cursor.first() else None
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:

@@ -21,6 +21,7 @@ import attrs
 import lmdb
 import msgpack
 
+from broker_adapter.clock import epoch_ms
 from broker_adapter.engine.check import Check
 from broker_adapter.engine.findings import Finding, Summary
 from broker_adapter.engine.lmdb_errors import without_room
@@ -45,7 +46,7 @@ from broker_adapter.engine.records import (
     decode_meta,
     decode_reference,
     decode_run,
-    decode_schedule_key,
+    decode_schedule_line,
     decode_sequences,
     encode_meta,
     is_run_key,
@@ -457,7 +458,7 @@ def _is_queue(key: bytes) -> bool:
 
 
 _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]], ...]] = (
-    (("schedule",), lambda key, value: not value and decode_schedule_key(key)),
+    (("schedule",), lambda key, value: decode_schedule_line(key, value)),
     (("entries",), lambda key, value: decode_entry(key, value)),
     (
         ("annotations",),
@@ -492,7 +493,7 @@ def _check_records(
     store: DurableStore, report: Report, repair: bool, progress: Progress, formats: Formats | None = None
 ) -> None:
     with store.snapshot() as tables:
-        check = Check(tables, lambda done, of: progress("records", done, of), formats)
+        check = Check(tables, lambda done, of: progress("records", done, of), formats, epoch_ms())
         changes = _noted(check.findings(), report)
         if repair:
             store.apply(changes)

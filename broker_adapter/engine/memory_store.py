@@ -18,6 +18,7 @@ from broker_adapter.engine.records import (
     encode_reference,
     entry_key,
     message_key,
+    schedule_line,
     unpack_entry_key,
 )
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES, Loaded
@@ -226,10 +227,9 @@ class MemoryStore:
         messages = {message_key(number): encode_message(number, *each) for number, each in self._messages.items()}
         counts = [(message_key(number), count) for number, count in self._references.items()]
         references = {key: encode_reference(key, count) for key, count in counts}
+        schedule = dict(schedule_line(*decode_schedule_key(key)) for key in self._scheduled)
         tables = {"messages": messages, "entries": entries, "references": references}
-        return Snapshot(
-            {**tables, "annotations": dict(self._annotations), "schedule": dict.fromkeys(self._scheduled, b"")}
-        )
+        return Snapshot({**tables, "annotations": dict(self._annotations), "schedule": schedule})
 
     def close(self) -> None:
         """Forget everything."""

@@ -47,6 +47,7 @@ from broker_adapter.engine.records import (
     RawEntry,
     entry_key,
     schedule_key,
+    schedule_line,
 )
 
 
@@ -215,7 +216,7 @@ class QueueEntries:
             self.counters_due = True
         if lane is not self.delayed:
             if entry.expires_at_ms:
-                batch.put("schedule", schedule_key(entry.expires_at_ms, KIND_EXPIRE, entry.key), b"")
+                batch.put("schedule", *schedule_line(entry.expires_at_ms, KIND_EXPIRE, entry.key))
             if lane.at_end and len(self.ready) < self.memory.window:
                 lane.loaded_through = entry.position
                 self.ready[entry.position] = entry

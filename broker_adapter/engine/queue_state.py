@@ -41,7 +41,7 @@ from broker_adapter.engine.records import (
     delayed_flags,
     entry_key,
     lane_of_delayed,
-    schedule_key,
+    schedule_line,
 )
 from broker_adapter.engine.search import Search
 from broker_adapter.engine.selection import selectors_at_once
@@ -282,7 +282,7 @@ class QueueState(QueueEntries):
         entry = Entry(key, lane, position, number, 0, flags, expires_at_ms, size, message.group)
         self._add(entry, batch)
         if lane is self.delayed:
-            batch.put("schedule", schedule_key(due_ms or 0, KIND_DELIVER, key), b"")
+            batch.put("schedule", *schedule_line(due_ms or 0, KIND_DELIVER, key))
         elif self.searching:
             self._arrived(entry, effects)
 

@@ -8,7 +8,7 @@ references  number u64                             count u32, crc u32 (only for 
 entries     queue u32, lane u8, position u64       number u64, delivery count u32, flags u16, group u16,
                                                    expiry u48, size u32, crc u32
 annotations as in entries                          crc u32, msgpack map: what the engine adds to the properties
-schedule    due u64, kind u8, entry key            empty
+schedule    due u64, kind u8, entry key            crc u32 (empty in stores of earlier versions)
 queues      queue u32                              crc u32, msgpack: next position, bytes, lanes (:class:`Counters`)
 catalog     queue u32                              crc u32, msgpack: what the queue is (:class:`CatalogRecord`)
 producers   msgpack: the stream's name, or its     last u64, solid i64, last used u64 (ms), crc u32,
@@ -65,6 +65,9 @@ FIRST_VOLATILE_QUEUE = 1 << 31
 
 KIND_EXPIRE = 0
 KIND_DELIVER = 1
+KIND_DAMAGED = -1  #: of a line that cannot be trusted, as ``due`` gives it; never stored
+#: Time after which a message that expired in a consumer's hands is due again.
+DUE_AGAIN_MS = 60_000
 
 TABLES = (
     "messages",
@@ -106,6 +109,10 @@ unpack_entry_key = struct.Struct(">IBQ").unpack
 unpack_message_key = struct.Struct(">Q").unpack
 unpack_queue_key = struct.Struct(">I").unpack
 
+ENTRY_KEY_BYTES = 13
+MESSAGE_KEY_BYTES = 8
+QUEUE_KEY_BYTES = 4
+
 #: The group of an entry stands above its expiry, which needs no more than 48 bits until the year 10889.
 _GROUP_SHIFT = 48
 #: Latest expiry that an entry can have; a later one is as good as never.
@@ -140,8 +147,31 @@ class RawEntry(NamedTuple):
 
 
 def position_of(key: bytes) -> int:
-    """The position in the key of an entry, also of one whose value is damaged."""
-    return int.from_bytes(key[5:])
+    """The position in the key of an entry, also of one whose value is damaged, or whose key has a wrong length."""
+    return int.from_bytes(key[5:ENTRY_KEY_BYTES].ljust(8, b"\0"))
+
+
+def decode_entry_key(key: bytes) -> tuple[int, int, int]:
+    """(queue, lane, position) in a key that was read; raises StoreCorruptException where its length is wrong."""
+    _check_length("entries", key, ENTRY_KEY_BYTES)
+    return unpack_entry_key(key)
+
+
+def decode_queue_key(table: str, key: bytes) -> int:
+    """The queue in a key that was read from a table; raises StoreCorruptException where its length is wrong."""
+    _check_length(table, key, QUEUE_KEY_BYTES)
+    return int.from_bytes(key)
+
+
+def decode_message_key(key: bytes) -> int:
+    """The message in a key that was read; raises StoreCorruptException where its length is wrong."""
+    _check_length("messages", key, MESSAGE_KEY_BYTES)
+    return int.from_bytes(key)
+
+
+def _check_length(table: str, key: bytes, length: int) -> None:
+    if len(key) != length:
+        raise StoreCorruptException(f"key {key.hex()} of table {table} has {len(key)} bytes, not {length}")
 
 
 def delayed_flags(flags: int, lane: int) -> int:
@@ -165,7 +195,8 @@ def encode_entry(
 
 def decode_entry(key: bytes, value: bytes) -> RawEntry:
     """The entry in this record; raises StoreCorruptException where its checksum or length is wrong."""
-    if len(value) != _entry_value.size or len(key) != 13:
+    if len(value) != _entry_value.size or len(key) != ENTRY_KEY_BYTES:
+        decode_entry_key(key)  # tells which of them is wrong
         raise StoreCorruptException(f"entry {key.hex()} has {len(value)} bytes, not {_entry_value.size}")
     number, count, flags, expires, size, crc = _entry_value.unpack(value)
     if crc32(value[: _entry_body.size], crc32(key)) != crc:
@@ -224,10 +255,36 @@ def schedule_key(due_ms: int, kind: int, key: bytes) -> bytes:
 
 def decode_schedule_key(key: bytes) -> tuple[int, int, bytes]:
     """(due, kind, entry key); raises StoreCorruptException where it is none."""
-    if len(key) != _schedule_head.size + 13:
-        raise StoreCorruptException(f"key of the schedule of {len(key)} bytes")
+    _check_length("schedule", key, _schedule_head.size + ENTRY_KEY_BYTES)
     due_ms, kind = _schedule_head.unpack_from(key)
     return due_ms, kind, key[_schedule_head.size :]
+
+
+def schedule_line(due_ms: int, kind: int, key: bytes) -> tuple[bytes, bytes]:
+    """A line of the schedule: its key, and the checksum over that."""
+    line = _schedule_head.pack(due_ms, kind) + key
+    return line, _crc.pack(crc32(line))
+
+
+def decode_schedule_line(line: bytes, value: bytes) -> tuple[int, int, bytes]:
+    """(due, kind, entry key); raises StoreCorruptException where the checksum or the length of the key is wrong.
+
+    A line of an earlier version has no checksum.
+    """
+    if value and value != _crc.pack(crc32(line)):
+        raise StoreCorruptException(f"line {line.hex()} of the schedule fails its checksum")
+    return decode_schedule_key(line)
+
+
+def due_of(line: bytes) -> int:
+    """When a line of the schedule is due, also one whose key has a wrong length; lines sort by this time."""
+    return int.from_bytes(line[:8].ljust(8, b"\0"))
+
+
+def entry_of_line(line: bytes) -> bytes:
+    """The key of the entry that a damaged line of the schedule names; empty where it names none."""
+    key = line[_schedule_head.size : _schedule_head.size + ENTRY_KEY_BYTES]
+    return key if len(key) == ENTRY_KEY_BYTES else b""
 
 
 class SequencesRecord(NamedTuple):

@@ -65,11 +65,15 @@ class Store(Protocol):
         """The annotations of an entry."""
 
     def due(self, now_ms: int, limit: int) -> list[tuple[int, RawEntry | None, bytes]]:
-        """Up to ``limit`` (kind, entry, schedule key) whose time has come, the earliest first; entry None where it
-        is gone."""
+        """Up to ``limit`` (kind, entry, schedule key) whose time has come, the earliest first.
+
+        Returns:
+            The entry is None where it is gone.  The kind is ``KIND_DAMAGED`` where the line cannot be trusted, or the
+            entry contradicts it: then the entry is the one that it names, if there is one.
+        """
 
     def first_due_ms(self) -> int | None:
-        """When the next entry of the schedule is due."""
+        """When the next line of the schedule is due, also one that cannot be trusted."""
 
     def quarantine(self, table: str, keys: Iterable[bytes]) -> bool:
         """Move records that cannot be trusted out of the way, as they are; False: there is no room, and they stay."""

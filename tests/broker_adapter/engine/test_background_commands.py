@@ -7,8 +7,11 @@ import pytest
 from broker_adapter.destination import topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.records import (
+    DELAYED_LANE,
     KIND_DELIVER,
     RawEntry,
+    entry_key,
+    schedule_line,
     unpack_entry_key,
 )
 from tests.broker_adapter.engine.rules import DURABLE, Rules
@@ -31,3 +34,14 @@ def test_what_falls_due_in_a_queue_that_has_ended_is_dropped(durable: bool) -> N
     rules.do(c.Due([(KIND_DELIVER, raw, schedule)]))
     batch = rules.effects.durable if durable else rules.effects.volatile
     assert batch.entries == {key: None}
+
+
+def test_a_damaged_line_of_the_schedule_goes_into_quarantine_in_the_commit_that_puts_the_right_one_in() -> None:
+    rules = Rules()
+    right = schedule_line(70, KIND_DELIVER, entry_key(1, DELAYED_LANE, 1))
+    found = (b"wrong", b"", right), (right[0], b"1234", right), (b"x", b"", None)
+    rules.do(c.Due((), [c.DamagedLine(*each) for each in found]))
+    tables = rules.effects.durable.tables
+    assert tables["schedule"] == {b"wrong": None, right[0]: right[1], b"x": None}
+    assert tables["quarantine"] == {b"schedule\0wrong": b"", b"schedule\0" + right[0]: b"1234", b"schedule\0x": b""}
+    assert rules.state.totals.quarantined == 3

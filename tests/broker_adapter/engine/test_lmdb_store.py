@@ -13,6 +13,7 @@ from broker_adapter.engine.effects import StoreBatch
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import (
     AGE,
+    DELAYED_LANE,
     FLAG_PERSISTENT,
     FLAG_SHARED,
     KIND_DELIVER,
@@ -39,6 +40,7 @@ from broker_adapter.engine.records import (
     queue_key,
     run_key,
     schedule_key,
+    schedule_line,
     stream_key,
 )
 from broker_adapter.engine.run_numbers import KEPT_RUNS
@@ -411,9 +413,9 @@ def test_damaged_annotations_are_none(tmp_path: Path) -> None:
 
 def test_what_is_due_of_a_damaged_entry_comes_without_it(tmp_path: Path) -> None:
     store = reopened(tmp_path)
-    key, found = entry(1, 5, 1, 1)
+    key, found = entry(1, DELAYED_LANE, 1, 1)
     batch = batch_of((key, found))
-    batch.put("schedule", schedule_key(100, KIND_DELIVER, key), b"")
+    batch.put("schedule", *schedule_line(100, KIND_DELIVER, key))
     store.commit(batch)
     assert store.due(100, 10) == [(KIND_DELIVER, found, schedule_key(100, KIND_DELIVER, key))]
     store.close()

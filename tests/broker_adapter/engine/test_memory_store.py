@@ -21,6 +21,7 @@ from broker_adapter.engine.records import (
     entry_key,
     message_key,
     schedule_key,
+    schedule_line,
 )
 from broker_adapter.engine.store import MESSAGE_BYTES, PLACE_BYTES
 from tests.broker_adapter.engine.storing import batch_of, entry, positions
@@ -147,6 +148,6 @@ def test_a_snapshot_has_the_records_as_a_store_on_disk_would() -> None:
     assert decode_message(1, found) == (7, b"x1")
     ((counted, value),) = tables.items("references")
     assert decode_reference(counted, value) == 2
-    assert list(tables.items("schedule")) == [(key, b"")]
+    assert list(tables.items("schedule")) == [schedule_line(5, KIND_DELIVER, entry_key(1, 5, 1))]
     assert [tables.count(table) for table in ("entries", "messages", "schedule", "catalog")] == [2, 1, 1, 0]
     assert tables.get("catalog", b"key") is None
