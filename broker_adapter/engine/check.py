@@ -42,6 +42,7 @@ from broker_adapter.engine.records import (
     FLAG_SHARED,
     KIND_DELIVER,
     KIND_EXPIRE,
+    LAST_MESSAGE,
     LATEST_EXPIRY_MS,
     CatalogRecord,
     Counters,
@@ -326,7 +327,8 @@ class Check:
                 yield damaged_key("messages", key, value)
                 continue
             (number,) = unpack_message_key(key)
-            self._highest = number
+            if number <= LAST_MESSAGE:
+                self._highest = number
             while wanted is not None and wanted[0] < number:
                 self._to_lose.add(wanted[0])  # the message is not there
                 wanted = next(references, None)

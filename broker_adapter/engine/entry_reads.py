@@ -12,12 +12,12 @@ from broker_adapter.engine.records import (
     DELAYED_LANE,
     FLAG_PERSISTENT,
     RawEntry,
+    decode_entry_key,
     encode_entry,
-    unpack_entry_key,
 )
 from broker_adapter.engine.store import Loaded
 from broker_adapter.engine.stores import Stores
-from broker_adapter.errors import ResourceAllocationException
+from broker_adapter.errors import ResourceAllocationException, StoreCorruptException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
@@ -75,7 +75,10 @@ class EntryReads:
         """Write those of some damaged entries again that are in memory; returns whether there was one."""
         changes: list[Change] = []
         for key in corrupt:
-            number, lane, position = unpack_entry_key(key)
+            try:
+                number, lane, position = decode_entry_key(key)
+            except StoreCorruptException:
+                continue  # nobody knows which entry it was
             queue = self._queues.get(number)
             entry = None if queue is None else queue.in_memory(lane, position)
             if entry is not None and entry.flags & FLAG_PERSISTENT:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_adapter.engine.records import (
     DELAYED_LANE,
+    LAST_MESSAGE,
     RUN_PREFIX,
     CatalogRecord,
     Counters,
@@ -20,16 +22,20 @@ from broker_adapter.engine.records import (
     decode_catalog,
     decode_counters,
     decode_entry,
+    decode_entry_key,
+    decode_message_key,
+    decode_queue_key,
     decode_run,
     entry_key,
     is_run_key,
-    unpack_entry_key,
-    unpack_queue_key,
+    queue_key,
 )
 from broker_adapter.engine.store import Loaded, StoredQueue
 from broker_adapter.errors import StoreCorruptException
 
 _log = logging.getLogger(f"holdfast.{__name__}")
+
+_LAST_QUEUE = (1 << 32) - 1
 
 
 def entries_between(cursor: Any, first: bytes, last: bytes, limit: int) -> Loaded:
@@ -53,7 +59,15 @@ def items_from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
     return iter(cursor) if cursor.set_range(first) else iter(())
 
 
-def stored_queues(txn: Any, tables: Mapping[str, Any], path: Path) -> list[StoredQueue]:
+class StoredQueues(NamedTuple):
+    """What a start reads of the queues."""
+
+    queues: list[StoredQueue]
+    unknown: int  #: how many queues have entries, and are not in the catalogue
+    damaged: set[bytes]  #: entries with keys of a wrong length that were met on the way
+
+
+def stored_queues(txn: Any, tables: Mapping[str, Any], path: Path) -> StoredQueues:
     """Every queue, with its counters.
 
     Args:
@@ -65,34 +79,65 @@ def stored_queues(txn: Any, tables: Mapping[str, Any], path: Path) -> list[Store
         StoreCorruptException: the catalogue or the entries are damaged.
     """
     found = []
-    for key, value in txn.cursor(db=tables["catalog"]):
-        (queue,) = unpack_queue_key(key)
-        lanes = _lanes(txn, tables, path, queue)
-        found.append(StoredQueue(queue, _record(path, key, value), _counters(txn, tables, key), lanes))
-    return found
+    damaged: set[bytes] = set()
+    with txn.cursor(db=tables["entries"]) as entries:
+        for key, value in txn.cursor(db=tables["catalog"]):
+            record = _record(path, key, value)
+            queue = decode_queue_key("catalog", key)
+            lanes = _lanes(entries, path, queue, damaged)
+            found.append(StoredQueue(queue, record, _counters(txn, tables, key), lanes))
+        unknown = _unknown_queues(entries, {each.queue for each in found}, damaged)
+    return StoredQueues(found, unknown, damaged)
 
 
-def _lanes(txn: Any, tables: Mapping[str, Any], path: Path, queue: int) -> list[int]:
-    """The lanes that a queue has entries in."""
+def _lanes(cursor: Any, path: Path, queue: int, damaged: set[bytes]) -> list[int]:
+    """The lanes that a queue has entries in; ``damaged`` gets the keys of a wrong length."""
     lanes: list[int] = []
-    with txn.cursor(db=tables["entries"]) as cursor:
-        lane = 0
-        while lane <= DELAYED_LANE and cursor.set_range(entry_key(queue, lane, 0)):
-            found, lane_found, _ = unpack_entry_key(cursor.key())
-            if (found, lane_found) < (queue, lane):
-                raise StoreCorruptException(
-                    f"the entries of the store in {str(path)!r} are not in order;"
-                    f" run: holdfast check {str(path)!r} --repair"
-                )
-            if found != queue:
-                break
-            lanes.append(lane_found)
-            lane = lane_found + 1
+    lane = 0
+    while lane <= DELAYED_LANE:
+        # Keys that were cut off stand before the others of their lane.
+        found = _next_entry(cursor, entry_key(queue, lane, 0)[:5], damaged)
+        if found is None:
+            break
+        number, lane_found, _ = found
+        if (number, lane_found) < (queue, lane):
+            raise StoreCorruptException(
+                f"the entries of the store in {str(path)!r} are not in order;"
+                f" run: holdfast check {str(path)!r} --repair"
+            )
+        if number != queue:
+            break
+        lanes.append(lane_found)
+        lane = lane_found + 1
     return lanes
+
+
+def _unknown_queues(cursor: Any, known: Container[int], damaged: set[bytes]) -> int:
+    """How many queues have entries and are not among the known ones."""
+    unknown = queue = 0
+    first = b"\0"
+    while (found := _next_entry(cursor, first, damaged)) is not None and found[0] >= queue:
+        unknown += found[0] not in known
+        queue = found[0] + 1
+        if queue > _LAST_QUEUE:
+            break
+        first = queue_key(queue)
+    return unknown
+
+
+def _next_entry(cursor: Any, first: bytes, damaged: set[bytes]) -> tuple[int, int, int] | None:
+    """(queue, lane, position) of the first entry from a key on; ``damaged`` gets the keys of a wrong length."""
+    for key, _ in items_from(cursor, first):
+        try:
+            return decode_entry_key(key)
+        except StoreCorruptException:
+            damaged.add(key)
+    return None
 
 
 def _record(path: Path, key: bytes, value: bytes) -> CatalogRecord:
     try:
+        decode_queue_key("catalog", key)
         record = decode_catalog(key, value)
     except (StoreCorruptException, TypeError, ValueError) as error:
         raise StoreCorruptException(
@@ -122,7 +167,10 @@ def count_entries(txn: Any, tables: Mapping[str, Any], prefix: bytes) -> Counter
     for key, value in items_from(txn.cursor(db=tables["entries"]), prefix):
         if not key.startswith(prefix):
             break
-        _, lane, position = unpack_entry_key(key)
+        try:
+            _, lane, position = decode_entry_key(key)
+        except StoreCorruptException:
+            continue  # no queue can have it
         lanes[lane] = lanes.get(lane, 0) + 1
         last = max(last, position)
         try:
@@ -132,6 +180,18 @@ def count_entries(txn: Any, tables: Mapping[str, Any], prefix: bytes) -> Counter
     # Nobody knows which positions above the last entry were used; skip as many as could be in one queue's window.
     next_position = last + 1 + (1 << 32)
     return Counters(next_position, size, tuple(LaneCounters(*lane, 0) for lane in sorted(lanes.items())))
+
+
+def last_message(cursor: Any) -> tuple[int, list[bytes]]:
+    """The number of the last message (0: there is none), and the keys behind it that no message can have."""
+    damaged: list[bytes] = []
+    for key in cursor.iterprev(keys=True, values=False):
+        with suppress(StoreCorruptException):
+            number = decode_message_key(key)
+            if number <= LAST_MESSAGE:
+                return number, damaged
+        damaged.append(key)
+    return 0, damaged
 
 
 def run_items(txn: Any, meta: Any) -> Iterator[tuple[bytes, bytes]]:

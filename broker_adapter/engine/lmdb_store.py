@@ -29,6 +29,7 @@ from broker_adapter.engine.lmdb_reads import (
     decoded_run,
     entries_between,
     items_from,
+    last_message,
     run_items,
     stored_queues,
 )
@@ -57,6 +58,7 @@ from broker_adapter.engine.records import (
     decode_meta,
     decode_schedule_line,
     decode_sequences,
+    decode_stream_key,
     due_of,
     entry_key,
     entry_of_line,
@@ -64,7 +66,6 @@ from broker_adapter.engine.records import (
     message_key,
     quarantine_key,
     queue_key,
-    unpack_message_key,
 )
 from broker_adapter.engine.room import Room
 from broker_adapter.engine.run_numbers import number_of, with_gaps
@@ -232,7 +233,16 @@ class LmdbStore:
     def queues(self) -> list[StoredQueue]:
         """Every queue, with its counters."""
         with self._env.begin() as txn:
-            return stored_queues(txn, self._db, self.path)
+            found = stored_queues(txn, self._db, self.path)
+        self.quarantine("entries", sorted(found.damaged))
+        if found.unknown:
+            _log.warning(
+                "! %d %s entries, and the catalogue of the store in %s does not have %s; nobody can receive these"
+                " messages; stop the server and run: holdfast check %s",
+                *(found.unknown, "queue has" if found.unknown == 1 else "queues have", self.path),
+                *("it" if found.unknown == 1 else "them", self.path),
+            )
+        return found.queues
 
     def count(self, queue: int) -> Counters:
         """Counters of a queue made from its entries.  Takes a second for about a million of them."""
@@ -246,6 +256,7 @@ class LmdbStore:
         with self._env.begin() as txn:
             for key, value in txn.cursor(db=self._db["producers"]):
                 try:
+                    decode_stream_key(key)
                     found.append((key, decode_sequences(key, value)))
                 except StoreCorruptException:
                     damaged.append(key)
@@ -283,10 +294,9 @@ class LmdbStore:
         """The number for the next new message."""
         with self._env.begin() as txn:
             noted = txn.get(NEXT_MESSAGE, db=self._db["meta"])
-            last = 0
             with txn.cursor(db=self._db["messages"]) as cursor:
-                if cursor.last():
-                    (last,) = unpack_message_key(cursor.key())
+                last, damaged = last_message(cursor)
+        self.quarantine("messages", damaged)
         return max(last + 1, self._noted(NEXT_MESSAGE, noted) or 1)
 
     def next_queue(self) -> int:

@@ -125,13 +125,13 @@ def put_batch(txn: Any, db: Mapping[str, Any], batch: StoreBatch) -> None:
     """Make the changes of a batch, in a transaction; ``db``: the tables by name."""
     if batch.messages:
         with txn.cursor(db=db["messages"]) as cursor:
-            cursor.putmulti(
-                [
-                    (message_key(number), encode_message(number, message.format, message.payload))
-                    for number, message in batch.messages.items()
-                ],
-                append=True,
-            )
+            records = [
+                (message_key(number), encode_message(number, message.format, message.payload))
+                for number, message in batch.messages.items()
+            ]
+            _, appended = cursor.putmulti(records, append=True)
+            if appended != len(records):  # a damaged key stands behind them: LMDB leaves them out, and says nothing
+                cursor.putmulti(records)
         txn.put(NEXT_MESSAGE, encode_meta(NEXT_MESSAGE, max(batch.messages) + 1), db=db["meta"])
     for number, count in batch.references:
         key = message_key(number)

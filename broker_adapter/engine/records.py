@@ -101,6 +101,8 @@ REBUILT = b"rebuilt"  #: what a repair that has not ended yet found in the pages
 META_NAMES = frozenset((VERSION, VERSION_CHECK, UNIQUE, NEXT_MESSAGE, NEXT_QUEUE, NEXT_RUN, HAS_OLD, AGE, REBUILT))
 #: Positions are 64-bit numbers.
 LAST_POSITION = (1 << 64) - 1
+#: Numbers of messages do not get there; a key with a greater one is damaged.
+LAST_MESSAGE = (1 << 62) - 1
 
 message_key = struct.Struct(">Q").pack
 queue_key = struct.Struct(">I").pack
@@ -148,7 +150,7 @@ class RawEntry(NamedTuple):
 
 def position_of(key: bytes) -> int:
     """The position in the key of an entry, also of one whose value is damaged, or whose key has a wrong length."""
-    return int.from_bytes(key[5:ENTRY_KEY_BYTES].ljust(8, b"\0"))
+    return number_at(key, 5)
 
 
 def decode_entry_key(key: bytes) -> tuple[int, int, int]:
@@ -276,9 +278,14 @@ def decode_schedule_line(line: bytes, value: bytes) -> tuple[int, int, bytes]:
     return decode_schedule_key(line)
 
 
+def number_at(key: bytes, first: int = 0) -> int:
+    """The number of eight bytes in a key, also in one that is too short for it: the place at which the key sorts."""
+    return int.from_bytes(key[first : first + 8].ljust(8, b"\0"))
+
+
 def due_of(line: bytes) -> int:
     """When a line of the schedule is due, also one whose key has a wrong length; lines sort by this time."""
-    return int.from_bytes(line[:8].ljust(8, b"\0"))
+    return number_at(line)
 
 
 def entry_of_line(line: bytes) -> bytes:
@@ -472,8 +479,14 @@ def stream_key(*name: Any) -> bytes:
 
 
 def decode_stream_key(key: bytes) -> tuple[Any, ...]:
-    """The name of a stream."""
-    return tuple(msgpack.unpackb(key, use_list=False))
+    """The name of a stream; raises StoreCorruptException where the key is none."""
+    try:
+        name = msgpack.unpackb(key, use_list=False)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        name = None
+    if not isinstance(name, tuple):
+        raise StoreCorruptException(f"key {key.hex()} of table producers is not the name of a stream")
+    return name
 
 
 def short_name(name: str) -> str:

@@ -16,6 +16,7 @@ from broker_adapter.engine.records import (
     HAS_OLD,
     NEXT_MESSAGE,
     NEXT_QUEUE,
+    QUEUE_KEY_BYTES,
     RUN_PREFIX,
     STORE_VERSION,
     UNIQUE,
@@ -28,7 +29,6 @@ from broker_adapter.engine.records import (
     encode_last,
     encode_meta,
     last_key,
-    unpack_queue_key,
     with_key_covered,
 )
 from broker_adapter.errors import StoreCorruptException, StoreVersionException
@@ -138,14 +138,12 @@ class _TakeOver:
             self._txn.put(HAS_OLD, b"\1", db=meta)
             if version:
                 with self._txn.cursor(db=self._tables["catalog"]) as cursor:
-                    highest = unpack_queue_key(cursor.key())[0] if cursor.last() else 0
+                    keys = cursor.iterprev(keys=True, values=False)
+                    highest = next((int.from_bytes(key) for key in keys if len(key) == QUEUE_KEY_BYTES), 0)
                 self._txn.put(NEXT_QUEUE, msgpack.packb(highest + 1), db=meta)
             for key, value in list(self._txn.cursor(db=self._tables["producers"])):
-                try:
+                with suppress(StoreCorruptException):  # it is set aside when it is read
                     self._upgrade_producer(key, value)
-                except (StoreCorruptException, ValueError, TypeError):
-                    if version:
-                        raise
         for key in (NEXT_QUEUE, NEXT_MESSAGE):
             value = self._txn.get(key, db=meta)
             with suppress(StoreCorruptException):
