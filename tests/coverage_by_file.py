@@ -112,10 +112,12 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "sdk/connection_factory.py": ("tests/sdk/test_checks.py", "tests/sdk/test_context.py"),
     "sdk/typed_values.py": ("tests/sdk/test_message.py", "tests/sdk/test_message_types.py"),
     # One contract over both stores; what older versions wrote; damaged stores.
+    f"{_E}/background.py": _engine("schedule_lines"),
+    f"{_E}/lmdb_reads.py": _engine("key_lengths"),
     f"{_E}/lmdb_store.py": _engine("store"),
     f"{_E}/memory_store.py": _engine("store"),
     f"{_E}/store_versions.py": _engine("old_stores"),
-    f"{_E}/records.py": _engine("lmdb_store", "store", "old_stores"),
+    f"{_E}/records.py": _engine("lmdb_store", "store", "old_stores", "schedule_lines", "key_lengths"),
     f"{_E}/check.py": _engine("maintenance"),
     f"{_E}/pages.py": _engine("maintenance"),
     f"{_E}/salvage.py": _engine("maintenance"),
