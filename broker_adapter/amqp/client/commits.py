@@ -287,7 +287,7 @@ class Coordinator(Link):
 
     def _refuse(self, error: JMSException) -> None:
         """The coordinator is gone, and its transactions with it: what waits was not done, if it can be told."""
-        reason = f"the transaction coordinator went away: {error}"
+        reason = f"the transaction coordinator went away: {error.reason}"
         for commit in self._end():
             kind = TransactionInDoubtException if commit.is_in_doubt else TransactionRolledBackException
             commit.done(None, kind(reason, error_code=error.error_code))
