@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
-WORKERS ?= 2
+WORKERS ?= 4
 #: How many of the slowest tests are named at the end.
 SLOWEST ?= 10
 #: The tests of the edit loop: some of each package, without Spark, kills, and what waits.
