@@ -615,7 +615,11 @@ class Broker:
             except StoreCorruptException:
                 raise  # a record is damaged
             except StoreException as error:
-                self._fail(error, (), None)
+                self.cycling_thread = threading.get_ident()  # who is told may not wait for the engine
+                try:
+                    self._fail(error, (), None)
+                finally:
+                    self.cycling_thread = None
                 raise
 
     def _reader(self) -> Reader:

@@ -569,7 +569,13 @@ def test_an_engine_stops_where_the_note_of_its_start_meets_a_failed_disk(
     send(broker := disk.start(), connect(broker), "q", "a")
     broker = disk.start()
     told: list[JMSException] = []
-    broker.on_failure(told.append)
+
+    def hear(error: JMSException) -> None:
+        told.append(error)
+        with pytest.raises(IllegalStateException, match="callback"):
+            broker.call(c.Statistics(), WAIT)
+
+    broker.on_failure(hear)
 
     def fails(_writes: Writes, _change: Any) -> None:
         raise StoreException("the store failed: Input/output error")
