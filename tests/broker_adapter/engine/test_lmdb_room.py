@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.engine.effects import StoreBatch
-from broker_adapter.engine.lmdb_room import BALLAST_BYTES
+from broker_adapter.engine.lmdb_room import BALLAST_BYTES, can_grow
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.engine.records import (
     entry_key,
@@ -66,3 +67,30 @@ def test_a_disk_that_is_filling_up_keeps_a_part_for_settlements(
     assert not room.is_used_up
     assert (tmp_path / "data.mdb").stat().st_size >= before + BALLAST_BYTES - 1_000_000
     store.close()
+
+
+@pytest.mark.parametrize(("largest", "said"), [(3 * 1024 * 1024, "ulimit -f"), (1 << 40, "max_store_bytes")])
+def test_records_take_four_fifths_of_the_largest_file_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, said: str
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _what: (largest, largest))
+    store = LmdbStore(tmp_path, EngineSettings(max_store_bytes=16 * 1024 * 1024, min_free_disk_bytes=0))
+    room = store.room()
+    assert room is not None
+    assert said in room.reason
+    assert room.single_pages * room.page_bytes < 0.8 * min(largest, 20 * 1024 * 1024)
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EFBIG, errno.EDQUOT, errno.ENOSPC, None])
+def test_a_store_can_grow_unless_the_system_says_that_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    LmdbStore(tmp_path, EngineSettings()).close()
+
+    def allocate(_file: int, _start: int, _size: int) -> None:
+        if code is not None:
+            raise OSError(code, "no room")
+
+    monkeypatch.setattr("os.posix_fallocate", allocate)
+    assert can_grow(tmp_path) is (code is None)
