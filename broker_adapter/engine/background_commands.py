@@ -24,6 +24,7 @@ from broker_adapter.engine.records import (
     KIND_DELIVER,
     KIND_EXPIRE,
     encode_meta,
+    entry_of_line,
     quarantine_key,
     schedule_line,
 )
@@ -103,7 +104,7 @@ class BackgroundCommands:
                 if raw.expires_at_ms and kind == KIND_EXPIRE:
                     # A consumer holds it: it expires if it comes back; due again now and then, for the case of a crash.
                     batch = effects.durable if raw.flags & FLAG_PERSISTENT else effects.volatile
-                    batch.put("schedule", *schedule_line(now_ms + DUE_AGAIN_MS, KIND_EXPIRE, key[-13:]))
+                    batch.put("schedule", *schedule_line(now_ms + DUE_AGAIN_MS, KIND_EXPIRE, entry_of_line(key)))
                 continue
             self._changed[queue.id] = queue
             if queue.record.kind == "ended":

@@ -36,6 +36,7 @@ from broker_adapter.engine.findings import (
 from broker_adapter.engine.records import (
     DELAYED_LANE,
     DUE_AGAIN_MS,
+    ENTRY_KEY_BYTES,
     FIRST_STAGED_QUEUE,
     FLAG_ANNOTATED,
     FLAG_PERSISTENT,
@@ -79,7 +80,6 @@ SKIPPED_POSITIONS: Final = 1 << 32
 _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 #: Entries whose message numbers are sorted at a time.
 _SORTED_AT_ONCE: Final = 1_000_000
-_ENTRY_KEY_BYTES: Final = 13
 #: What the engine makes itself.
 _OWN_FORMATS: Final = (ENVELOPE_FORMAT, ENVELOPE_FORMAT_1)
 #: A message of another format may name a delay, which counts from its arrival: nobody knows that to the millisecond.
@@ -364,7 +364,7 @@ class Check:
 
     def _place(self, key: bytes) -> str:
         """What an entry is called, with its queue."""
-        queue = self._queues.get(unpack_entry_key(key)[0]) if len(key) == _ENTRY_KEY_BYTES else None
+        queue = self._queues.get(unpack_entry_key(key)[0]) if len(key) == ENTRY_KEY_BYTES else None
         if queue is None:
             return f"entry {key.hex()}"
         return f"entry {key.hex()} of {queue}"
@@ -492,7 +492,7 @@ class Check:
             return None
 
     def _entry(self, key: bytes) -> RawEntry | None:
-        value = self._tables.get("entries", key) if len(key) == 13 else None
+        value = self._tables.get("entries", key) if len(key) == ENTRY_KEY_BYTES else None
         try:
             return None if value is None else decode_entry(key, value)
         except StoreCorruptException:

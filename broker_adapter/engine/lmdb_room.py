@@ -39,17 +39,20 @@ def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: Eng
     info = env.info()
     page = int(env.stat()["psize"])
     disk = os.statvfs(path)
-    limit, largest = settings.max_store_bytes, _largest_file_bytes()
-    is_small = int(largest * _OF_LARGEST_FILE) < limit
+    largest = _largest_file_bytes()
+    limit, limit_name = min(
+        (settings.max_store_bytes, "option max_store_bytes"),
+        (int(largest * _OF_LARGEST_FILE), "the limit of the size of files, ulimit -f"),
+    )
     figures = Figures(
         page,
         info["last_pgno"] + 1,
         info["last_pgno"] + 1,
         min(info["map_size"], largest) // page,
-        (int(largest * _OF_LARGEST_FILE) if is_small else limit) // page,
+        limit // page,
         disk.f_bavail * disk.f_frsize // page,
         settings.min_free_disk_bytes // page,
-        **({"limit_name": "the limit of the size of files, ulimit -f"} if is_small else {}),
+        limit_name,
     )
     plenty = _PLENTY_BYTES + 2 * settings.max_transaction_bytes
     if room_of(figures, plenty, str(path)) is None:

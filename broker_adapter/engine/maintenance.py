@@ -30,6 +30,7 @@ from broker_adapter.engine.lmdb_store import LmdbStore, map_bytes
 from broker_adapter.engine.pages import Damage, File, Meta, contradiction, metas, newest
 from broker_adapter.engine.parts import in_parts
 from broker_adapter.engine.records import (
+    ENTRY_KEY_BYTES,
     FIRST_VOLATILE_QUEUE,
     MAX_KEY_BYTES,
     META_NAMES,
@@ -462,7 +463,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
     (("entries",), lambda key, value: decode_entry(key, value)),
     (
         ("annotations",),
-        lambda key, value: len(key) == 13 and isinstance(decode_annotations(key, value, old=True), dict),
+        lambda key, value: len(key) == ENTRY_KEY_BYTES and isinstance(decode_annotations(key, value, old=True), dict),
     ),
     (("references",), lambda key, value: len(key) == len(value) == 8 and decode_reference(key, value)),
     (("messages",), _is_message),

@@ -119,10 +119,6 @@ class DurableStore(Store, Protocol):
         It is not counted from zero, but from the time of the day at which the store was made.
         """
 
-    @property
-    def has_noted_run(self) -> bool:
-        """Whether the start of the engine that was to be noted is."""
-
     def begin_run(self, record: RunRecord) -> None:
         """A start of the engine, which is noted by what is written next, in the same commit."""
 

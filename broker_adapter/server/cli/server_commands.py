@@ -10,7 +10,7 @@ from typing import Any
 from broker_adapter.destination import checked_name
 from broker_adapter.server.announcements import ANNOUNCE
 from broker_adapter.server.cli.terminal import printable
-from broker_adapter.server.cli.tools import connected, listed, say
+from broker_adapter.server.cli.tools import check_subscription, connected, listed, say
 from broker_adapter.transport import Transport
 from broker_adapter.wording import counted
 
@@ -64,10 +64,7 @@ def _confirmed(options: argparse.Namespace, question: str) -> bool:
 
 def _named(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The queue, topic or subscription that the arguments name: in words, and as arguments of a request."""
-    if options.subscription is not None and not options.topic:
-        raise ValueError("--subscription needs --topic: a queue has none")
-    if options.client_id is not None and options.subscription is None:
-        raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")
+    check_subscription(options, has_topic=options.topic)
     if options.subscription is not None:
         checked_name(options.subscription, "subscription")
     name, kind = options.destination, "topic" if options.topic else "queue"

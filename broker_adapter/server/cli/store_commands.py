@@ -37,7 +37,15 @@ from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import AMQP_FORMAT
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.server.cli.terminal import output_errors
-from broker_adapter.server.cli.tools import add_option, ask, say, settings_of, text_argument, url_argument
+from broker_adapter.server.cli.tools import (
+    add_option,
+    ask,
+    check_subscription,
+    say,
+    settings_of,
+    text_argument,
+    url_argument,
+)
 from broker_adapter.settings import EngineSettings
 
 #: Findings that are printed; all of them are counted.
@@ -315,10 +323,7 @@ def _subscription(options: argparse.Namespace) -> _Subscription | None:
                 raise ValueError(f"--{name.replace('_', '-')} is for put-back: nothing else puts messages into a queue")
     if options.queue is not None and options.topic is not None:
         raise ValueError("give either --queue or --topic with --subscription")
-    if options.subscription is not None and options.topic is None:
-        raise ValueError("--subscription needs --topic: a queue has none")
-    if options.client_id is not None and options.subscription is None:
-        raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")
+    check_subscription(options, has_topic=options.topic is not None)
     if options.topic is None:
         return None
     if options.subscription is None:

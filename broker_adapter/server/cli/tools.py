@@ -210,3 +210,16 @@ def settings_of(pairs: Sequence[str]) -> tuple[EngineSettings, ServerSettings]:
             raise ValueError(f"--option {pair!r} is not NAME=VALUE with one of the names {', '.join(names)}")
         values[name] = value
     return settings_from(EngineSettings, values), settings_from(ServerSettings, values)
+
+
+def check_subscription(options: argparse.Namespace, *, has_topic: bool) -> None:
+    """Raises ValueError where ``--subscription`` or ``--client-id`` has nothing that it belongs to.
+
+    Args:
+        options: what was given.
+        has_topic: whether a topic was named.
+    """
+    if options.subscription is not None and not has_topic:
+        raise ValueError("--subscription needs --topic: a queue has none")
+    if options.client_id is not None and options.subscription is None:
+        raise ValueError("--client-id needs --subscription: it tells subscriptions of one name apart")

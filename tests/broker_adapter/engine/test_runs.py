@@ -81,6 +81,10 @@ class Engines:
     def back_up(self) -> None:
         shutil.copytree(self.path, self._copy)
 
+    def back_up_running(self, broker: Broker) -> None:
+        self._copy.mkdir()
+        broker.store._env.copy(str(self._copy))
+
     def swap(self) -> None:
         """Put the copy in the place of the store, and keep that."""
         other = self._copy.with_name("other")
@@ -200,9 +204,7 @@ def test_an_older_copy_of_the_store_does_not_keep_them(engines: Engines, restart
 def test_a_copy_that_was_taken_while_the_engine_ran_does_not_keep_them_either(engines: Engines) -> None:
     with engines.running() as broker:
         fill(broker, 10)
-        assert broker._stores.disk is not None
-        (engines.path.parent / "copy").mkdir()
-        broker._stores.disk._env.copy(str(engines.path.parent / "copy"))
+        engines.back_up_running(broker)
         seen = fill(broker, 10)  # in the run that the copy knows
     engines.restore()
     with engines.running() as broker:
@@ -382,9 +384,7 @@ def test_the_number_of_a_start_is_given_once_so_one_that_is_lost_leaves_a_gap(
 ) -> None:
     with engines.running() as broker:
         fill(broker, 3)
-        assert broker._stores.disk is not None
-        (engines.path.parent / "copy").mkdir()
-        broker._stores.disk._env.copy(str(engines.path.parent / "copy"))
+        engines.back_up_running(broker)
         seen = fill(broker, 7)  # in the run that the copy knows
         first = broker.run
     engines.restore()
