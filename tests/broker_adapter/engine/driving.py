@@ -11,13 +11,14 @@ from typing import Any
 import lmdb
 
 from ack_modes import Outcome
-from broker_adapter.destination import Destination, queue
+from broker_adapter.destination import Destination, queue, topic
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.lmdb_store import LmdbStore
 from broker_adapter.envelope import BodyKind, Envelope, pack
 from broker_adapter.errors import ResourceAllocationException
 from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
 
 WAIT = 120.0  #: seconds; longer than anything takes, so that a hanging test ends
 
@@ -150,3 +151,10 @@ def full_up(store: LmdbStore) -> None:
                 store.apply([("meta", b"%d %d" % (size, number), bytes(size))])
             except ResourceAllocationException:
                 break
+
+
+def subscribe(broker: Broker, client: int, name: str, *subscriptions: str) -> None:
+    """Make durable subscriptions of a topic, which nobody consumes."""
+    for each in subscriptions:
+        consumer, _ = attach(broker, client, topic(name), subscription=Subscription(each, durable=True, shared=False))
+        broker.call(c.Detach(consumer), WAIT)

@@ -33,7 +33,18 @@ from broker_adapter.engine.records import (
 from broker_adapter.envelope import ENVELOPE_FORMAT, BodyKind, Envelope, Identity, pack
 from broker_adapter.errors import StoreCorruptException
 from broker_adapter.transport import Subscription
-from tests.broker_adapter.engine.driving import WAIT, attach, connect, depth, drained, message, payloads, send, settle
+from tests.broker_adapter.engine.driving import (
+    WAIT,
+    attach,
+    connect,
+    depth,
+    drained,
+    message,
+    payloads,
+    send,
+    settle,
+    subscribe,
+)
 from tests.broker_adapter.engine.storing import SETTINGS, batch_of, entry, reopened
 
 pytestmark = pytest.mark.damages
@@ -53,10 +64,7 @@ def filled(path: Path) -> None:
     """A store with something in every table."""
     broker = Broker(SETTINGS, str(path))
     client = connect(broker, "me")
-    for name in ("one", "two"):
-        subscription = Subscription(name, durable=True, shared=False)
-        consumer, _ = attach(broker, client, topic("news"), subscription=subscription)
-        broker.call(c.Detach(consumer), WAIT)
+    subscribe(broker, client, "news", "one", "two")
     send(broker, client, topic("news"), *range(5))
     bodies = [message(f"order {number}", identity=Identity("p", 1, number)) for number in range(10)]
     broker.call(c.Enqueue(client, queue("orders"), bodies), WAIT)

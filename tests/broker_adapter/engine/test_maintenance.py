@@ -73,6 +73,7 @@ from tests.broker_adapter.engine.driving import (
     payloads,
     send,
     settle,
+    subscribe,
 )
 from tests.broker_adapter.engine.storing import note
 
@@ -84,10 +85,7 @@ def filled(path: Path, messages: int = 300) -> None:
     """A store with something in every table."""
     broker = Broker(SETTINGS, str(path))
     client = connect(broker, "me")
-    for name in ("one", "two"):
-        subscription = Subscription(name, durable=True, shared=False)
-        consumer, _ = attach(broker, client, topic("news"), subscription=subscription)
-        broker.call(c.Detach(consumer), WAIT)
+    subscribe(broker, client, "news", "one", "two")
     send(broker, client, topic("news"), *(f"news {number}" for number in range(20)))
     bodies = [message(f"order {number}" + "x" * 200, identity=Identity("p", 1, number)) for number in range(messages)]
     broker.call(c.Enqueue(client, queue("orders"), bodies), WAIT)
