@@ -382,12 +382,14 @@ class InProcessTransport:
         self._detached.discard(link)
         self._sessions.pop(link, None)
 
-    def unsubscribe(self, name: str, timeout: float | None) -> None:
+    def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
         self._usable_to_wait()
         self._call(c.Unsubscribe(self._client, name), timeout)
 
-    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+    def declare_temporary(
+        self, kind: DestinationKind, timeout: float | None, session: int | None = None
+    ) -> Destination:
         """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
         command = c.DeclareTemporary(self._client, kind)
         destination: Destination = self._usable_to_wait().call(command, self._request_limit(timeout))
@@ -422,7 +424,7 @@ class InProcessTransport:
         self._outbox.append(settlements if type(settlements) is list else list(settlements))
         self._flush()
 
-    def confirm(self, timeout: float | None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
         self._usable_to_wait()
         self._call(c.ResolveCommit(c.CommitId("", 0)), timeout)  # what was handed over before it is done

@@ -267,16 +267,24 @@ class Transport(Protocol):
         messages of a closed consumer until the session acknowledges them); those never passed on by the SDK
         are to be settled RELEASED by the caller.  Unknown numbers are ignored."""
 
-    def unsubscribe(self, name: str, timeout: float | None) -> None:
+    def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         """Delete the durable subscription of this name.
+
+        Args:
+            name: of the subscription.
+            timeout: longest wait in seconds.
+            session: the number of the session that asks, which waits for the network no longer than it lasts; None: no
+                session asks.
 
         Raises:
             InvalidDestinationException: there is none.
             IllegalStateException: a consumer uses it.
         """
 
-    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
-        """A new temporary queue or topic that lives as long as this connection."""
+    def declare_temporary(
+        self, kind: DestinationKind, timeout: float | None, session: int | None = None
+    ) -> Destination:
+        """A new temporary queue or topic that lives as long as this connection; ``session`` as in ``unsubscribe``."""
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """Delete a temporary destination of this connection; raises IllegalStateException while it is consumed."""
@@ -296,8 +304,8 @@ class Transport(Protocol):
             IllegalStateException: the link is closed.
         """
 
-    def confirm(self, timeout: float | None) -> None:
-        """Return when the broker has carried out what was settled before.
+    def confirm(self, timeout: float | None, session: int | None = None) -> None:
+        """Return when the broker has carried out what was settled before; ``session`` as in ``unsubscribe``.
 
         Our own engine has it on disk then.  Of another broker it is known that it has taken note of it.  Where the
         connection is lost and restored meanwhile, what was lost with it has been given again.

@@ -205,7 +205,9 @@ class Session(MessageFactory):
         self._transport.delete_temporary(destination, self._settings.request_timeout_seconds)
 
     def _declare(self, kind: DestinationKind) -> Destination:
-        return self._set_up(lambda: self._transport.declare_temporary(kind, self._settings.request_timeout_seconds))
+        return self._set_up(
+            lambda: self._transport.declare_temporary(kind, self._settings.request_timeout_seconds, self._state.number)
+        )
 
     # Producers, consumers, browsers.
 
@@ -306,7 +308,9 @@ class Session(MessageFactory):
             ValueError: no subscription can have this name.
         """
         _check_subscription_name(name)
-        self._set_up(lambda: self._transport.unsubscribe(name, self._settings.request_timeout_seconds))
+        self._set_up(
+            lambda: self._transport.unsubscribe(name, self._settings.request_timeout_seconds, self._state.number)
+        )
 
     def create_browser(self, destination: Destination, selector: str | None = None) -> QueueBrowser:
         """A browser of a queue: iterate over it to see what waits, taking nothing.
@@ -519,6 +523,9 @@ class Session(MessageFactory):
             state.end_completions()
         owned = False
         try:
+            if state.interrupted:  # first: a call of another thread that waits for the network ends now
+                with self._links.perhaps_without_the_broker():
+                    self._transport.end_session(state.number, 0)
             owned = state.owner.acquire(timeout=max(0.001, deadline - time.monotonic()))
             if not owned:
                 log.warning("! %s closes while a listener or another call of it still runs", state.name)

@@ -125,13 +125,13 @@ class SessionLinks:
         sinks = list(self.sinks.values())
         stop_flows(state.transport, sinks, deadline)
         never_delivered = taken_from(sinks, state.epoch)
-        with self._perhaps_without_the_broker(), state.settling:
+        with self.perhaps_without_the_broker(), state.settling:
             state.given_back = True
             state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
         detach_all(state.transport, sinks, state.epoch, deadline)
         for browser in self.browsers.values():
             browser._shut(deadline)
-        with self._perhaps_without_the_broker():
+        with self.perhaps_without_the_broker():
             state.transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
         for consumer in consumers:
             consumer._end_close()
@@ -140,7 +140,7 @@ class SessionLinks:
         self.producers.clear()
 
     @contextlib.contextmanager
-    def _perhaps_without_the_broker(self) -> Iterator[None]:
+    def perhaps_without_the_broker(self) -> Iterator[None]:
         """A step of closing: where the network is away, what comes after it is done all the same."""
         try:
             yield

@@ -350,7 +350,7 @@ class SessionState:
         Raises:
             JMSException: the broker has not said so; what was settled may have been lost.
         """
-        self.transport.confirm(self.settings.request_timeout_seconds)
+        self.transport.confirm(self.settings.request_timeout_seconds, self.number)
 
     def confirm_or_report(self) -> None:
         """``confirm``, where the caller has a message for the application: the exception listener hears of it."""

@@ -157,7 +157,7 @@ class FailoverTransport:
             return number
 
         try:
-            return self._repeated("attaching", timeout, attach, call)
+            return self._again("attaching", timeout, attach, call)
         finally:
             self._current.end_call(call)
 
@@ -208,7 +208,7 @@ class FailoverTransport:
         if inner is not self._current.connected:
             raise ConnectionLostException("the connection was lost meanwhile")
 
-    def unsubscribe(self, name: str, timeout: float | None) -> None:
+    def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
         asked = False
 
@@ -222,9 +222,11 @@ class FailoverTransport:
                     raise
                 # The first request was carried out, and its answer was lost.
 
-        self._repeated(f"unsubscribing {name!r}", timeout, unsubscribe)
+        self._repeated(f"unsubscribing {name!r}", timeout, unsubscribe, session)
 
-    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+    def declare_temporary(
+        self, kind: DestinationKind, timeout: float | None, session: int | None = None
+    ) -> Destination:
         """See :meth:`broker_adapter.transport.Transport.declare_temporary`.  It is restored with the connection."""
 
         def declare(inner: Inner, left: float) -> Destination:
@@ -234,7 +236,7 @@ class FailoverTransport:
                 self._reattacher.temporaries[destination] = None
             return destination
 
-        return self._repeated("declaring a temporary destination", timeout, declare)
+        return self._repeated("declaring a temporary destination", timeout, declare, session)
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
         """See :meth:`broker_adapter.transport.Transport.delete_temporary`.  At once where the network is away."""
@@ -294,9 +296,9 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
         (self._current.connected or self._current.usable()).settle(settlements)
 
-    def confirm(self, timeout: float | None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
-        self._repeated("the acknowledgement", timeout, lambda inner, left: inner.confirm(left))
+        self._repeated("the acknowledgement", timeout, lambda inner, left: inner.confirm(left), session)
 
     # Sending.
 
@@ -395,9 +397,20 @@ class FailoverTransport:
         return self._repeated(f"request {operation!r}", timeout, ask)
 
     def _repeated(
-        self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], call: SessionCall | None = None
+        self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], session: int | None = None
     ) -> _T:
-        """Do something that is done again where the connection is lost in the middle of it."""
+        """Do something that is done again where the connection is lost in the middle of it, for a session or none."""
+        if session is None:
+            return self._again(what, timeout, act, None)
+        call = self._current.begin_call(session)
+        try:
+            return self._again(what, timeout, act, call)
+        finally:
+            self._current.end_call(call)
+
+    def _again(
+        self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], call: SessionCall | None
+    ) -> _T:
         return repeated(self._current, what, self._request_timeout if timeout is None else timeout, act, call)
 
 

@@ -232,6 +232,52 @@ def test_what_waits_is_told_when_the_connection_is_closed(connect: Connect, prox
     assert consumer
 
 
+@pytest.mark.parametrize(
+    "operation",
+    ["send", "create_consumer", "create_producer", "browse", "unsubscribe", "temporary", "commit", "confirm"],
+)
+def test_what_waits_ends_when_its_session_is_closed(connect: Connect, proxy: Proxy, name: str, operation: str) -> None:
+    client = connect(f"{PATIENT}&synchronous_acknowledge=true")
+    session = client.connection.create_session(
+        AcknowledgeMode.TRANSACTED if operation == "commit" else AcknowledgeMode.CLIENT
+    )
+    queue = session.create_queue(name)
+    producer, consumer = session.create_producer(queue), session.create_consumer(queue)
+    temporary = session.create_temporary_queue()
+    if operation == "confirm":
+        producer.send("x")
+        message = consumer.receive(WAIT)
+        assert message is not None
+        proxy.hold(Direction.TO_CLIENT)  # the answer to the acknowledgement
+        thread, results = in_background(message.acknowledge)
+        time.sleep(A_WHILE)
+    lose(client, proxy)
+    if operation == "commit":
+        producer.send("x")
+    operations: dict[str, Callable[[], object]] = {
+        "send": lambda: producer.send("x"),
+        "create_consumer": lambda: session.create_consumer(queue),
+        "create_producer": lambda: session.create_producer(queue),
+        "browse": lambda: list(session.create_browser(queue)),
+        "unsubscribe": lambda: session.unsubscribe("subscription"),
+        "temporary": session.create_temporary_queue,
+        "commit": session.commit,
+    }
+    if operation != "confirm":
+        thread, results = in_background(operations[operation])
+    thread.join(A_WHILE)
+    assert thread.is_alive(), f"it did not wait: {results}"
+    assert seconds(session.close) < SOON
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    expected = {"commit": TransactionRolledBackException, "send": JMSException}
+    assert isinstance(results[0], expected.get(operation, IllegalStateException)), results
+    proxy.refuse(False)
+    proxy.hold()
+    assert wait_for(lambda: [type(each) for each in client.events] == [Interrupted, Restored])
+    assert client.connection.create_session().create_consumer(temporary)  # restored, and nothing waits behind the rest
+
+
 # Deadlines hold, whatever the network does.
 
 

@@ -156,10 +156,12 @@ class SmallBroker:
             self._receivers[link].attached = False
         self._senders.pop(link, None)
 
-    def unsubscribe(self, name: str, timeout: float | None) -> None:
+    def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         self._check()
 
-    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+    def declare_temporary(
+        self, kind: DestinationKind, timeout: float | None, session: int | None = None
+    ) -> Destination:
         return Destination(f"temporary-{next(self._numbers)}", kind)
 
     def delete_temporary(self, destination: Destination, timeout: float | None) -> None:
@@ -180,7 +182,7 @@ class SmallBroker:
         self._receivers[link].credit = 0
         return True
 
-    def confirm(self, timeout: float | None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None) -> None:
         self._check()
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

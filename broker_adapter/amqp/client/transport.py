@@ -370,11 +370,13 @@ class AmqpTransport:
         self._max_message_bytes.pop(link, None)
         self._ask("detaching the link", lambda protocol, done: protocol.detach(link, done), timeout)
 
-    def unsubscribe(self, name: str, timeout: float | None) -> None:
+    def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.unsubscribe`."""
         self._ask(f"unsubscribing {name!r}", lambda protocol, done: protocol.unsubscribe(name, done), timeout)
 
-    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+    def declare_temporary(
+        self, kind: DestinationKind, timeout: float | None, session: int | None = None
+    ) -> Destination:
         """See :meth:`broker_adapter.transport.Transport.declare_temporary`."""
         destination: Destination = self._ask(
             "declaring a temporary destination", lambda protocol, done: protocol.declare_temporary(kind, done), timeout
@@ -442,7 +444,7 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
         return bool(self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout))
 
-    def confirm(self, timeout: float | None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
         if self._protocol_in_use().traits.answers_requests:
             self.request("confirm", {}, timeout)

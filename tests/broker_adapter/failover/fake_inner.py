@@ -130,10 +130,12 @@ class FakeInner:
         self._called("watch_servers")
         return self.servers
 
-    def unsubscribe(self, name: str, timeout: float | None) -> None:
+    def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
         self._called("unsubscribe", name)
 
-    def declare_temporary(self, kind: DestinationKind, timeout: float | None) -> Destination:
+    def declare_temporary(
+        self, kind: DestinationKind, timeout: float | None, session: int | None = None
+    ) -> Destination:
         self._called("declare_temporary")
         return Destination("temporary", kind)
 
@@ -147,7 +149,7 @@ class FakeInner:
         self._called("drain", link)
         return True
 
-    def confirm(self, timeout: float | None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None) -> None:
         self._called("confirm")
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
