@@ -77,7 +77,9 @@ class ClientSettings:
         "whether the client gives back a message that has expired by this machine's clock, instead of delivering it",
     )
     synchronous_acknowledge: bool = _option(
-        False, "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits for the broker's confirmation"
+        False,
+        "whether acknowledging (acknowledge(), receive() in AUTO, ...) waits for the broker's confirmation, at most"
+        " request_timeout_seconds; a receive() waits for it beyond its own time-out",
     )
     send_window_messages: int = _option(
         1000, "asynchronous sends of a connection that may wait for their confirmation", least=1, most=1_000_000
@@ -131,10 +133,14 @@ class AmqpSettings:
         True, "whether Holdfast's own message format is used if the server offers it; otherwise standard AMQP"
     )
     queue_prefix: str | None = _option(
-        None, "prefix of the address of a queue; by default the one that the broker names, if any"
+        None,
+        "prefix of the address of a queue, for brokers that want one (a Holdfast server wants none); by default the one"
+        " that the broker names, if any",
     )
     topic_prefix: str | None = _option(
-        None, "prefix of the address of a topic; by default the one that the broker names, if any"
+        None,
+        "prefix of the address of a topic, for brokers that want one (a Holdfast server wants none); by default the one"
+        " that the broker names, if any",
     )
     vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
     retries: int | None = _option(

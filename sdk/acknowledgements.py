@@ -56,6 +56,7 @@ class Source:
     kind: str = "queue"
     subscription: str | None = None
     client_id: str | None = None
+    durable: bool | None = None  #: of a subscription: a durable one and one that is not may have the same name
 
 
 #: What a message is known again by: its source, and its identity or id, where it has either.
@@ -91,10 +92,16 @@ class LostAcknowledgements:
     """The acknowledgements of a connection that were lost with the network; for all its sessions, from any thread.
 
     Also what was seen and not acknowledged.
+
+    Attributes:
+        store: of the broker that the connection leads to, or led to last; None: the broker does not say.
+        moved_at: what deliveries carry since the connection leads to another store than before.
     """
 
-    def __init__(self) -> None:
-        self._lost: OrderedDict[Key, tuple[AckRecord, TooLate]] = OrderedDict()
+    def __init__(self, store: str | None = None) -> None:
+        self.store = store
+        self.moved_at = 0
+        self._lost: OrderedDict[Key, tuple[AckRecord, TooLate, str | None]] = OrderedDict()  #: with the store
         self._seen: OrderedDict[Key, None] = OrderedDict()
         #: Positions of what was seen, until the broker has heard of it; None: there were too many.
         self._untold: dict[Source, set[int]] | None = {}
@@ -113,7 +120,7 @@ class LostAcknowledgements:
         with self._changing:
             for each in records:
                 if each[1] is not None:
-                    self._lost[each[0], each[1]] = each, too_late
+                    self._lost[each[0], each[1]] = each, too_late, self.store
                 else:  # it comes again as any other
                     self._note_seen(each)
             while len(self._lost) > MAX_ACK_RECORDS:
@@ -156,7 +163,8 @@ class LostAcknowledgements:
         """Say all of it again to our own broker, before it hands anything out.
 
         What another consumer has in hand by now, or has processed since, is processed twice: the session hears of that.
-        What else is not there any more had arrived.
+        What else is not there any more had arrived.  What was lost at another store is kept for that, and what the
+        broker refuses to hear is said again when its message comes again.
 
         Args:
             request: asks the broker, as ``Transport.request``.
@@ -165,12 +173,14 @@ class LostAcknowledgements:
             JMSException: the connection is lost again; nothing is forgotten.
         """
         with self._changing:
-            lost = list(self._lost.values())
+            lost = [(each, too_late) for each, too_late, store in self._lost.values() if store == self.store]
         told = {(each[0], each[2]): too_late for each, too_late in lost}
         failures = {each: each[3] for each, _ in lost}
         late: dict[TooLate, list[str]] = {}
         try:
             for part, answer in _asked(request, "settle_positions", failures):
+                if answer is REFUSED:
+                    continue
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
                 _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), settled)
                 for each in part:
@@ -219,9 +229,15 @@ class LostAcknowledgements:
                     self._untold.setdefault(source, set()).update(seen)
                 self._bound_untold()
 
-    def forget_untold(self) -> None:
-        """Positions of what was seen mean nothing to the broker that the connection has now."""
+    def move(self, store: str | None, epoch: int) -> None:
+        """The connection leads to another store, where positions of what was seen mean nothing.
+
+        Args:
+            store: names it; None: the broker does not say.
+            epoch: what deliveries carry from now on.
+        """
         with self._changing:
+            self.store, self.moved_at = store, epoch
             self._untold = {}
 
 
@@ -239,7 +255,8 @@ def uncount_deliveries(request: Request, never_delivered: Iterable[tuple[AckReco
         JMSException: the connection is lost again.
     """
     for part, done in _asked(request, "forgive", dict(never_delivered)):
-        _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done or 0)
+        if done is not None and done is not REFUSED:
+            _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done)
 
 
 def _named(source: Source) -> dict[str, Any]:
@@ -249,7 +266,12 @@ def _named(source: Source) -> dict[str, Any]:
 def _asked(
     request: Request, operation: str, failures: Mapping[AckRecord, int]
 ) -> Iterator[tuple[list[AckRecord], Any]]:
-    """Ask something of the messages that have a position, source by source, in parts; with the answer, or None."""
+    """Ask something of the messages that have a position, source by source, in parts.
+
+    Yields:
+        The part, and the answer; None: the queue or subscription is gone; ``REFUSED``: the broker does not do this now,
+        or not at all.
+    """
     by_source: dict[Source, list[AckRecord]] = {}
     for each in failures:
         if each[2] is not None:
@@ -266,9 +288,12 @@ def _asked(
                 answer = request(operation, {**arguments, "given": named}, None)
             except (ConnectionLostException, OperationTimedOutException):
                 raise
-            except JMSException as error:
-                # The queue or subscription went with the connection, say: nothing of it comes again.
+            except InvalidDestinationException as error:
+                # It went with the connection, say: nothing of it comes again.
                 _log.debug("= %s of %s was not possible: %s", operation, source, error)
+            except JMSException as error:  # a broker of an earlier version, or one whose disk is full
+                _log.warning("! %s of %d messages of %s was refused: %s", operation, len(part), source, error)
+                answer = REFUSED
             yield part, answer
 
 
@@ -285,6 +310,7 @@ class Acknowledgements:
         self.lost = lost
         self.too_late = too_late
         self._reach = _MARGIN  #: deliveries that an acknowledgement is remembered for
+        self._surplus = 0  #: of these, those of consumers that have left without the broker's word
         self._delivered = 0
         self._held: dict[DeliveryTag, AckRecord] = {}
         self._recent: deque[tuple[int, AckRecord]] = deque()
@@ -298,9 +324,17 @@ class Acknowledgements:
         """A consumer with this prefetch has joined."""
         self._reach += 2 * max(1, prefetch)
 
-    def narrow(self, prefetch: int) -> None:
-        """A consumer with this prefetch has left, and the broker knows that it has."""
-        self._reach -= 2 * max(1, prefetch)
+    def narrow(self, prefetch: int, *, confirmed: bool) -> None:
+        """A consumer with this prefetch has left.
+
+        Args:
+            prefetch: the consumer's.
+            confirmed: whether the broker has said so, and so has what was acknowledged before.
+        """
+        if confirmed:
+            self._reach -= 2 * max(1, prefetch)
+        else:
+            self._surplus += 2 * max(1, prefetch)
 
     def delivered(self, tag: DeliveryTag, record: AckRecord | None) -> None:
         """The application is about to see a message."""
@@ -342,6 +376,8 @@ class Acknowledgements:
         self._recent.clear()
         self._returned.clear()
         self._held.clear()
+        self._reach -= self._surplus
+        self._surplus = 0
 
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link."""
@@ -349,5 +385,7 @@ class Acknowledgements:
         self.lost.add_seen([self._held.pop(tag) for tag in tags])
 
 
+#: The answer of a broker that does not do what it is asked.
+REFUSED: Final = object()
 _ACCEPTED = Outcome.ACCEPTED
 _NOT_THERE: Final = object()

@@ -135,7 +135,7 @@ class Connection:
         self._producer_id = str(uuid4())
         self._producer_numbers = itertools.count(1)
         self._standing = (0, False)  #: the epoch of deliveries, and whether the connection is being restored
-        self._lost_acknowledgements = LostAcknowledgements()
+        self._lost_acknowledgements = LostAcknowledgements()  #: until it is open
         self._has_client_id = credentials.client_id is not None
         self._exception_listener: ExceptionListener | None = None
         self._event_listener: EventListener | None = None
@@ -145,6 +145,7 @@ class Connection:
         self._settings = settings
         try:
             self._peer = transport.open(credentials, weakly(self._on_event), timeout)
+            self._lost_acknowledgements.store = self._peer.store
         except BaseException:  # a handler of a signal may have raised: what is open by now would stay so
             transport.close(0)
             raise
@@ -392,14 +393,17 @@ class Connection:
             self._report(event.error)
         elif isinstance(event, Restoring):
             # In the order of what happens: what was lost is given again before the broker hands anything out.
-            if event.peer.store is not None and event.peer.store == self._peer.store:
-                self._lost_acknowledgements.give_again(event.request)
+            lost, store = self._lost_acknowledgements, event.peer.store
+            is_same = store is not None and store == lost.store
+            if not is_same:
+                lost.move(store, self._standing[0])
+            if store is not None:
+                lost.give_again(event.request)
+            if is_same:
                 uncount_deliveries(
                     event.request, [each for session in sessions for each in session._links.never_delivered()]
                 )
-                self._lost_acknowledgements.uncount_rest(event.request, event.token)
-            else:
-                self._lost_acknowledgements.forget_untold()
+                lost.uncount_rest(event.request, event.token)
             return
         elif isinstance(event, Restored):
             if event.peer is not None:

@@ -84,7 +84,7 @@ class MessageConsumer:
         selector: str | None,
         no_local: bool,
         prefetch: int,
-        on_close: Callable[[MessageConsumer], None],
+        on_close: Callable[[MessageConsumer, bool], None],
         acknowledge: Callable[[DeliveryTag], None],
         source: Source | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class MessageConsumer:
             selector: which of them, in the selector language; None: all.
             no_local: whether those that its own connection sent are left out.
             prefetch: messages that it may hold which the application has not received; 0: it asks for each.
-            on_close: called once, when the link is detached.
+            on_close: called once, when the link is detached, with whether the broker has said so.
             acknowledge: what ``message.acknowledge()`` calls.
             source: the queue or subscription whose messages are redelivered after a loss; None: none are.
         """
@@ -395,7 +395,7 @@ class MessageConsumer:
             state.keep_time(policy.due_at)
         prefetch.count_used()
         if state.confirms and settlements:
-            state.confirm_or_report()
+            state.confirm_or_report(settlements)
         return message
 
     def _put_back(self, delivery: Delivery | None) -> None:
@@ -540,7 +540,7 @@ class MessageConsumer:
                 if failures > 1:
                     self._resumes_at = monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
             if state.confirms and settlements:
-                state.confirm()
+                state.confirm(settlements)
             if is_stale and not raised and policy.tells_lost_acknowledgements:
                 raise ConnectionLostException("the connection was lost while its listener ran")
         except ConnectionLostException as error:
@@ -592,13 +592,15 @@ class MessageConsumer:
             self._prefetch.release_all()
         except JMSException as error:
             log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
+        confirmed = False
         try:
             state.transport.detach(self._prefetch.link, max(0.001, deadline - monotonic()))
+            confirmed = True
             self._prefetch.release_all()
         except JMSException as error:
             # The network is away: the broker takes back what this consumer held by itself.
             log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
-        self._end_close()
+        self._end_close(confirmed=confirmed)
 
     def _begin_close(self, deadline: float) -> None:
         """Give nothing out any more, and wait for its listener."""
@@ -617,9 +619,10 @@ class MessageConsumer:
         if not state.in_own_thread() and not state.wait_until(lambda: state.dispatching is not self, deadline):
             log.warning("! the listener of %s %s while it runs", self._lifecycle.name, what)
 
-    def _end_close(self) -> None:
+    def _end_close(self, *, confirmed: bool) -> None:
+        """It has ended; ``confirmed``: and the broker has said so."""
         if self._lifecycle.state is not State.CLOSED:
-            self._on_close(self)
+            self._on_close(self, confirmed)
             self._lifecycle.process(Event.END_CLOSE)
             self._state.wake()
 

@@ -99,7 +99,7 @@ class Endings:
                 stale_count=ending.stale_count,
             )
         if state.confirms and ending.settlements:
-            state.confirm()
+            state.confirm(ending.settlements)
         late = state.take_too_late()
         if late:
             raise too_late(state.name, late)

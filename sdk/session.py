@@ -379,8 +379,6 @@ class Session(MessageFactory):
                 *(state, number, destination, wanted, no_local, prefetch, self._remove_consumer, self._acknowledge),
                 source,
             )
-            if state.acknowledgements is not None:
-                state.acknowledgements.widen(prefetch)
             spec = ReceiverSpec(
                 session=state.number,
                 destination=destination,
@@ -396,6 +394,8 @@ class Session(MessageFactory):
                 selects=wanted is not None,
             )
             link = consumer._prefetch.link = state.attach(spec, sink)
+            if state.acknowledgements is not None:
+                state.acknowledgements.widen(prefetch)
             sink.link = link
             self._links.sinks[link] = sink
             self._links.consumers[link] = consumer
@@ -429,8 +429,8 @@ class Session(MessageFactory):
         else:
             self._state.detach(producer._link)
 
-    def _remove_consumer(self, consumer: MessageConsumer) -> None:
-        self._links.remove_consumer(consumer)
+    def _remove_consumer(self, consumer: MessageConsumer, confirmed: bool) -> None:
+        self._links.remove_consumer(consumer, confirmed)
 
     # The ends of deliveries.
 
@@ -585,7 +585,7 @@ def _check_subscription_name(name: object) -> None:
 def _source_of(destination: Destination, subscription: Subscription | None, client_id: str | None) -> Source | None:
     """The source of messages that are redelivered after a loss; None: those of this destination are not."""
     if subscription is not None:
-        return Source(destination.name, "topic", subscription.name, client_id)
+        return Source(destination.name, "topic", subscription.name, client_id, subscription.durable)
     return Source(destination.name) if destination.kind is DestinationKind.QUEUE else None
 
 

@@ -44,11 +44,11 @@ class SessionLinks:
         self.browsers: WeakTable[QueueBrowser] = WeakTable()
         self._made = 0  #: producers, consumers and browsers so far
 
-    def remove_consumer(self, consumer: MessageConsumer) -> None:
-        """A consumer has closed."""
+    def remove_consumer(self, consumer: MessageConsumer, confirmed: bool) -> None:
+        """A consumer has closed; ``confirmed``: and the broker has said so."""
         self.sinks.pop(consumer._prefetch.link, None)
         if self.consumers.pop(consumer._prefetch.link) and self._state.acknowledgements is not None:
-            self._state.acknowledgements.narrow(consumer._prefetch.size)
+            self._state.acknowledgements.narrow(consumer._prefetch.size, confirmed=confirmed)
 
     def open_credit(self) -> None:
         """Let messages through to the consumers."""
@@ -134,7 +134,7 @@ class SessionLinks:
         with self.perhaps_without_the_broker():
             state.transport.end_session(state.number, max(0.001, deadline - time.monotonic()))
         for consumer in consumers:
-            consumer._end_close()
+            consumer._end_close(confirmed=False)
         for producer in self.producers.values():
             producer._end()
         self.producers.clear()

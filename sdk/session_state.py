@@ -344,18 +344,26 @@ class SessionState:
                 self._lose(self.epoch + 1)
             raise
 
-    def confirm(self) -> None:
-        """Wait until the broker has carried out what was settled; outside ``settling``.
+    def confirm(self, settlements: Sequence[Settlement]) -> None:
+        """Wait until the broker has carried out what was settled, at least one delivery; outside ``settling``.
 
         Raises:
+            StaleAcknowledgementException: the connection leads to another store now, which cannot say it.
             JMSException: the broker has not said so; what was settled may have been lost.
         """
         self.transport.confirm(self.settings.request_timeout_seconds, self.number)
+        acknowledgements = self.acknowledgements
+        if acknowledgements is not None and settlements[0].tag.epoch < acknowledgements.lost.moved_at:
+            raise StaleAcknowledgementException(
+                f"{len(settlements)} messages that {self.name} has acknowledged may be delivered again: the connection"
+                " was lost before the broker confirmed them, and leads to another broker's store now",
+                stale_count=len(settlements),
+            )
 
-    def confirm_or_report(self) -> None:
+    def confirm_or_report(self, settlements: Sequence[Settlement]) -> None:
         """``confirm``, where the caller has a message for the application: the exception listener hears of it."""
         try:
-            self.confirm()
+            self.confirm(settlements)
         except JMSException as error:
             self.report(error)
 

@@ -168,8 +168,8 @@ def _check_queue(operation: str, values: Mapping[str, Any]) -> None:
             f'the argument \'kind\' is "queue" or "topic", not {kind!r:.100} (operation {operation!r})'
         )
     if kind == "queue":
-        for name in ("subscription", "client_id"):
-            if values[name] is not None:
+        for name in ("subscription", "client_id", "durable"):
+            if values.get(name) is not None:
                 raise MessageFormatException(
                     f'the argument {name!r} needs the kind "topic": a queue has none (operation {operation!r})'
                 )
@@ -177,7 +177,9 @@ def _check_queue(operation: str, values: Mapping[str, Any]) -> None:
         raise MessageFormatException(
             "the argument 'make' needs the kind \"queue\"; make a subscription with a consumer"
         )
-    elif values["client_id"] is not None and values["subscription"] is None:
-        raise MessageFormatException(
-            f"the argument 'client_id' needs a 'subscription' whose it is (operation {operation!r})"
-        )
+    elif values["subscription"] is None:
+        for name in ("client_id", "durable"):
+            if values.get(name) is not None:
+                raise MessageFormatException(
+                    f"the argument {name!r} needs a 'subscription' that it is of (operation {operation!r})"
+                )

@@ -274,10 +274,19 @@ class Directory:
         self.topics.setdefault(topic, []).append(queue)
         return queue
 
-    def subscription(self, topic: Destination, name: str, client_id: str | None) -> QueueState:
-        """The queue of a subscription; raises InvalidDestinationException where there is none."""
-        for durable in (True, False):
-            queue = self.subscriptions.get((client_id, name, durable))
+    def subscription(
+        self, topic: Destination, name: str, client_id: str | None, durable: bool | None = None
+    ) -> QueueState:
+        """The queue of a subscription; raises InvalidDestinationException where there is none.
+
+        Args:
+            topic: of the subscription.
+            name: of the subscription.
+            client_id: whose it is; None: nobody's.
+            durable: which of two that may have this name; None: a durable one rather than another.
+        """
+        for each in (True, False) if durable is None else (durable,):
+            queue = self.subscriptions.get((client_id, name, each))
             if queue is not None and queue.destination == topic:
                 return queue
         raise self.no_such_subscription(topic, name, client_id)

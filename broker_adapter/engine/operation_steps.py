@@ -77,7 +77,7 @@ class Arguments:
             if subscription is None:
                 raise InvalidDestinationException(f"topic {name!r} keeps no messages of its own; name a subscription")
             return state.directory.subscription(
-                Destination(name, DestinationKind.TOPIC), subscription, self["client_id"]
+                Destination(name, DestinationKind.TOPIC), subscription, self["client_id"], self._values.get("durable")
             )
         found = state.directory.by_destination.get(Destination(name))
         found = found or state.directory.by_destination.get(Destination(name, DestinationKind.TEMPORARY_QUEUE))

@@ -3,8 +3,10 @@
 Arguments and results are plain data (what msgpack carries): names, ``run`` and ``incarnation`` are strings, positions
 and numbers integers, and a packed envelope is what ``broker_adapter.pack`` makes.  A queue is named by
 ``destination``, ``kind`` ("queue", the default, or "topic") and for a topic ``subscription`` and ``client_id``; a
-queue has neither of the last two.  An argument that an operation does not have is refused, as is a value of another
-type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
+queue has neither of the last two.  Where a durable subscription and one that is not have the same name, the durable
+one is meant; ``settle_positions``, ``forgive`` and ``seen`` take ``durable`` as well, which says which.  An argument
+that an operation does not have is refused, as is a value of another type.  Positions and other numbers are from 0 to
+2^64 - 1; True is not a number.
 
 ``statistics`` of nothing
     ``BrokerStatistics`` as a map.  Counted since the engine was opened: ``enqueued``, ``delivered``, ``settled``,
@@ -307,6 +309,8 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
 _RUN = Argument(str, None)
 _NUMBER = Argument(int, most=MAX_NUMBER)
 _GIVEN = Argument(list, most_values=MAX_GIVEN)
+#: What a client names the source of its deliveries by: a subscription that is not durable as well.
+_SOURCE = {**QUEUE, "durable": Argument(bool, None)}
 _PREFIXES = Argument(list, (), of=str, most_values=MAX_PREFIXES)
 #: The arguments of each operation; ``check`` is carried out beside the engine.
 ARGUMENTS: dict[str, dict[str, Argument]] = {
@@ -338,9 +342,9 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "incarnation": Argument(str, None),
         "run": _RUN,
     },
-    "settle_positions": {**QUEUE, "given": _GIVEN},
-    "forgive": {**QUEUE, "given": _GIVEN},
-    "seen": {**QUEUE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
+    "settle_positions": {**_SOURCE, "given": _GIVEN},
+    "forgive": {**_SOURCE, "given": _GIVEN},
+    "seen": {**_SOURCE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
     "forgive_rest": {"token": Argument(str)},
     "confirm": {},
     "stage": {

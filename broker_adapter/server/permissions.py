@@ -43,7 +43,19 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
 NAMING: Final = frozenset(("destination", "kind", "queue", "to"))
 NOT_NAMING: Final = frozenset(
     (
-        *("subscription", "client_id", "limit", "force", "incarnation", "run", "make", "first", "last", "max_bytes"),
+        *(
+            "subscription",
+            "client_id",
+            "durable",
+            "limit",
+            "force",
+            "incarnation",
+            "run",
+            "make",
+            "first",
+            "last",
+            "max_bytes",
+        ),
         *("skip_damaged", "envelope_version", "position", "given", "token", "positions", "transaction", "messages"),
         *("group", "number", "transactions", "counts", "prefixes", "keep", "session", "age_ms"),
     )

@@ -122,6 +122,59 @@ def test_nothing_is_told_where_nobody_else_has_them(
         assert looking.create_consumer(looking.create_queue(name)).receive(timeout=0.5) is None
 
 
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "not durable"])
+def test_another_subscription_of_the_same_name_keeps_its_messages(
+    proxy: Proxy, direct: Connection, connect: Connect, durable: bool
+) -> None:
+    """A durable subscription and one that is not may have the same name (Jakarta Messaging 3.1 section 8.3.3)."""
+    client = connect()
+    session, other = client.connection.create_session(), direct.create_session(AcknowledgeMode.CLIENT)
+    news = session.create_topic(f"topic {uuid4()}")
+    kinds = {True: Session.create_shared_durable_consumer, False: Session.create_shared_consumer}
+    consumer = kinds[durable](session, news, "same name")
+    waiting = kinds[not durable](other, news, "same name")
+    with direct.create_session() as sending:
+        producer = sending.create_producer(news)
+        for number in range(COUNT):
+            producer.send(str(number))
+    assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)
+    proxy.hold(Direction.TO_SERVER)
+    assert [str(consumer.receive(WAIT)) for _ in range(COUNT)] == [str(number) for number in range(COUNT)]
+    proxy.refuse()
+    proxy.cut()
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    assert [str(waiting.receive(WAIT)) for _ in range(COUNT)] == [str(number) for number in range(COUNT)]
+    other.close()
+
+
+def test_a_consumer_that_closes_in_a_black_hole_leaves_its_acknowledgements_to_be_given_again(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("close_timeout_seconds=0.5&queue_prefetch_messages=40")
+    session = client.connection.create_session()
+    other = session.create_consumer(session.create_queue(f"{name} other"), prefetch=20)
+    fill(direct, f"{name} other")
+    consumer = session.create_consumer(session.create_queue(name))
+    assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT and len(other._prefetch.buffer) == 20)
+    proxy.hold(Direction.TO_SERVER)
+    for _ in range(COUNT):
+        assert consumer.receive(WAIT) is not None
+    consumer.close()
+    for _ in range(20):
+        assert other.receive(WAIT) is not None
+    proxy.refuse()
+    proxy.cut()
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    with direct.create_session() as looking:
+        assert looking.create_consumer(looking.create_queue(name)).receive(timeout=0.5) is None
+
+
 def test_what_nobody_will_acknowledge_any_more_is_told_when_the_session_ends(
     proxy: Proxy, direct: Connection, connect: Connect
 ) -> None:
@@ -209,8 +262,8 @@ def test_a_listener_goes_on_when_an_acknowledgement_is_not_confirmed_in_time(
     confirm = transport.confirm
     left = [10]
 
-    def fail_at_first(timeout: float | None) -> None:
-        confirm(timeout)
+    def fail_at_first(timeout: float | None, session: int | None = None) -> None:
+        confirm(timeout, session)
         if left[0]:
             left[0] -= 1
             raise OperationTimedOutException("the confirmation: no answer in time")

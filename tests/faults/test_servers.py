@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from broker_adapter.server.users import UsersFile
-from sdk import ConnectionFactory, Failed, JMSException, JMSSecurityException, Restored
+from sdk import (
+    AcknowledgeMode,
+    ConnectionFactory,
+    Failed,
+    JMSException,
+    JMSSecurityException,
+    Restored,
+    StaleAcknowledgementException,
+)
 from tests.faults.conftest import Client
+from tests.faults.proxy import Direction, Proxy
 from tests.faults.scenarios import WAIT, wait_for
 from tests.server_process import ServerProcess
 
@@ -67,6 +77,32 @@ def test_the_other_server_is_taken_when_one_is_killed(pair: tuple[ServerProcess,
         message = consumer.receive(WAIT)
         assert message is not None
         assert message.body == "to the first"
+
+
+def test_another_server_does_not_confirm_what_the_first_one_has_not_heard(
+    pair: tuple[ServerProcess, ServerProcess],
+) -> None:
+    first, second = pair
+    with Proxy(first.port) as proxy:
+        client = connected(f"failover:({proxy.url},{second.url})?{FAST}&synchronous_acknowledge=true")
+        with client.connection, client.connection.create_session(AcknowledgeMode.CLIENT) as session:
+            queue = session.create_queue("q")
+            session.create_producer(queue).send("x")
+            message = session.create_consumer(queue).receive(WAIT)
+            assert message is not None
+            proxy.hold(Direction.TO_SERVER)
+
+            def cut() -> None:
+                proxy.refuse()
+                proxy.cut()
+
+            timer = threading.Timer(0.3, cut)
+            timer.start()
+            with pytest.raises(StaleAcknowledgementException, match="another broker's store") as raised:
+                message.acknowledge()
+            timer.join()
+            assert raised.value.stale_count == 1
+            assert address_after(client, 1) == second.url
 
 
 def test_a_client_that_knows_one_server_goes_to_those_that_it_announced(

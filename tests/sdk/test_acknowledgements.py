@@ -114,6 +114,22 @@ def test_an_acknowledgement_is_remembered_for_two_windows_of_deliveries(windows:
     assert keys(lost, 3, 4) == [False, True]
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_consumer_that_leaves_shortens_the_reach_when_the_broker_has_said_so(confirmed: bool) -> None:
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.widen(10)
+    session.widen(100)
+    accept(session, *range(236))
+    session.narrow(100, confirmed=confirmed)
+    accept(session, *range(236, 237))
+    session.interrupted()
+    assert len(lost) == (36 + 1 if confirmed else 236 + 1)
+    accept(session, *range(1000, 1236))
+    session.interrupted()
+    assert keys(lost, 1000, 1198, 1199, 1235) == [False, False, True, True], "the reach of the one that is left"
+
+
 def test_what_is_delivered_and_accepted_in_one_step_is_remembered_as_long() -> None:
     lost = LostAcknowledgements()
     session = Acknowledgements(lost, ignore)
@@ -198,7 +214,7 @@ class Broker:
 
 def test_they_are_given_again_by_source_with_positions_and_names() -> None:
     lost = LostAcknowledgements()
-    subscription = Source("news", "topic", "mine", "client")
+    subscription = Source("news", "topic", "mine", "client", durable=False)
     lost.add([record(1), record(2), record(3, subscription), (SOURCE, "ID:4", 4, 7, "ID:4")], ignore)
     broker = Broker()
     lost.give_again(broker.request)
@@ -213,6 +229,7 @@ def test_they_are_given_again_by_source_with_positions_and_names() -> None:
             "kind": "topic",
             "subscription": "mine",
             "client_id": "client",
+            "durable": False,
             "given": [(3, ["producer", 1, 3], 0)],
         },
     ]
@@ -232,6 +249,29 @@ def test_a_source_that_is_gone_is_passed_over_and_a_loss_is_not() -> None:
 
     lost.give_again(request)
     assert asked == ["gone", "orders"]
+    assert len(lost) == 0
+
+
+def test_what_the_broker_refuses_to_hear_waits_for_its_message() -> None:
+    lost = LostAcknowledgements()
+    lost.add([record(1)], ignore)
+    broker = Told(ResourceAllocationException("the disk is full"))
+    lost.give_again(broker.request)
+    assert [name for name, _ in broker.asked] == ["settle_positions"]
+    assert keys(lost, 1) == [True]
+
+
+def test_what_was_lost_at_another_store_is_given_to_that_one() -> None:
+    lost = LostAcknowledgements("first")
+    lost.add([record(1)], ignore)
+    lost.move("second", 1)
+    lost.add([record(2)], ignore)
+    broker = Broker()
+    lost.give_again(broker.request)
+    assert [each["given"] for each in broker.asked] == [[(2, ["producer", 1, 2], 2)]]
+    lost.move("first", 2)
+    lost.give_again(broker.request)
+    assert [each["given"] for each in broker.asked[1:]] == [[(1, ["producer", 1, 1], 1)]]
     assert len(lost) == 0
 
 
@@ -330,7 +370,7 @@ def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:
 def test_what_was_seen_of_another_broker_is_not_told() -> None:
     lost = LostAcknowledgements()
     lost.add_seen([record(1)])
-    lost.forget_untold()
+    lost.move("another", 1)
     broker = Told()
     lost.uncount_rest(broker.request, "token")
     assert broker.asked == [("forgive_rest", None)]

@@ -73,6 +73,19 @@ def test_a_misspelt_argument_does_not_do_the_larger_thing(
     assert kept(news) == 6
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"durable": True}, "'durable' needs the kind \"topic\""),
+        ({"kind": "topic", "durable": False}, "'durable' needs a 'subscription'"),
+        ({"kind": "topic", "subscription": "reader", "durable": 1}, "argument 'durable' of type bool, not 1"),
+    ],
+)
+def test_what_says_which_subscription_is_meant_is_checked(news: Broker, arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(MessageFormatException, match=error):
+        ask(news, "forgive", {"destination": "news", "given": [], **arguments})
+
+
 @pytest.mark.parametrize("operation", sorted(ARGUMENTS))
 def test_an_argument_that_an_operation_does_not_have_is_refused(news: Broker, operation: str) -> None:
     with pytest.raises(MessageFormatException, match=f"operation '{operation}' .*'nonsense'"):

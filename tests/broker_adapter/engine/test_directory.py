@@ -18,6 +18,7 @@ from broker_adapter.errors import (
     ResourceAllocationException,
 )
 from broker_adapter.settings import EngineSettings
+from broker_adapter.transport import Subscription
 from tests.broker_adapter.engine.rules import Q, Rules
 
 
@@ -62,6 +63,19 @@ def test_a_topic_is_there_while_it_has_subscriptions() -> None:
     assert list(rules.state.directory.topics) == [topic("t")]
     rules.do(c.Detach(consumer))
     assert not rules.state.directory.topics
+
+
+def test_a_durable_subscription_and_one_that_is_not_may_have_the_same_name() -> None:
+    rules = Rules()
+    client = rules.connect()
+    news = topic("news")
+    for durable in (False, True):
+        rules.attach(client, news, subscription=Subscription("s", durable, shared=True, of_client=False))
+    directory = rules.state.directory
+    found = {durable: directory.subscription(news, "s", None, durable) for durable in (True, False, None)}
+    assert found[None] is found[True] is not found[False]
+    with pytest.raises(InvalidDestinationException, match="there is no subscription 'other'"):
+        directory.subscription(news, "other", None, False)
 
 
 def test_a_temporary_queue_of_another_run_is_another_incarnation() -> None:
