@@ -365,7 +365,9 @@ class ServerSettings:
         MIB, "largest AMQP frame that the server accepts after the login", least=512, most=16 * MIB
     )
     max_sessions: int = _option(256, "sessions of a connection", least=1, most=65536)
-    max_links: int = _option(1024, "links of a connection", least=1, most=65536)
+    max_links: int = _option(
+        1024, "links of a connection, beside those for requests and transactions", least=1, most=65536
+    )
     link_credit_messages: int = _option(
         1000, "messages that a producer may send ahead (link credit)", least=1, most=100_000
     )

@@ -66,7 +66,7 @@ class Peer:
         """
         self._connection = connection = ProtonConnection(limits, server=server, public_classes=public_classes)
         self._rules = rules = frames.FrameRules(
-            max_sessions=limits.max_sessions, max_links=limits.max_links + _MAX_REFUSED
+            max_sessions=limits.max_sessions, max_links=limits.max_links + limits.extra_links + _MAX_REFUSED
         )
         self._unfinished = unfinished = UnfinishedMessages()
         self._endpoints = endpoints = Endpoints(connection, rules, unfinished)

@@ -40,10 +40,19 @@ class PeerLimits:
     max_message_bytes: int = GIB
     max_unfinished_bytes: int = GIB  #: of all messages together of which only a part has come
     max_sessions: int = 256
-    max_links: int = 1024  #: of all sessions together
+    max_links: int = 1024  #: of all sessions together, beside ``extra_links``
     idle_timeout_ms: int = 60_000  #: 0: none
     settled_at_once: int = 0  #: deliveries whose states ``events()`` tells at once, about; 0: all of them
     bare_states: bool = False  #: of a large state only what a server reads is wanted
+
+    @property
+    def extra_links(self) -> int:
+        """How many links there may be of those that an application does not ask for.
+
+        That is two for requests, and one for the transactions of each session: a client that has as many links as it
+        may still commits, and restores the same links after it was lost.
+        """
+        return 2 + self.max_sessions
 
 
 class UndecodableError(Exception):

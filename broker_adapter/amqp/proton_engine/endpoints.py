@@ -30,6 +30,7 @@ from broker_adapter.amqp.proton_memory import (
     write_terminus,
 )
 from broker_adapter.amqp.public_engine import wrap_link, wrap_session
+from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from broker_adapter.settings import MIB
 
@@ -90,6 +91,7 @@ class LinkEndpoint:
     )  #: messages that proton has not got as a whole, from a large one on
     drained_later: bool = False  #: whether the credit is to be returned behind them
     attach_bytes: int = 0  #: of the peer's attach
+    is_extra: bool = False  #: whether it is one of ``PeerLimits.extra_links``
 
     def drop_later(self) -> None:
         """What proton has not got of the link's messages is not sent any more."""
@@ -173,6 +175,7 @@ class Endpoints:
         self._rules = rules
         self._unfinished = unfinished
         self._attach_bytes = 0  # of all links
+        self._extra = 0  # links that are extra
         self._unanswered: list[SessionEndpoint] = []  # begun by the peer ahead of our open
         self._next_number = 1
 
@@ -390,6 +393,11 @@ class Endpoints:
             reason = "the name of a link does not fit into a frame"
             self._connection.fail(AmqpError("amqp:resource-limit-exceeded", reason))
             return
+        source = read_terminus(lib.pn_link_remote_source(pointer))
+        target = read_terminus(lib.pn_link_remote_target(pointer))
+        if self._extra < self._connection.limits.extra_links and _is_extra(source, target):
+            link.is_extra = True
+            self._extra += 1
         limit = lib.pn_link_remote_max_message_size(pointer)
         happened.append(
             LinkRemoteOpen(
@@ -398,8 +406,8 @@ class Endpoints:
                 link.name,
                 link.by_peer,
                 link.is_sender,
-                read_terminus(lib.pn_link_remote_source(pointer)),
-                read_terminus(lib.pn_link_remote_target(pointer)),
+                source,
+                target,
                 lib.pn_link_remote_snd_settle_mode(pointer) == lib.PN_SND_SETTLED,
                 limit or None,
                 read_mapping(lib.pn_link_remote_properties(pointer)),
@@ -410,7 +418,7 @@ class Endpoints:
     def _excess(self, size: int) -> AmqpError | None:
         """The limit that the link attached last goes beyond, with an attach of so many bytes."""
         most, frame_bytes = self._connection.limits.max_links, self._connection.frame_bytes
-        if len(self.links) > most:
+        if len(self.links) - self._extra > most:
             reason = f"more links than the limit of {most} of a connection; close some, or use another connection"
         elif self._attach_bytes > _MAX_ATTACH_BYTES:
             reason = f"the attaches of all links are larger than the limit of {_MAX_ATTACH_BYTES} bytes"
@@ -471,6 +479,8 @@ class Endpoints:
         link.drop_later()
         self._attach_bytes -= link.attach_bytes
         link.attach_bytes = 0
+        self._extra -= link.is_extra
+        link.is_extra = False
         link.closed = link.remote_closed = True
 
     def _number(self) -> int:
@@ -486,3 +496,10 @@ class Endpoints:
             session.endpoint = None
         for table in (self.sessions, self.sessions_by_pointer, self.links, self.links_by_pointer, self._unanswered):
             table.clear()
+
+
+def _is_extra(source: Terminus | None, target: Terminus | None) -> bool:
+    """Whether a link is for requests or transactions, which an application does not ask for."""
+    if target is not None and (target.coordinator or target.address == MANAGEMENT_ADDRESS):
+        return True
+    return source is not None and source.address == MANAGEMENT_ADDRESS

@@ -20,6 +20,7 @@ from broker_adapter.amqp.events import (
 )
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.values import Described, Symbol, ULong
+from broker_adapter.amqp.wire import MANAGEMENT_ADDRESS
 from broker_adapter.errors import IllegalStateException, MessageFormatException, ResourceAllocationException
 from tests.broker_adapter.amqp.frames import HEADER, begin, end, open_frame
 from tests.broker_adapter.amqp.pair import Pair, arrived, every, last, session_of
@@ -133,17 +134,51 @@ def test_links_and_sessions_have_a_limit() -> None:
 
 
 def test_a_peer_that_attaches_on_although_it_is_refused_loses_its_connection() -> None:
-    pair = Pair(PeerLimits(), PeerLimits(max_links=2)).opened()
+    limits = PeerLimits(max_links=2, max_sessions=1)
+    pair = Pair(PeerLimits(), limits).opened()
     session = pair.client.begin_session()
-    for number in range(2 + 64):
+    refused = limits.extra_links + 64
+    for number in range(2 + refused):
         pair.client.attach_sender(session, str(number), Terminus(), Terminus("q"))
     pair.pump()
     assert every(pair.server_events, TransportFailed) == []
-    assert [each.excess is None for each in every(pair.server_events, LinkRemoteOpen)] == [True] * 2 + [False] * 64
+    assert [each.excess is None for each in every(pair.server_events, LinkRemoteOpen)] == [True] * 2 + [False] * refused
     pair.client.attach_sender(session, "one more", Terminus(), Terminus("q"))
     pair.pump()
     assert last(pair.server_events, TransportFailed).error.condition == "amqp:resource-limit-exceeded"
     assert last(pair.client_events, RemoteClose).error is not None
+
+
+def test_links_for_requests_and_transactions_do_not_count_up_to_a_limit_of_their_own() -> None:
+    limits = PeerLimits(max_links=2, max_sessions=2)
+    pair = Pair(PeerLimits(), limits).opened()
+    sessions = [pair.client.begin_session() for _ in range(2)]
+    node, coordinator = Terminus(MANAGEMENT_ADDRESS), Terminus(coordinator=True)
+
+    def attach(session: int, name: str, target: Terminus) -> tuple[int, bool]:
+        """The link, and whether the server would take it."""
+        link = pair.client.attach_sender(session, name, Terminus(), target)
+        pair.pump()
+        return link, last(pair.server_events, LinkRemoteOpen).excess is None
+
+    def close(link: int) -> None:
+        pair.server.refuse_link(last(pair.server_events, LinkRemoteOpen).link, AmqpError("amqp:not-found"))
+        pair.pump()
+        pair.client.close_link(link)
+        pair.pump()
+
+    for name in "ab":
+        assert attach(sessions[0], name, Terminus("q"))[1]
+    link, taken = attach(sessions[0], "c", Terminus("q"))
+    assert not taken
+    close(link)
+    pair.client.attach_receiver(sessions[0], "answers", node, Terminus("here"))
+    for session in sessions:
+        assert attach(session, "transactions", coordinator)[1]
+    link, taken = attach(sessions[0], "requests", node)
+    assert taken
+    assert not attach(sessions[0], "d", Terminus("q"))[1], "which these have left no room for"
+    assert not attach(sessions[1], "one too many", coordinator)[1]
 
 
 def test_a_peer_answers_as_many_links_as_the_other_side_takes() -> None:
