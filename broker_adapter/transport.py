@@ -304,15 +304,21 @@ class Transport(Protocol):
             IllegalStateException: the link is closed.
         """
 
-    def confirm(self, timeout: float | None, session: int | None = None) -> None:
-        """Return when the broker has carried out what was settled before; ``session`` as in ``unsubscribe``.
+    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
+        """Return when the broker has carried out what was settled before.
 
         Our own engine has it on disk then.  Of another broker it is known that it has taken note of it.  Where the
         connection is lost and restored meanwhile, what was lost with it has been given again.
 
+        Args:
+            timeout: longest wait in seconds.
+            session: as in ``unsubscribe``.
+            outlasts_loss: whether this waits for the network where it is away, or goes meanwhile.
+
         Raises:
-            ConnectionLostException: the connection is lost for good.
+            ConnectionLostException: the connection is lost for good; or the network is away, and this does not wait.
             OperationTimedOutException: no answer in time.
+            IllegalStateException: the session has ended meanwhile.
         """
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

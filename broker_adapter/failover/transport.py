@@ -296,9 +296,18 @@ class FailoverTransport:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
         (self._current.connected or self._current.usable()).settle(settlements)
 
-    def confirm(self, timeout: float | None, session: int | None = None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
-        self._repeated("the acknowledgement", timeout, lambda inner, left: inner.confirm(left), session)
+        if outlasts_loss:
+            self._repeated("the acknowledgement", timeout, lambda inner, left: inner.confirm(left, session), session)
+            return
+        inner = self._current.usable()
+        try:
+            inner.confirm(self._request_timeout if timeout is None else timeout, session)
+        except JMSException as error:
+            if inner.is_lost:
+                raise as_lost(error) from error
+            raise
 
     # Sending.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from sdk import (
     AcknowledgeMode,
     Connection,
+    IllegalStateException,
     JMSException,
     Message,
     OperationTimedOutException,
@@ -232,6 +234,70 @@ def test_acknowledging_synchronously_returns_when_the_server_has_it(
     assert waiting() == COUNT - 6
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_what_waits_for_the_confirmation_ends_with_its_session(
+    proxy: Proxy, direct: Connection, connect: Connect, mode: AcknowledgeMode
+) -> None:
+    """The connection lives, and the server says nothing."""
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("synchronous_acknowledge=true&close_timeout_seconds=0.5&request_timeout_seconds=1000")
+    session = client.connection.create_session(mode)
+    consumer = session.create_consumer(session.create_queue(name))
+    assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)
+    proxy.hold(Direction.TO_SERVER)
+    received: list[Message | None] = []
+    errors: list[JMSException] = []
+
+    def work() -> None:
+        try:
+            received.append(message := consumer.receive(WAIT))
+            if message is not None:
+                message.acknowledge()
+        except JMSException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    session.close()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    assert [str(message) for message in received] == ["0"]
+    told = client.told if mode is AcknowledgeMode.AUTO else errors
+    assert wait_for(lambda: any(isinstance(each, IllegalStateException) for each in told))
+
+
+def test_a_receive_does_not_wait_for_the_network_with_a_message_that_it_has(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    """Meanwhile another consumer may get what comes behind that message."""
+    name = f"queue {uuid4()}"
+    fill(direct, name)
+    client = connect("synchronous_acknowledge=true&request_timeout_seconds=1000")
+    session = client.connection.create_session()
+    consumer = session.create_consumer(session.create_queue(name))
+    assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)
+    proxy.hold(Direction.TO_SERVER)
+    received: list[Message | None] = []
+    thread = threading.Thread(target=lambda: received.append(consumer.receive(1)))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    proxy.refuse()
+    proxy.cut()
+    thread.join(WAIT)
+    assert [str(message) for message in received] == ["0"]
+    assert wait_for(
+        lambda: any("1 acknowledgements of session 1 are not confirmed" in str(each) for each in client.told)
+    )
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+    assert str(consumer.receive(WAIT)) == "1", "the first one is acknowledged by now"
+
+
 def test_a_listener_acknowledges_synchronously(direct: Connection, connect: Connect) -> None:
     name = f"queue {uuid4()}"
     fill(direct, name)
@@ -262,8 +328,8 @@ def test_a_listener_goes_on_when_an_acknowledgement_is_not_confirmed_in_time(
     confirm = transport.confirm
     left = [10]
 
-    def fail_at_first(timeout: float | None, session: int | None = None) -> None:
-        confirm(timeout, session)
+    def fail_at_first(*arguments: Any, **options: Any) -> None:
+        confirm(*arguments, **options)
         if left[0]:
             left[0] -= 1
             raise OperationTimedOutException("the confirmation: no answer in time")

@@ -128,6 +128,7 @@ class AmqpTransport:
         self._max_message_bytes: dict[int, int] = {}
         self._closing = threading.Lock()
         self._closed = False
+        self._confirming: dict[Answer, int | None] = {}  #: with the session that waits
         self._committing: list[int] = []  #: one for each commit that is under way, since its length changes in one step
 
     def __repr__(self) -> str:
@@ -261,11 +262,17 @@ class AmqpTransport:
 
     # What waits for an answer.
 
-    def _ask(self, what: str, start: Callable[[ClientProtocol, Done], None], timeout: float | None) -> Any:
-        return self._begin(what, start)(timeout)
+    def _ask(
+        self,
+        what: str,
+        start: Callable[[ClientProtocol, Done], None],
+        timeout: float | None,
+        call: Answer | None = None,
+    ) -> Any:
+        return self._begin(what, start, call)(timeout)
 
-    def _begin(self, what: str, start: Callable[[ClientProtocol, Done], None]) -> _Wait:
-        """Ask the broker for something; returns what waits for the answer."""
+    def _begin(self, what: str, start: Callable[[ClientProtocol, Done], None], call: Answer | None = None) -> _Wait:
+        """Ask the broker for something; returns what waits for the answer, which comes into ``call``, if given."""
         if self._error is not None:
             raise copied(self._error)
         io, protocol = self._io, self._protocol
@@ -273,7 +280,7 @@ class AmqpTransport:
         assert protocol is not None
         if io.in_loop_thread():
             raise IllegalStateException(f"{what} cannot be called from a callback of the transport")
-        call = Answer()
+        call = call or Answer()
 
         def run() -> None:
             if protocol.phase is not Phase.OPEN:
@@ -297,6 +304,9 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
         if self._relay is not None:
             self._relay.end_session(session)
+        for call, of in list(self._confirming.items()):
+            if of == session:
+                call(None, IllegalStateException("the acknowledgement: the session was closed meanwhile"))
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
 
     def attach(self, spec: SenderSpec | ReceiverSpec, sink: Sink | None, timeout: float | None) -> int:
@@ -444,12 +454,17 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
         return bool(self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout))
 
-    def confirm(self, timeout: float | None, session: int | None = None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
-        if self._protocol_in_use().traits.answers_requests:
-            self.request("confirm", {}, timeout)
-        else:
-            self._ask("the acknowledgement", lambda protocol, done: protocol.go_round(done), timeout)
+        call = Answer()
+        self._confirming[call] = session
+        try:
+            if self._protocol_in_use().traits.answers_requests:
+                self._ask("the acknowledgement", lambda it, done: it.request("confirm", {}, done), timeout, call)
+            else:
+                self._ask("the acknowledgement", lambda it, done: it.go_round(done), timeout, call)
+        finally:
+            del self._confirming[call]
 
     def request(self, operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
         """See :meth:`broker_adapter.transport.Transport.request`."""

@@ -149,7 +149,7 @@ class FakeInner:
         self._called("drain", link)
         return True
 
-    def confirm(self, timeout: float | None, session: int | None = None) -> None:
+    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
         self._called("confirm")
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
