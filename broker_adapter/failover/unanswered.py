@@ -5,14 +5,16 @@ Theory of operation
     anything new.  They carry their identity, by which our own engine finds those that it has already; for other
     brokers they are marked, since one may become a second message.
 
-    *Requests* are made again by the thread that waits for them.  Where the broker itself ends the connection for what
-    it was asked, the request is not repeated without end.
+    *Requests* are made again by the thread that waits for them.
+
+    Where the broker itself ends the connection or link for what it was asked or sent, that is not repeated without end.
+    A broker takes sends in order, so of several without an answer the oldest one is suspected.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from broker_adapter.envelope import Envelope
@@ -26,8 +28,10 @@ from broker_adapter.transport import OnSettled
 
 #: Property of a message that was sent again to a broker that cannot tell whether it has it.
 RESENT_PROPERTY: Final = "JMS_HOLDFAST_RESENT"
-#: Ends of the connection for a reason, in the middle of the same request, after which it is not repeated any more.
+#: Ends of the connection for a reason, in the middle of the same request or send, after which it is not repeated.
 _MOST_ENDS: Final = 2
+#: The same for a send that was not the only one without an answer, and may have nothing to do with it.
+_MOST_SHARED_ENDS: Final = 4
 
 _ENDED: Final = (State.CLOSED, State.FAILED)
 
@@ -37,7 +41,7 @@ _T = TypeVar("_T")
 class Send:
     """A message on its way, until its answer is there."""
 
-    __slots__ = ("abandoned", "attachment", "envelope", "link", "on_settled", "owner", "serial")
+    __slots__ = ("abandoned", "attachment", "ended_by", "ends", "envelope", "link", "on_settled", "owner", "serial")
 
     def __init__(
         self,
@@ -55,10 +59,12 @@ class Send:
         self.on_settled = on_settled
         self.serial = serial
         self.abandoned = False  #: its sender waits no longer
+        self.ended_by: JMSException | None = None  #: for what the broker has ended the last connection or link of it
+        self.ends = 0  #: how often that was so, and it the suspect
 
     def __call__(self, error: JMSException | None) -> None:
         """The inner transport has an answer, or is lost."""
-        if error is None or not self.owner.keep(self):
+        if error is None or not self.owner.keep(self, error):
             self.on_settled(error)
 
 
@@ -75,7 +81,7 @@ class UnansweredSends:
         self._links = links
         self._unsent: list[Send] = []  #: under the lock
 
-    def keep(self, send: Send) -> bool:
+    def keep(self, send: Send, error: JMSException) -> bool:
         """A send has failed: returns whether that is because its connection or link was lost, so it is sent again."""
         current = self._current
         with current.lock:
@@ -86,6 +92,8 @@ class UnansweredSends:
                 return False
             if current.rules.method == "nofailover" or not self._links.is_registered(link):
                 return False
+            if says_why(error):
+                send.ended_by = error
             if link.state is not LinkState.ATTACHED or attachment is None or attachment[0].is_lost:
                 self._unsent.append(send)
                 return True
@@ -135,11 +143,20 @@ class UnansweredSends:
             self._resend(send)
 
     def _taken(self, wanted: Callable[[Send], bool]) -> list[Send]:
-        """Take the wanted sends out of those that are not sent, in the order in which they were made."""
+        """Take the wanted sends out of those that are not sent, in the order in which they were made.
+
+        One that the broker has refused in its way, by ending its connections or links, fails here.
+        """
         with self._current.lock:
             taken = [send for send in self._unsent if wanted(send)]
             self._unsent = [send for send in self._unsent if not wanted(send)]
-        return sorted(taken, key=lambda send: send.serial)
+        taken.sort(key=lambda send: send.serial)
+        refused = _refused_of(taken)
+        if refused is not None:
+            send, error = refused
+            taken.remove(send)
+            send.on_settled(error)
+        return taken
 
     def _resend(self, send: Send) -> None:
         link = send.link
@@ -168,6 +185,26 @@ class UnansweredSends:
             inner.send(number, envelope, send, None)
         except JMSException as error:
             send(error)
+
+
+def _refused_of(sends: Sequence[Send]) -> tuple[Send, JMSException] | None:
+    """Which of these sends is not repeated any more, with its error; None: all are.
+
+    Args:
+        sends: those of a connection or link that has ended, the oldest first.
+    """
+    suspects = [send for send in sends if send.ended_by is not None]
+    if not suspects:
+        return None
+    suspect = suspects[0]
+    reason = suspect.ended_by
+    for send in suspects:
+        send.ended_by = None
+    suspect.ends += 1
+    if reason is None or suspect.ends < (_MOST_ENDS if len(suspects) == 1 else _MOST_SHARED_ENDS):
+        return None
+    text = f"the send failed: the broker ended its connection or link {suspect.ends} times meanwhile: {reason.reason}"
+    return suspect, type(reason)(text, error_code=reason.error_code)
 
 
 def repeated(

@@ -10,7 +10,7 @@ import pytest
 
 from broker_adapter.amqp.conditions import AmqpError
 from broker_adapter.destination import queue
-from broker_adapter.envelope import Envelope, unpack
+from broker_adapter.envelope import BodyKind, Envelope, unpack
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
@@ -117,6 +117,59 @@ def test_what_had_no_answer_on_a_closed_link_is_sent_again_on_the_new_one(
     server.run(lambda: broker.peer.close_link(broker.held[0][0], GONE))
     made.wait_for(LinkInterrupted, LinkRestored)
     assert wait_for(lambda: answers == [None] * 3)
+
+
+class Poisoned(ScriptedBroker):
+    """Accepts messages, and ends the connection for one of them."""
+
+    def _transfers(self, event: Any) -> None:
+        for delivery in event.deliveries:
+            if unpack(delivery.payload).body == "poison":
+                self.peer.close(AmqpError("amqp:internal-error", "I do not like it"))
+                return
+        super()._transfers(event)
+
+
+def test_a_message_that_the_broker_ends_the_connection_for_is_not_sent_a_third_time(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers(Poisoned)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    with pytest.raises(
+        JMSException, match="ended its connection or link 2 times meanwhile: .*I do not like it"
+    ) as raised:
+        made.transport.send(
+            link, Envelope(queue("q"), BodyKind.TEXT, "poison", identity=message(0).identity), None, WAIT
+        )
+    assert raised.value.error_code == "amqp:internal-error"
+    made.transport.send(link, message(1), None, WAIT)
+    assert len(server.brokers) == 3
+
+
+def test_of_several_messages_without_an_answer_the_oldest_is_suspected(
+    servers: Callable[..., BrokerServer], client: MakeClient
+) -> None:
+    server = servers(Poisoned)
+    made = client(url_of(server))
+    made.open()
+    link = made.sender()
+    answers: list[tuple[str, JMSException | None]] = []
+
+    def send(body: str) -> None:
+        envelope = Envelope(queue("q"), BodyKind.TEXT, body, identity=message(len(body)).identity)
+        made.transport.send(link, envelope, lambda error: answers.append((body, error)), WAIT)
+
+    for body in ("poison", "behind it", "behind that one"):
+        send(body)
+    assert wait_for(lambda: len(answers) == 3)
+    assert [(body, error is None) for body, error in answers] == [
+        ("poison", False),
+        ("behind it", True),
+        ("behind that one", True),
+    ]
+    assert len(server.brokers) <= 5
 
 
 def test_a_connection_that_is_lost_again_while_it_sends_again_starts_over(
