@@ -138,7 +138,7 @@ def test_a_message_that_the_broker_ends_the_connection_for_is_not_sent_a_third_t
     made.open()
     link = made.sender()
     with pytest.raises(
-        JMSException, match="ended its connection or link 2 times meanwhile: .*I do not like it"
+        JMSException, match=r"ended its connection or link 2 times meanwhile: .*I do not like it"
     ) as raised:
         made.transport.send(
             link, Envelope(queue("q"), BodyKind.TEXT, "poison", identity=message(0).identity), None, WAIT
