@@ -67,6 +67,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/background_commands.py": _engine("background", "operations", "two_at_once"),
     f"{_E}/admission.py": _engine("limits", "blocked_sends", "resumption", "staged_batches"),
     f"{_E}/wait_queues.py": _engine("blocked_sends", "resumption"),
+    f"{_E}/resumption.py": _engine("blocked_sends", "transactions", "limits"),
     f"{_E}/sends.py": _engine("attachments", "blocked_sends", "identities", "intake", "matching"),
     f"{_E}/transactions.py": _engine("blocked_sends", "matching", "resumption", "admission"),
     f"{_E}/broker_state.py": _engine(
@@ -85,6 +86,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     ),
     f"{_S}/requests.py": _server("request_workers", "permissions"),
     f"{_S}/password_checks.py": ("tests/broker_adapter/test_connect.py",),
+    f"{_S}/protocol.py": _server("consumers", "coordinator", "producers"),
     # The command, run as such.
     "broker_adapter/server/cli": ("tests/broker_adapter/server/cli",),
     # The port, line by line, over every transport.
@@ -94,6 +96,25 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     # What failover asks of a transport, too.
     "broker_adapter/amqp/client/transport.py": tuple(
         f"tests/broker_adapter/failover/test_{each}.py" for each in ("commits", "connector", "reattach", "transport")
+    ),
+    # The connection's protocol: what its transport asks of it.
+    "broker_adapter/amqp/client/protocol.py": ("tests/broker_adapter/amqp/client/test_transport.py",),
+    # What is stored and sent, message by message.
+    "broker_adapter/packing.py": (
+        "tests/broker_adapter/test_envelope.py",
+        "tests/broker_adapter/amqp/test_management.py",
+        "tests/broker_adapter/amqp/test_values.py",
+        "tests/broker_adapter/server/test_requests.py",
+    ),
+    "broker_adapter/amqp/sections.py": (
+        "tests/broker_adapter/amqp/test_amqp_message.py",
+        "tests/broker_adapter/amqp/test_stored_message.py",
+        "tests/broker_adapter/server/test_strange_messages.py",
+    ),
+    "broker_adapter/amqp/amqp_message.py": (
+        "tests/broker_adapter/amqp/test_sections.py",
+        "tests/broker_adapter/amqp/test_payloads.py",
+        "tests/broker_adapter/server/test_strange_messages.py",
     ),
     # Two peers on a pretend wire.
     "broker_adapter/amqp/proton_engine": _PEERS,
@@ -118,7 +139,9 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     f"{_E}/memory_store.py": _engine("store"),
     f"{_E}/store_versions.py": _engine("old_stores"),
     f"{_E}/records.py": _engine("lmdb_store", "store", "old_stores", "schedule_lines", "key_lengths"),
+    f"{_E}/lmdb_writes.py": _engine("lmdb_store", "store", "lmdb_room", "full_disk"),
     f"{_E}/check.py": _engine("maintenance"),
+    f"{_E}/check_places.py": _engine("maintenance"),
     f"{_E}/pages.py": _engine("maintenance"),
     f"{_E}/salvage.py": _engine("maintenance"),
 }

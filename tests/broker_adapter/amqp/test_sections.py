@@ -43,3 +43,25 @@ def test_properties_have_a_limit() -> None:
     for read in (lambda: decode_amqp(more, queue("q")), lambda: decode_ahead(more), lambda: read_head(more, 0)):
         with pytest.raises(MessageFormatException, match="10017 properties, more than the limit of 10000"):
             read()
+
+
+def test_a_section_is_told_by_its_number_or_its_name() -> None:
+    properties = encode({"a": 1})
+    by_name = b"\x00\xa3\x1famqp:application-properties:map" + properties
+    assert list(sections.sections(by_name, None)) == list(sections.sections(b"\x00\x53\x74" + properties, None))
+    assert sections.section_code("amqp:unknown:list") is None
+    assert sections.section_code(1.5) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (b"\x53\x74" + encode({"a": 1}), "a section does not begin with its descriptor"),
+        (b"\x00\x53\x70" + encode({"a": 1}), "section 0x70 holds a dict"),
+    ],
+)
+def test_what_is_no_section_is_refused(payload: bytes, error: str) -> None:
+    with pytest.raises(MessageFormatException, match=error):
+        list(sections.sections(payload, None))
+    with pytest.raises(MessageFormatException, match="cannot be decoded"):
+        decode_amqp(payload, queue("q"))
