@@ -49,7 +49,7 @@ def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() ->
         rules.do(c.Delete(Q))
     rules.do(c.Settle(consumer, [1], Outcome.RELEASED))
     browser = rules.attach(client, Q, browse=True)
-    with pytest.raises(IllegalStateException, match="a browser looks at it"):
+    with pytest.raises(IllegalStateException, match="a browser reads it"):
         rules.do(c.Delete(Q))
     rules.do(c.Detach(browser))
     assert rules.send(client, Q, b"c") == "held"

@@ -27,7 +27,7 @@ def test_destinations_have_a_limit() -> None:
     rules.send(client, queue("a"), b"x")
     rules.send(client, queue("b"), b"x")
     with pytest.raises(
-        ResourceAllocationException, match=r"\(option max_destinations\); delete those that nobody uses"
+        ResourceAllocationException, match=r"\(option max_destinations\); delete those that are not in use"
     ):
         rules.send(client, queue("c"), b"x")
     with pytest.raises(ResourceAllocationException, match="max_destinations"):
