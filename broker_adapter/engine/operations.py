@@ -27,9 +27,9 @@ type.  Positions and other numbers are from 0 to 2^64 - 1; True is not a number.
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
     run of the engine in which this queue gives them, for this queue alone.  ``kept``: positions below it, seen in the
     run that was asked about, are known to be still those of the same messages; 1 where the store knows nothing of that
-    run.  ``aging``: whether that run is one of those that the store forgets next; who keeps positions below ``kept``
-    keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to settle,
-    or 0.
+    run.  ``aging``: whether that run is one of those that the store forgets next; a client that keeps positions below
+    ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
+    settle, or 0.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
@@ -54,9 +54,9 @@ transaction) and ``messages`` (packed envelopes)
     once.
 ``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
 identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
-    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
-    hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
-    that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
+    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and no consumer
+    has in hand; ``lost``, the positions that another consumer has in hand, or has processed since (of the last 50,000
+    messages that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
@@ -135,7 +135,7 @@ class Engine(Protocol):
         """Carry out a command."""
 
     def reading(self) -> AbstractContextManager[Reader]:
-        """Keep everybody else out."""
+        """Keep all other threads out."""
 
 
 def perform(
@@ -223,7 +223,7 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _statistics(arguments: Arguments) -> Steps:
-    # In parts: the statistics of many queues at once would hold everybody up.
+    # In parts: the statistics of many queues at once would block all other clients.
     numbers: list[int] = yield lambda reader: list(reader.state.directory.queues)
     queues: list[QueueStatistics] = yield lambda reader: reader.state.directory.topic_statistics()
     for first in range(0, len(numbers), _STATISTICS_QUEUES):
