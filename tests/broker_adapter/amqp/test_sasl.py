@@ -359,7 +359,7 @@ def test_iterations_beyond_the_limits_are_refused_in_one_way(iterations: str, un
     assert str(here.error).startswith(f"the broker asks for {iterations[:20]}")
     assert str(here.error).endswith(
         " iterations of the hash of user 'alice', and this client does 4096 to 1000000; set the password at the broker"
-        " anew, with a number in between"
+        " again, with a number in between"
     )
     assert here.pending_output() == b""
 

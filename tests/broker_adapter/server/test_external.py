@@ -108,7 +108,7 @@ def test_a_certificate_of_somebody_who_is_no_user_is_refused(
     ca: Authority, serve: Callable[..., ServerProcess], users: Path
 ) -> None:
     server = serve("--users", str(users))
-    with pytest.raises(JMSSecurityException, match="whom the client's certificate names"):
+    with pytest.raises(JMSSecurityException, match="the user that the client's certificate names"):
         factory(ca, server, ca.make("eve")).create_connection()
 
 
