@@ -56,7 +56,7 @@ def test_a_topic_is_there_while_it_has_subscriptions() -> None:
     rules = Rules()
     client = rules.connect()
     rules.do(c.Declare(topic("t")))
-    rules.send(client, topic("t"), b"to nobody")
+    rules.send(client, topic("t"), b"without a consumer")
     assert not rules.state.directory.topics
     consumer = rules.attach(client, topic("t"))
     assert list(rules.state.directory.topics) == [topic("t")]
