@@ -5,8 +5,9 @@ Theory of operation
     challenges and responses, and the server's outcome.  After an outcome of 0 both ends start AMQP itself with a new
     header.
 
-    Whoever has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched, and
-    a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does not
+    A client that has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched,
+    and a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does
+    not
     raise: it ends in ``done`` or in ``error``, or waits for more.
 
     What takes long (the hash of a password), or has to wait for its turn (the judgement of one), is handed to

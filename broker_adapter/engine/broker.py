@@ -1,10 +1,10 @@
 """The engine's only driver: decide, persist, deliver.
 
 Theory of operation
-    Commands go into an inbox.  Whoever holds the *runner* lock carries out a cycle: it takes what has gathered, lets
-    the state decide, commits the batches (one commit for all: group commit), and then lets the deliveries and replies
-    go, in that order.  So no effect can leave before the commit it depends on, and effects leave in the order they
-    were decided in.
+    Commands go into an inbox.  The thread that holds the *runner* lock carries out a cycle: it takes what has gathered,
+    lets the state decide, commits the batches (one commit for all: group commit), and then lets the deliveries and
+    replies go, in that order.  So no effect can leave before the commit it depends on, and effects leave in the order
+    they were decided in.
 
     A caller that waits for its answer (``call``) takes the runner and carries out the cycle itself if none else does:
     a synchronous send costs a commit and no change of threads.  All else is done by the thread ``holdfast-engine``,

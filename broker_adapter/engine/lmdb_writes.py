@@ -182,7 +182,7 @@ def _unreference(txn: Any, db: Mapping[str, Any], number: int) -> None:
     try:
         left = decode_reference(key, found) - 1 if found else 0
     except StoreCorruptException:
-        # Nobody knows how many entries are left: the message stays, and a check counts them.
+        # It is not known how many entries are left: the message stays, and a check counts them.
         _log.error("! the count of references to message %d cannot be trusted; the message is kept", number)
         return
     if left > 0:

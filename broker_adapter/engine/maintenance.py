@@ -258,7 +258,7 @@ def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
 
 
 def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> Meta:
-    """Look at every page; returns the root of the last commit."""
+    """Check every page; returns the root of the last commit."""
     read, size = reader_of(handle), os.fstat(handle).st_size
     meta = newest(read, found, size)
     file = File(read, meta, size, lambda done, of: progress("pages", done, of))

@@ -44,7 +44,7 @@ transaction) and ``messages`` (packed envelopes)
     What was staged before is not staged again.  At most 50,000 messages at once.
 ``renew`` with ``group`` and ``number``
     The seconds for which what is staged for this number is kept from now on, unless it is added to or renewed again.
-    Whoever works for longer than that before the next message says so by this.
+    A client that works for longer than that before the next message calls this.
 ``publish`` with ``group``, ``number``, ``transactions`` and ``counts`` (of their messages, or None)
     True, or False where this number of the group was published before.  At most 100,000 transactions.
 ``published`` with ``group``
@@ -86,7 +86,7 @@ A connection that restores itself adds both where they are not given.  Other ope
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
 apart: where its store was replaced by an older copy, positions that were seen in an earlier run may be given once more,
-to other messages.  Who says in which run a position was seen is refused instead.
+to other messages.  A client that names the run in which a position was seen gets an error instead.
 """
 
 from __future__ import annotations

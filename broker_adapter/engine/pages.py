@@ -400,7 +400,7 @@ class File:
         return data, flags, lower, upper
 
     def _check_last(self, page: int) -> None:
-        """Somebody leads to this page."""
+        """Note that another page leads to this page."""
         if page >= self._there:
             raise PageError("the file ends before it")
         if page >= self.pages:

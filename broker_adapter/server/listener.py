@@ -207,7 +207,7 @@ class Listener:
                 continue
             sock.setblocking(False)
             self._accepted(ClientConnection(self, sock, address))
-            # Whoever had to make room gives back its descriptor before the next one needs it.
+            # A connection that had to make room gives back its descriptor before the next one needs it.
             made_room = self._advance() or made_room
 
     def _pause_accepting(self, listening: socket.socket, error: OSError) -> None:
