@@ -1,6 +1,6 @@
 """How a delivery ends: outcomes, and one strategy for each acknowledge mode.  Pure; standard library only.
 
-A session hears of events and asks its :class:`AckPolicy`; it never asks which mode it is in.
+A session passes events to its :class:`AckPolicy`; it never asks which mode it is in.
 
 | | delivered | consumed | listener raised | `acknowledge()` | commit | rollback, recover, close | interrupted |
 |---|---|---|---|---|---|---|---|
@@ -12,8 +12,8 @@ A session hears of events and asks its :class:`AckPolicy`; it never asks which m
 | NO_ACK | - | - | - | - | - | - | - |
 
 *consumed*: ``receive`` is about to return the message, or its listener has returned.  *modify*: the outcome
-``MODIFIED``, so that the message comes again with its delivery count raised.  *fail*: the outcome ``FAILED``, so that
-it comes again as well, next, and later each time that its listener raises again (Jakarta Messaging 8.7).  *hold*: it
+``MODIFIED``, so that it is redelivered with its delivery count raised.  *fail*: the outcome ``FAILED``, so that it
+is redelivered as well, next, and later each time that its listener raises again (Jakarta Messaging 8.7).  *hold*: it
 stays unsettled.  *interrupted*: the connection was lost; what was held can no longer be settled, and a *dirty* session
 says so at the next ``acknowledge()`` or ``commit()``, once.  Where the broker closes one link of a connection that
 lives, the same holds for what came on that link.

@@ -11,7 +11,7 @@ _ACCEPTED = Outcome.ACCEPTED
 
 
 class AutoPolicy:
-    """Remembers the one message in hand, nothing else: so only the last one can come again."""
+    """Remembers the one message in hand, nothing else: so only the last one can be redelivered."""
 
     __slots__ = ("_in_hand",)
 

@@ -29,7 +29,7 @@ class NoAckPolicy:
         return NOTHING
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        return True  # the broker has forgotten it, and nobody else has it
+        return True  # the broker has forgotten it, and no other consumer has it
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
         return NOTHING

@@ -15,11 +15,11 @@ class Outcome(IntEnum):
     ACCEPTED = 1
     """Processed: the broker forgets the message."""
     REJECTED = 2
-    """Can never be processed by anybody: the broker moves it to the dead-letter queue."""
+    """Can never be processed by any consumer: the broker moves it to the dead-letter queue."""
     RELEASED = 3
-    """Was not looked at: the broker gives it out again, the delivery count unchanged."""
+    """Was not processed: the broker redelivers it, the delivery count unchanged."""
     MODIFIED = 4
-    """Was looked at and failed (``delivery-failed``): given out again, at its place, the delivery count raised."""
+    """Was processed and failed (``delivery-failed``): redelivered, at its place, the delivery count raised."""
     FAILED = 5
     """Its listener raised: as ``MODIFIED``, and where that happens again it comes after a pause that grows each time.
     To AMQP this is a ``modified`` with an annotation."""

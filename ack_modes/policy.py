@@ -1,4 +1,4 @@
-"""What an acknowledge mode is to a session: it hears events, and answers with settlements.
+"""What an acknowledge mode is to a session: it is passed events, and answers with settlements.
 
 Theory of operation
     A session has one policy and tells it everything that becomes of its deliveries; what the policy answers goes to
@@ -86,7 +86,7 @@ class AckPolicy(Protocol):
         """
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:
-        """Its listener has raised.  What this gives back as failed comes again next, before anything prefetched."""
+        """Its listener has raised.  What this gives back as failed is redelivered next, before anything prefetched."""
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         """The application called ``acknowledge()`` on it."""
@@ -98,7 +98,7 @@ class AckPolicy(Protocol):
         """What a commit is to settle.  Nothing is forgotten before ``committed``."""
 
     def committed(self) -> None:
-        """The commit is done, or nobody can tell: what it settled is not ours any more."""
+        """The commit is done, or it is not known whether it is: what it settled is not ours any more."""
 
     def recover(self) -> Sequence[Settlement]:
         """``rollback()``, ``recover()`` or ``close()``: nothing is left afterwards, and the session is clean."""

@@ -31,7 +31,7 @@ _GIVEN = {
 def contradiction(reliability: LinkReliability, mode: AcknowledgeMode) -> str | None:
     """Why a session of this mode cannot give a link this reliability; None where it does.
 
-    Nobody gives exactly-once by a link: a TRANSACTED session does it by what is sent and received in one commit.
+    No link gives exactly-once: a TRANSACTED session does it by what is sent and received in one commit.
     """
     given = _GIVEN[mode.new_policy().presettled]
     if reliability in given:

@@ -1,4 +1,4 @@
-"""What many queues, consumers and subscriptions cost a message, and how long anything holds up the others."""
+"""What many queues, consumers and subscriptions cost a message, and how long one operation blocks the others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _held(broker: Broker, client: int, count: int) -> None:
 
 
 def _resting(broker: Broker, client: int, count: int) -> None:
-    """Queues with a message that has failed twice, and waits."""
+    """Queues with a message that has failed twice and is delayed."""
     names = [queue(f"idle {number}") for number in range(count)]
     _all(broker, [c.Enqueue(client, name, [c.NewMessage(0xFF, _BODY)]) for name in names])
     consumers = _all(broker, [c.Attach(client, name, _nothing) for name in names])
@@ -201,7 +201,7 @@ def subscriptions(directory: Path, sizes: tuple[int, ...]) -> Iterator[Figure]:
 
 
 def backlog(directory: Path, messages: int) -> Iterator[Figure]:
-    """CPU time of a send, and of a message sent and acknowledged, as a backlog grows that nobody takes."""
+    """CPU time of a send, and of a message sent and acknowledged, as a backlog without consumers grows."""
     broker, client = _opened(directory / "backlog")
     flow = _Flow(broker, client, "busy")
     parts = 10
@@ -232,7 +232,7 @@ class _Waits:
     """The longest ones, in seconds."""
 
     answer: float = 0.0
-    collector: float = 0.0  #: all threads waited so long while Python's collector looked at all objects of the process
+    collector: float = 0.0  #: all threads waited so long while Python's collector examined all objects of the process
     _collecting_since: float = 0.0
 
     def note_collector(self, phase: str, _info: dict[str, int]) -> None:
@@ -270,7 +270,7 @@ def _longest(name: str, waits: _Waits, goal: str, note: str) -> Figure:
 
 
 def statistics(directory: Path, queues: int) -> Iterator[Figure]:
-    """How long the statistics of many queues hold up others."""
+    """How long the statistics of many queues block others."""
     broker, client = _opened(directory / "statistics")
     _waiting(broker, client, queues)
     with _pinging(broker) as waits:
@@ -288,7 +288,7 @@ def statistics(directory: Path, queues: int) -> Iterator[Figure]:
 
 
 def storm(directory: Path, clients: int, held: int) -> Iterator[Figure]:
-    """Many connections that are lost at once, and come again."""
+    """Many connections that are lost at once, and reconnect."""
     broker, client = _opened(directory / "storm")
     for _ in range(clients * held // 2000):
         broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(0xFF, _BODY) for _ in range(2000)]), _WAIT)
@@ -315,7 +315,7 @@ def storm(directory: Path, clients: int, held: int) -> Iterator[Figure]:
 
 
 def purge(directory: Path, messages: int) -> Iterator[Figure]:
-    """How long a large purge holds up others."""
+    """How long a large purge blocks others."""
     broker, client = _opened(directory / "purge")
     for _ in range(messages // 5000):
         broker.call(c.Enqueue(client, queue("q"), [c.NewMessage(0xFF, _BODY) for _ in range(5000)]), _WAIT)

@@ -24,9 +24,9 @@ A packed envelope of version 2, all integers big-endian::
 What routes a message reads the head by itself (:func:`read_head`), and a selector all but the body
 (:func:`unpack_headers`).  The map of further headers grows: what is not known in it is ignored, and stays where it is,
 since messages are stored and passed on as the bytes that came; what is missing is absent from the message.  Everything
-else needs another version, which is refused by those who do not know it.
+else needs another version, which is refused by programs that do not know it.
 
-Version 1, one array in msgpack of all fields, is read, and written for those who know no other one.
+Version 1, one array in msgpack of all fields, is read, and written for programs that know no other one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DEAD_LETTER_SUBSCRIPTION = f"{DEAD_LETTER_PREFIX}SUBSCRIPTION"
 UNDECODABLE_PROPERTY = "JMS_HOLDFAST_UNDECODABLE"
 MAX_REASON = 1000  #: characters of it
 
-#: Most properties of a message; a selector looks at all of them in one go.
+#: Most properties of a message; a selector may read all of them at once.
 MAX_PROPERTIES = 10_000
 #: Deepest nesting of lists and maps in a body.
 MAX_BODY_DEPTH = 32
@@ -80,7 +80,7 @@ class BodyKind(IntEnum):
 
 
 class Identity(NamedTuple):
-    """Who sent a message, and as which one: stable over re-sends, so that a broker can reject what it has.
+    """Which producer sent a message, and as which one: stable over re-sends, so that a broker can reject what it has.
 
     Sequences of one (producer, thread) strictly increase for each destination.
     """
@@ -278,10 +278,10 @@ def read_head(data: bytes) -> Head:
 
 
 def in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
-    """A stored message, with its format, for somebody who reads packed envelopes up to this version.
+    """A stored message, with its format, for a client that reads packed envelopes up to this version.
 
     Raises:
-        MessageFormatException: it has to be packed anew, and cannot be.
+        MessageFormatException: it has to be packed again, and cannot be.
     """
     if message_format != ENVELOPE_FORMAT or version >= ENVELOPE_VERSION:
         return message_format, payload
@@ -296,7 +296,7 @@ def annotated(envelope: Envelope, annotations: dict[str, Any]) -> Envelope:
 def undecodable_dead_letter(
     payload: bytes, annotations: dict[str, Any], error: MessageFormatException, destination: Destination | None = None
 ) -> Envelope:
-    """A dead letter that cannot be decoded, as a bytes message that can: a consumer may look at it, and accept it.
+    """A dead letter that cannot be decoded, as a bytes message that can: a consumer may examine it, and accept it.
 
     Any other message that cannot be decoded is rejected, so that it becomes a dead letter.
 
@@ -369,7 +369,7 @@ _UNPACKING_ERRORS = (
     RecursionError,
 )
 
-#: Packers that nobody uses now: making one costs half as much as packing, and each serves one message at a time.
+#: Packers that are not in use now: making one costs half as much as packing, and each serves one message at a time.
 #: One is taken even where only one thread packs, since the garbage collector may run anything in the middle of it.
 _packers: list[msgpack.Packer] = []
 #: The buffer of a packer.  One that had to grow beyond it keeps what it has for ever, so it is not used again.

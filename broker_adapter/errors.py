@@ -9,13 +9,13 @@
     ├── InvalidDestinationException           no such destination, or one that cannot be used so   (LookupError)
     ├── InvalidSelectorException              the selector cannot be parsed                        (ValueError)
     ├── InvalidURLException                   the connection URL cannot be used                    (ValueError)
-    ├── JMSSecurityException                  refused: who you are, or what you may
+    ├── JMSSecurityException                  a login or a permission was refused
     ├── MessageEOFException                   read past the end of a stream or bytes message       (EOFError)
     ├── MessageFormatException                a value that a message cannot carry                  (TypeError)
     ├── MessageNotReadableException           the body is write-only
     ├── MessageNotWriteableException          the message is read-only
     ├── NoSuchElementException                there is no further element                          (LookupError)
-    │   └── BrowserInterruptedException       the connection was lost in the middle of a look
+    │   └── BrowserInterruptedException       the connection was lost in the middle of an iteration
     ├── ConnectionLostException               the network failed                                   (ConnectionError)
     ├── OperationTimedOutException            the deadline passed first                            (TimeoutError)
     ├── ProtocolException                     the peer broke the protocol
@@ -25,7 +25,7 @@
     │   ├── StoreCorruptException
     │   └── StoreVersionException             written by a newer version
     ├── TransactionRolledBackException        the work of the transaction is undone
-    └── TransactionInDoubtException           nobody can tell whether it was committed
+    └── TransactionInDoubtException           it is not known whether it was committed
 
 The names are those of JMS, because that is what people search for; where Python has a word, it is
 inherited as well.  This file imports nothing of ours.
@@ -131,7 +131,7 @@ class Redirect(NamedTuple):
 
 
 class BrowserInterruptedException(NoSuchElementException):
-    """The connection was lost while a browser was iterated: what it would show next is not known; look anew."""
+    """The connection was lost while a browser was iterated: what it would show next is not known; iterate again."""
 
 
 class ConnectionLostException(JMSException, ConnectionError):

@@ -6,7 +6,7 @@ Theory of operation
 
     Asynchronous sends and settlements gather in an outbox, which the engine empties when it gets to it: one command
     for many of them.  All else is one call of the engine.  Messages are packed in the thread that sends them and
-    decoded in the thread that looks at them.
+    decoded in the thread that reads them.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class InProcessTransport:
     # The connection.
 
     def open(self, credentials: Credentials, listener: Callable[[TransportEvent], None], timeout: float | None) -> Peer:
-        """See :meth:`broker_adapter.transport.Transport.open`.  Who may open the directory may connect."""
+        """See :meth:`broker_adapter.transport.Transport.open`.  A process that may open the directory may connect."""
         return uninterrupted(partial(self._open, credentials, listener, timeout))
 
     def _open(
@@ -226,7 +226,7 @@ class InProcessTransport:
             except BaseException:
                 lease.release()
                 raise
-            if self._closed:  # who closed it meanwhile may have been interrupted, and not be waiting for this
+            if self._closed:  # a close() that was interrupted meanwhile does not wait for this
                 self._leave(lease, own)
                 raise IllegalStateException("the connection was closed as it opened")
             self._lease = lease
@@ -508,11 +508,11 @@ class InProcessTransport:
         return self._broker.call(command, self._request_limit(timeout), self._deferred if self._outbox else None)
 
     def _flush(self) -> None:
-        if not self._gathering or self._submitting:  # else the handler of a signal may wait for who is not on the way
+        if not self._gathering or self._submitting:  # else a signal handler may wait for a submission that it stopped
             self._gathering = self._submitting = True
             try:
                 self._broker.submit(self._deferred)
-            except BaseException:  # a handler of a signal raised here: nobody may be on the way
+            except BaseException:  # a signal handler raised here: no submission may be under way
                 self._gathering = False
                 raise
             finally:
@@ -554,7 +554,7 @@ class InProcessTransport:
     def _confirm(self, batch: _Batch, result: Any) -> None:
         """The engine has answered a batch.  In the engine's cycle."""
         if batch.is_answered:
-            return  # a failure of the engine is told to everybody once more
+            return  # a failure of the engine is reported to all callers once more
         self._window.leave(len(batch.callbacks))
         batch.errors = [result] * len(batch.callbacks) if isinstance(result, JMSException) else result
         batch.is_answered = True

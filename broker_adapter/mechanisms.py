@@ -1,4 +1,5 @@
-"""Which SASL mechanisms a client may use, and with whom: the rules that keep a password to those it is meant for; pure.
+"""Which SASL mechanisms a client may use, and with which brokers: the rules that keep a password to those it is meant
+for; pure.
 
 Theory of operation
     ANONYMOUS says nothing, EXTERNAL shows a certificate.  SCRAM-SHA-256 proves that the client knows the password
@@ -35,14 +36,14 @@ EXTERNAL: Final = "EXTERNAL"
 SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 PLAIN: Final = "PLAIN"
 ANONYMOUS: Final = "ANONYMOUS"
-#: The advice for who needs a login and has none.
+#: The advice for a client that needs a login and has none.
 GIVE_LOGIN: Final = "give a user name and a password"
 #: The SASL mechanisms that a client can do, strongest first.
 MECHANISMS: Final[tuple[str, ...]] = (EXTERNAL, SCRAM_SHA_256, PLAIN, ANONYMOUS)
 
 
 class Strength(IntEnum):
-    """How well a login protects the password and shows who the broker is."""
+    """How well a login protects the password and authenticates the broker."""
 
     NOTHING = 0
     OPEN_PASSWORD = 1

@@ -1,11 +1,11 @@
-"""msgpack from strangers, within limits.  Pure.
+"""msgpack from untrusted senders, within limits.  Pure.
 
 A list in msgpack takes one byte, and in Python 56: sixteen million of them cost a gigabyte and half a minute.  msgpack
-can limit each list by itself, but not how many there are.  So what is large is looked through before it is decoded: its
+can limit each list by itself, but not how many there are.  So what is large is checked before it is decoded: its
 lists and maps one by one, and what stands between them by a regular expression, which does not cost more than decoding.
 
-The keys of a map are another way to take time.  Python's hashes of text and bytes are salted, so that nobody can choose
-keys whose hashes are alike; those of numbers are not, and a map of 10,000 chosen keys takes seconds.
+The keys of a map are another way to take time.  Python's hashes of text and bytes are salted, so that no sender can
+choose keys whose hashes are alike; those of numbers are not, and a map of 10,000 chosen keys takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_CONTAINERS: Final = 200_000
 MAX_MEMBERS: Final = 2_000_000
 #: Most keys of one map that are numbers, and neither text nor bytes.
 MAX_NUMBER_KEYS: Final = 1_000
-#: Data of so many bytes cannot exceed either limit, and need not be looked through.
+#: Data of so many bytes cannot exceed either limit, and need not be checked.
 UNCHECKED_BYTES: Final = MAX_CONTAINERS
 
 #: Sizes below it are short.
@@ -49,7 +49,7 @@ _SCALARS: Final = re.compile(
     + _SHORT_SIZED
     + rb"|\xd4..|\xd5.{3}|\xd6.{5}|\xd7.{9}|\xd8.{17})*+"
 )
-#: Bytes that the regular expression looks at in one go, and those of the longest value that it knows.
+#: Bytes that the regular expression reads at once, and those of the longest value that it knows.
 _SLICE_BYTES: Final = 64 * 1024
 _LONGEST_SHORT: Final = 6 + _SHORT
 #: Type code of a list or map → (bytes of its count, members for each that is counted).
@@ -153,7 +153,7 @@ def unpacked(data: bytes | memoryview, *, strict_map_key: bool = True, most_memb
     """The value in these bytes.
 
     Args:
-        data: what came from a stranger.
+        data: from an untrusted sender.
         strict_map_key: whether the keys of maps must be text or bytes; otherwise they may be numbers, True, False and
             None as well, at most :data:`MAX_NUMBER_KEYS` of them in one map.
         most_members: of all lists and maps together; None: :data:`MAX_MEMBERS`.
@@ -195,7 +195,7 @@ class Outliner:
     Every method raises ValueError or ``msgpack.UnpackException`` where the data is no msgpack, or is cut short.
 
     Args:
-        data: what came from a stranger.
+        data: from an untrusted sender.
         most_bytes: of a text or of bytes that are read; what is longer is passed over.
     """
 

@@ -285,7 +285,7 @@ class EngineSettings:
     )
     delete_idle_subscriptions_seconds: float | None = _option(
         None,
-        "time, since the last start or use, after which a durable subscription that nobody consumes or reads by ranges"
+        "time, since the last start or use, after which a durable subscription that is not consumed or read by ranges"
         " (as Spark does) is deleted, with its messages; none: never",
         least=1,
     )

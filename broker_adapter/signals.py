@@ -79,7 +79,7 @@ class Waiters:
         return bool(self._locks)
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until something is so, looking again whenever somebody wakes.
+        """Wait until something is so; the condition is checked again at each ``wake``.
 
         Args:
             condition: asked without any lock.
@@ -103,7 +103,7 @@ class Waiters:
                 self._locks.remove(lock)
 
     def wake(self) -> None:
-        """Have all of them look again; after the change that they wait for."""
+        """Have all of them check again; after the change that they wait for."""
         for lock in list(self._locks):
             with suppress(RuntimeError):  # it is awake already
                 lock.release()

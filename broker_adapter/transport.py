@@ -8,7 +8,7 @@ Theory of operation
     except for ``credit``, ``settle`` and ``send`` with ``on_settled``.
 
     Deliveries are *pushed*: a receiver has credit, the transport hands lists of deliveries to its sink and
-    uses up one credit for each.  The sink only stores them; who waits for them is the SDK's business.
+    uses up one credit for each.  The sink only stores them; the SDK waits for them.
 
     The port holds no transaction state: a transacted session keeps its sends and hands them over with its
     settlements in one ``commit``.  So failover has nothing to untangle.
@@ -32,7 +32,7 @@ from broker_adapter.errors import JMSException
 
 @attrs.frozen
 class Credentials:
-    """Who connects.  ``client_id`` names the durable subscriptions; ``None``: the transport invents one."""
+    """The user that connects.  ``client_id`` names the durable subscriptions; ``None``: the transport invents one."""
 
     username: str | None = None
     password: str | None = attrs.field(default=None, repr=False)
@@ -133,7 +133,7 @@ class Delivery:
 
     @property
     def envelope(self) -> Envelope:
-        """The message, decoded at the first look (in the thread that looks).
+        """The message, decoded when it is first read (in the thread that reads it).
 
         Raises:
             MessageFormatException: the payload cannot be decoded.
@@ -208,7 +208,7 @@ class LinkRestored:
 
 @attrs.frozen
 class ServersAnnounced:
-    """The broker says anew where it can be reached."""
+    """The broker announces a new list of addresses at which it can be reached."""
 
     servers: tuple[Server, ...]
 
@@ -241,7 +241,7 @@ class Transport(Protocol):
         Raises:
             JMSSecurityException: the broker refused the login.
             InvalidClientIDException: the client id is in use.
-            ConnectionLostException: nobody answers there, or not in AMQP.
+            ConnectionLostException: no server answers there, or not in AMQP.
         """
 
     def close(self, timeout: float | None) -> None:
@@ -308,7 +308,7 @@ class Transport(Protocol):
         """Return when the broker has carried out what was settled before.
 
         Our own engine has it on disk then.  Of another broker it is known that it has taken note of it.  Where the
-        connection is lost and restored meanwhile, what was lost with it has been given again.
+        connection is lost and restored meanwhile, what was lost with it has been sent again.
 
         Args:
             timeout: longest wait in seconds.
@@ -358,7 +358,7 @@ class Transport(Protocol):
 
         Raises:
             TransactionRolledBackException: nothing was done (a refused send, a limit, a stale delivery).  The
-                deliveries of ``settlements`` have failed: they come again with their count raised.
+                deliveries of ``settlements`` have failed: they are redelivered with their count raised.
             TransactionInDoubtException: the connection was lost, and the broker cannot tell.
             OperationTimedOutException: no answer in time; it may yet be done.
         """

@@ -40,7 +40,7 @@ def fill(url: str) -> None:
 def receive_and_die(url: str) -> None:
     connection = ConnectionFactory(url).create_connection()
     connection.start()
-    kept = []  # what nobody has would be closed
+    kept = []  # a session without references would be closed
     for mode in MODES:
         session = connection.create_session(mode)
         consumer = session.create_consumer(queue_of(session, mode))

@@ -25,7 +25,7 @@ def main(url: str = "embedded:") -> None:
                 except ValueError:
                     if message.delivery_count < 3:
                         print(f"rolled back: {message.text!r}, delivery {message.delivery_count}")
-                        session.rollback()  # it comes again
+                        session.rollback()  # it is redelivered
                         continue
                     print(f"given up: {message.text!r}")
                 session.commit()

@@ -33,7 +33,7 @@ def unsubscribe(url: str) -> None:
 def main(url: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         url = url or f"embedded:{directory}"
-        publish(url, "nobody subscribes yet, so this is lost")
+        publish(url, "without a subscription this is lost")
         subscribe(url, "first visit")
         publish(url, "published while the reader is away", "and another")
         subscribe(url, "second visit")

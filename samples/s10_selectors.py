@@ -1,4 +1,4 @@
-"""Selectors: consumers that take what they are for, from one queue; a browser that looks for something.
+"""Selectors: consumers that take what they are for, from one queue; a browser with a selector.
 
 Run it: ``python -m samples.s10_selectors [URL]``.
 """

@@ -1,4 +1,4 @@
-"""A server is killed in front of your eyes; a session of each mode says what it hears of that, and what it does.
+"""A server is killed; a session of each mode prints which errors it gets from that, and what it does.
 
 Run it: ``python -m samples.s11_failover``.  It starts ``holdfast serve`` itself, in a directory of its own.
 """

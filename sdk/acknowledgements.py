@@ -1,19 +1,19 @@
-"""Acknowledgements that were given, and may not have reached the broker: remembered, to be given again.
+"""Acknowledgements that were given, and may not have reached the broker: remembered, to be repeated.
 
 Theory of operation
-    An acknowledgement costs no round trip, so nobody knows which of the last ones the broker has when the connection is
-    lost.  They are given again: to our own broker before anything else is done on the restored connection, by the
-    positions of their messages; to any other when their messages come again, which the application does not see.
+    An acknowledgement costs no round trip, so it is not known which of the last ones the broker has when the connection
+    is lost.  They are repeated: to our own broker before anything else is done on the restored connection, by the
+    positions of their messages; to any other when their messages are redelivered, which the application does not see.
 
     How many must be remembered is bounded by the credit.  A broker takes what a client says in order: once it sends on
     credit that was granted after an acknowledgement, it has that acknowledgement.  So what was acknowledged more than
     two windows of deliveries ago has arrived (two, since a credit may overtake what is written together with it).
 
-    What the application has seen and not acknowledged comes again as well.  Not every broker says of such a message
+    What the application has seen and not acknowledged is redelivered as well.  Not every broker says of such a message
     that it was delivered before, so that is remembered too.
 
-    A message is known again by its source and the identity that its producer gave it, or else by its message id.  One
-    that has neither comes again as any other.
+    A message is recognized by its source and the identity that its producer gave it, or else by its message id.  One
+    that has neither is redelivered as any other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from broker_adapter import (
 
 _log = logging.getLogger("holdfast.sdk")
 
-#: Most acknowledgements of a connection that wait for their message to come again; the oldest is forgotten.
+#: Most acknowledgements of a connection that wait for their message to be redelivered; the oldest is forgotten.
 MAX_ACK_RECORDS: Final = 100_000
 #: Deliveries beyond the windows of the consumers that an acknowledgement is remembered for.
 _MARGIN: Final = 16
@@ -50,7 +50,7 @@ _REQUEST_POSITIONS: Final = 5_000
 
 @attrs.frozen
 class Source:
-    """A queue or subscription, of which messages come again after a loss.  Named as our own broker names it."""
+    """A queue or subscription, of which messages are redelivered after a loss.  Named as our own broker names it."""
 
     destination: str
     kind: str = "queue"
@@ -64,7 +64,7 @@ Key = tuple[Source, Identity | str | None]
 #: An acknowledgement: the same; at which position of its source the message was, where the broker
 #: says so; how many deliveries of it had failed before; and its message id.
 AckRecord = tuple[Source, Identity | str | None, int | None, int, str | None]
-#: Hears the ids of messages that were acknowledged, and that others have, since the acknowledgements were lost.
+#: Called with ids of messages that were acknowledged and that others have, since the acknowledgements were lost.
 TooLate = Callable[[list[str]], None]
 
 
@@ -76,7 +76,7 @@ def ack_record_for(source: Source | None, envelope: Envelope, delivery: Delivery
     """What to remember of a message, where it can be known again.
 
     Args:
-        source: what it came from; None: nothing of that ever comes again.
+        source: what it came from; None: nothing of that is ever redelivered.
         envelope: the message.
         delivery: the message, as it came.
     """
@@ -103,7 +103,7 @@ class LostAcknowledgements:
         self.moved_at = 0
         self._lost: OrderedDict[Key, tuple[AckRecord, TooLate, str | None]] = OrderedDict()  #: with the store
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        #: Positions of what was seen, until the broker has heard of it; None: there were too many.
+        #: Positions of what was seen, until that was reported to the broker; None: there were too many.
         self._untold: dict[Source, set[int]] | None = {}
         self._changing = threading.RLock()  #: an OrderedDict whose keys hash in Python is not safe by itself
 
@@ -116,12 +116,12 @@ class LostAcknowledgements:
         return len(self._lost)
 
     def add(self, records: Iterable[AckRecord], too_late: TooLate) -> None:
-        """These were under way when the connection was lost; ``too_late`` hears of those that others have."""
+        """These were under way when the connection was lost; ``too_late`` is called with those that others have."""
         with self._changing:
             for each in records:
                 if each[1] is not None:
                     self._lost[each[0], each[1]] = each, too_late, self.store
-                else:  # it comes again as any other
+                else:  # it is redelivered as any other
                     self._note_seen(each)
             while len(self._lost) > MAX_ACK_RECORDS:
                 self._lost.popitem(last=False)
@@ -182,7 +182,7 @@ class LostAcknowledgements:
                 if answer is REFUSED:
                     continue
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
-                _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), settled)
+                _log.debug("= %d acknowledgements repeated, %d of which had not arrived", len(part), settled)
                 for each in part:
                     self.take(each)
                     if each[2] in taken:
@@ -256,7 +256,7 @@ def uncount_deliveries(request: Request, never_delivered: Iterable[tuple[AckReco
     """
     for part, done in _asked(request, "forgive", dict(never_delivered)):
         if done is not None and done is not REFUSED:
-            _log.debug("= of %d messages that nobody saw %d do not count as failed", len(part), done)
+            _log.debug("= of %d messages that were never delivered %d do not count as failed", len(part), done)
 
 
 def _named(source: Source) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def _asked(
             except (ConnectionLostException, OperationTimedOutException):
                 raise
             except InvalidDestinationException as error:
-                # It went with the connection, say: nothing of it comes again.
+                # It went with the connection, say: nothing of it is redelivered.
                 _log.debug("= %s of %s was not possible: %s", operation, source, error)
             except JMSException as error:  # a broker of an earlier version, or one whose disk is full
                 _log.warning("! %s of %d messages of %s was refused: %s", operation, len(part), source, error)
@@ -305,7 +305,7 @@ class Acknowledgements:
 
         Args:
             lost: those of the connection.
-            too_late: hears of what others have, since the acknowledgement was lost.
+            too_late: called with what others have, since the acknowledgement was lost.
         """
         self.lost = lost
         self.too_late = too_late

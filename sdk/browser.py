@@ -1,4 +1,4 @@
-"""Browsers: a look at what waits in a queue, taking nothing (Jakarta Messaging 3.1, ``QueueBrowser``)."""
+"""Browsers: they read what waits in a queue and take nothing (Jakarta Messaging 3.1, ``QueueBrowser``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEAST_WINDOW = 50
 class QueueBrowser:
     """Iterates over the messages of a queue in the order of their delivery.  Made by ``session.create_browser``.
 
-    Each iteration looks anew, from the head of the queue.  It holds as many copies at a time as the connection's
+    Each iteration starts at the head of the queue.  It holds as many copies at a time as the connection's
     prefetch allows.  It works on a stopped connection as well.
     """
 
@@ -95,12 +95,12 @@ class QueueBrowser:
         return self._selector
 
     def __iter__(self) -> Iterator[Message]:
-        """Look at the queue from its head.
+        """Read the queue from its head.
 
         Raises:
             IllegalStateException: closed, or the session is in use by another thread.
             BrowserInterruptedException: the connection was lost in the middle of it, and what would come next is not
-                known.  A new iteration looks anew.
+                known.  A new iteration starts at the head.
             JMSException: the broker closed the browser.
         """
         state = self._state

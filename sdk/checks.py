@@ -27,7 +27,7 @@ def check_timeout(timeout: object, none: str = "None waits without limit") -> No
 
 
 def check_request(operation: object, arguments: object) -> None:
-    """Make sure that this can be asked of a broker, which looks at the rest of it.
+    """Make sure that this can be asked of a broker, which checks the rest of it.
 
     Raises:
         MessageFormatException: the operation is no string, the arguments are no map by name, or one has no form.

@@ -1,4 +1,4 @@
-"""Who closes an object: one thread at a time; what a handler of a signal has interrupted, the next call takes up."""
+"""Closing an object: by one thread at a time; the next call completes what a handler of a signal has interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker_adapter.signals import Waiters
 
 
 class Closing:
-    """The turns of those who close one object.  For any number of threads."""
+    """The turns of the threads that close one object.  For any number of threads."""
 
     __slots__ = ("_lock", "_thread", "_waiters")
 

@@ -112,10 +112,10 @@ class Connection:
         Args:
             transport: is opened, and closed where that fails.
             settings: the options of the client.
-            credentials: who connects; with a client id where the application named the client, as durable
+            credentials: of the user; with a client id where the application named the client, as durable
                 subscriptions need.
             timeout: longest wait in seconds; see ``ConnectionFactory.create_connection``.
-            user_id: whom messages say that they are from, where the options ask for it.
+            user_id: that messages name as their sender, where the options ask for it.
             is_local: whether the broker is in this process, so that there is no network to lose.
 
         Raises:
@@ -176,7 +176,7 @@ class Connection:
 
     @property
     def exception_listener(self) -> ExceptionListener | None:
-        """Called, on a thread of its own, with what went wrong and nobody waited for.
+        """Called, on a thread of its own, with errors that no call raises.
 
         That is: the network was lost (a ConnectionLostException, each time, whether the connection will be restored or
         not); the connection is gone for good; the broker closed a producer or consumer; an asynchronous send of a
@@ -329,7 +329,7 @@ class Connection:
     def close(self) -> None:
         """Close with all sessions; legal twice, and from any thread but those of its sessions' listeners.
 
-        Temporary destinations end.  What was received and not acknowledged or committed comes again.  Waits as
+        Temporary destinations end.  What was received and not acknowledged or committed is redelivered.  Waits as
         ``Session.close`` does, for all sessions together at most ``close_timeout_seconds``, and never fails for a
         network that is away.  Where another thread is closing it already, this waits until that has ended.
 
@@ -348,7 +348,7 @@ class Connection:
             with self._lock:
                 sessions = self._sessions.values()
             if self._standing[1]:
-                self._transport.close(0)  # first: calls that wait for the network end now, and hold up nothing
+                self._transport.close(0)  # first: calls that wait for the network end now, and block nothing
             for session in sessions:
                 session._shut(deadline)
             self._give_back_never_delivered(deadline)
@@ -441,10 +441,11 @@ class Connection:
             try:
                 uninterrupted(threading.Thread(target=self._tell, name=name, daemon=True).start)
             except RuntimeError as failure:  # the process has as many threads as it may
-                log.error("! %s has no thread for its listeners, who hear with the next: %s (%s)", name, news, failure)
+                text = "! %s has no thread to call its listeners; the next report tries again: %s (%s)"
+                log.error(text, name, news, failure)
 
     def _tell(self) -> None:
-        # What is reported while the lock is let go is seen by this thread, or by one that its reporter has started.
+        # What is reported while the lock is released is seen by this thread, or by one that its reporter has started.
         while self._reports and self._telling.acquire(blocking=False):
             try:
                 self._tell_all()

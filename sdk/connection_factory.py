@@ -51,7 +51,8 @@ class ConnectionFactory:
             username: for connections that are not given another.
             password: of that user.
             refresh_credentials: called, by whichever thread, when a broker refuses the login or closes the connection
-                for want of rights: once, before the connection is given up.  It returns a user name and a password.
+                because a permission is missing: once, before the connection is given up.  It returns a user name and a
+                password.
 
         Raises:
             InvalidURLException: the URL has another form, an unknown option or a wrong value.
@@ -87,7 +88,7 @@ class ConnectionFactory:
                 connection tries each address once, and again as the options say.
 
         Raises:
-            ConnectionLostException: nobody answers there, or not in AMQP.
+            ConnectionLostException: no server answers there, or not in AMQP.
             JMSSecurityException: the broker refuses the user.
             InvalidClientIDException: the client id is in use, or cannot be one.
             StoreLockedException: another process owns the embedded store.

@@ -46,7 +46,8 @@ _DRAIN_SECONDS = 0.1
 _LISTENER_DRAIN_SECONDS = 0.5
 #: The usual types of time-outs.
 _SECONDS = frozenset((int, float))
-#: How long a listener rests that raised on a redelivered message, in seconds: each time twice as long, up to a limit.
+#: How long a listener that raised on a redelivered message is paused, in seconds: each time twice as long, up to a
+#: limit.
 _FIRST_REST = 0.1
 _LONGEST_REST = 30.0
 
@@ -111,10 +112,10 @@ class MessageConsumer:
         self._lifecycle = Lifecycle(f"consumer {number} of {state.name}")
         self._listener: Listener | None = None
         self._turns = Closing()
-        self._check: Callable[[Message], None] | None = None  #: looks at a message before it counts as received
+        self._check: Callable[[Message], None] | None = None  #: checks a message before it counts as received
         self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
         self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
-        self._resumes_at: float | None = None  #: its listener raised, and rests until then (monotonic seconds)
+        self._resumes_at: float | None = None  #: its listener raised, and is paused until then (monotonic seconds)
         self._prefetch = Prefetch(state, self._lifecycle.name, prefetch)
         self._filter = DeliveryFilter(state, self._prefetch, source)
         self._opened = self._filter.opened  # called for each message, without a look-up on the way
@@ -168,12 +169,12 @@ class MessageConsumer:
         Raises:
             IllegalStateException: closed, in use by another thread, or the session has listeners.
             ConnectionLostException: the connection is gone for good; or (AUTO) it was lost before the message could
-                be acknowledged, which will come again.
+                be acknowledged, which will be redelivered.
         """
         return self._receive(timeout, None)
 
     def _receive(self, timeout: float | None, check: Callable[[Message], None] | None) -> Message | None:
-        """``receive``, with a look at the message before it counts as received.
+        """``receive``, with a check of the message before it counts as received.
 
         Args:
             timeout: as for ``receive``.
@@ -264,7 +265,7 @@ class MessageConsumer:
                 if message is not None or self._ended():
                     return message
             if not prefetch.size and not prefetch.is_away:
-                # No credit is left, and none is given: what came after the return would be held and not looked at.
+                # No credit is left, and none is given: what came after the return would be held and not read.
                 self._state.wait_until(self._something, deadline)
                 return self._take_any()
             return self._receive_before(deadline)
@@ -360,7 +361,7 @@ class MessageConsumer:
             if tag.epoch != state.epoch or tag.link <= prefetch.stale_link:
                 prefetch.drop(delivery)
                 return None
-            if not state.running or prefetch.closing:  # by another thread, between the look at the buffer and here
+            if not state.running or prefetch.closing:  # by another thread, between the check of the buffer and here
                 return None
             state.gives_out = True
             self._taken = delivery
@@ -389,7 +390,7 @@ class MessageConsumer:
                     self._unsettled = ()
                     if policy.tells_lost_acknowledgements:
                         raise ConnectionLostException(
-                            f"message {envelope.message_id!r} could not be acknowledged, and will come again: {error}"
+                            f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error}"
                         ) from error
         if policy.due_at is not None:
             state.keep_time(policy.due_at)
@@ -548,7 +549,7 @@ class MessageConsumer:
                 # This thread has no caller that could be told, so the exception listener is.
                 state.report(
                     ConnectionLostException(
-                        f"message {envelope.message_id!r} could not be acknowledged, and comes again: {error.reason}"
+                        f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error.reason}"
                     )
                 )
         except JMSException as error:

@@ -12,7 +12,7 @@ The specification's table, with what Python has in place of Java's types::
 
 An int is read as the smaller of Java's types where it fits.  A str is parsed as Java's ``valueOf`` does: a boolean is
 true where the text is ``true`` in any case, a number that cannot be parsed is an error.  None is False as a boolean and
-None as a string; as a number it is an error.  Written as a string, a float looks as Python writes it.
+None as a string; as a number it is an error.  Written as a string, a float has the form that Python writes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class DeliveryFilter:
         self._prefetch = prefetch
         self._source = source
         self._max_redeliveries = state.settings.max_redeliveries
-        self._expires = state.settings.local_message_expiry  #: whether it looks for messages that have expired
+        self._expires = state.settings.local_message_expiry  #: whether it checks for messages that have expired
         self._rejected = 0  #: messages that were redelivered too often
         self.ended = 0
 

@@ -1,19 +1,19 @@
 """Objects that an application drops without closing them.
 
 Theory of operation
-    A connection, session or consumer that nobody has any more can hold messages back, so it is closed.  For that to be
+    An unreferenced connection, session or consumer can hold messages back, so it is closed.  For that to be
     seen, nothing here may keep it: a connection knows its sessions, a session its producers, consumers and browsers,
-    and a transport whom it tells, by weak references.  The other way they are strong: a consumer keeps its session, a
+    and a transport its listeners, by weak references.  The other way they are strong: a consumer keeps its session, a
     session its connection.  What still works for the application is kept: a consumer with a listener by its session,
     and the session by the thread that calls it, for as long as it has something to call.
 
     A finalizer runs in whatever thread dropped the last reference, which may be in the middle of anything: it can
     neither wait nor take a lock.  So it hands the object to a thread of this module, which closes it.  Each broker has
-    one of its own, so that one that hangs holds up nobody else.
+    one of its own, so that one that hangs does not block the others.
 
     The garbage collector clears the weak references to all that it has found before it calls the first finalizer.
     Until a consumer is closed, its deliveries go on coming, and its session may be closed before it.  So what a
-    consumer has prefetched is in a :class:`Sink`, which does not depend on it: who closes a session or a connection
+    consumer has prefetched is in a :class:`Sink`, which does not depend on it: closing a session or a connection
     gives back what is in the sinks, whether their consumers are still there or not.
 """
 
@@ -45,7 +45,7 @@ _inbox: queue.SimpleQueue[_Job] = queue.SimpleQueue()
 _process: int | None = None
 #: How long a thread waits for more to close at its broker, in seconds.
 _LINGER = 1.0
-#: Longest wait of who closes a consumer with a selector for a drain, in seconds.
+#: Longest wait for a drain while a consumer with a selector is closed, in seconds.
 _SELECTING_SECONDS = 0.25
 
 
@@ -142,7 +142,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class WeakTable(Generic[_T]):
-    """Objects by key, as long as somebody else has them.  For any number of threads."""
+    """Objects by key, as long as they are referenced elsewhere.  For any number of threads."""
 
     __slots__ = ("_references",)
 
@@ -179,7 +179,7 @@ class Sink:
 
     Attributes:
         link: the consumer's.
-        buffer: what has come and was not looked at, which the consumer takes from.
+        buffer: what has come and was not received yet, which the consumer takes from.
         presettled: whether what comes is not to be settled.
         selects: whether the consumer has a selector.
     """
@@ -227,7 +227,7 @@ def taken_out(buffer: deque[Delivery]) -> Iterator[Delivery]:
 
 
 def drain_end(deadline: float, *, selects: bool) -> float:
-    """When who closes until a deadline waits no longer for a drain, so that time is left for the rest.
+    """When a close with a deadline stops waiting for a drain, so that time is left for the rest.
 
     Args:
         deadline: of the whole (monotonic seconds).
@@ -257,7 +257,7 @@ def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> 
 
 
 def taken_from(sinks: Iterable[Sink], epoch: int) -> list[DeliveryTag]:
-    """Take out what came for consumers and was not looked at; returns what can be settled.
+    """Take out what came for consumers and was not received; returns what can be settled.
 
     Args:
         sinks: theirs.

@@ -95,7 +95,7 @@ class Endings:
             self.give_back(ending.settlements)
             raise StaleAcknowledgementException(
                 f"cannot acknowledge: {state.loss} while {ending.stale_count} messages were held by {state.name};"
-                f" those that the broker still has will come again",
+                f" those that the broker still has will be redelivered",
                 stale_count=ending.stale_count,
             )
         if state.confirms and ending.settlements:

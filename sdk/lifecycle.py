@@ -62,8 +62,8 @@ _STARTED: Final = State.STARTED
 class Lifecycle:
     """The state of one object.
 
-    Its owner calls ``process`` under a lock of its own, and ``fail`` from any thread without one: who fails it may be
-    the thread that the handler of a signal waits for, in the middle of what holds that lock.
+    Its owner calls ``process`` under a lock of its own, and ``fail`` from any thread without one: that thread may be
+    the one that the handler of a signal waits for, in the middle of what holds that lock.
 
     Attributes:
         name: what the object is called in errors and logs, such as ``session 3``.

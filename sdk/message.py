@@ -105,7 +105,7 @@ class Message:
         delivery_count: which delivery this is, 1 for the first (``JMSXDeliveryCount``); 0: it was not received.
         group_id: ``JMSXGroupID``.
         group_sequence: ``JMSXGroupSeq``.
-        user_id: who sent it (``JMSXUserID``), where the sender's connection says so (option ``populate_user_id``); set
+        user_id: its sender (``JMSXUserID``), where the sender's connection says so (option ``populate_user_id``); set
             by ``send``.
     """
 
@@ -230,7 +230,7 @@ class Message:
 
         Raises:
             IllegalStateException: the message was not received, or its session is closed.
-            StaleAcknowledgementException: it was held when the connection was lost; it will come again.
+            StaleAcknowledgementException: it was held when the connection was lost; it will be redelivered.
         """
         if self._acknowledge is None or self._tag is None:
             raise IllegalStateException("cannot acknowledge: the message was not received by a consumer")

@@ -163,7 +163,7 @@ class Prefetch:
         """
         state = self._state
         epoch = state.epoch
-        # Looked at in this order, a loss that comes meanwhile is seen here or the next time.
+        # Checked in this order, a loss that comes meanwhile is seen here or the next time.
         if state.interrupted or self._away or not (self._relinked or self._epoch != epoch):
             return
         self._relinked, self._epoch = False, epoch

@@ -279,7 +279,7 @@ class MessageProducer:
                 state.ensure_thread()
             if state.policy.transacted:
                 state.keep_send(self._link, envelope, completion)
-                if state.given_back:  # by the handler of a signal, in the middle of this: nobody will commit it
+                if state.given_back:  # by the handler of a signal, in the middle of this: it will never be committed
                     state.end_sends(TransactionRolledBackException(f"{state.name} is closed"))
             else:
                 state.transport.send(self._link, envelope, completion, state.settings.send_timeout_seconds)

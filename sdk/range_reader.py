@@ -3,7 +3,7 @@
 A range of positions reads the same, from any process, until it is settled: nothing is taken by reading.  So many
 readers can share one range, and read it again when one of them fails; one of them settles it in the end.
 
-A *staged* transaction is written in parts, by any process, and seen by nobody until it is published.  Publishing is
+A *staged* transaction is written in parts, by any process, and invisible until it is published.  Publishing is
 atomic over any number of staged transactions, and done once for each number of a group, however often it is asked for.
 """
 
@@ -50,8 +50,8 @@ class Bounds:
             messages.  Less than what was seen: the broker's store was replaced by another copy, or has started more
             often since than it remembers.
         settled: the last position through which ``settle_through`` was asked to settle; 0: none, or not known.
-        aging: whether the broker will forget the run that was asked about before long.  Who keeps positions below
-            ``kept`` should keep ``run`` with them instead.
+        aging: whether the broker will forget the run that was asked about before long.  A client that keeps positions
+            below ``kept`` should keep ``run`` with them instead.
     """
 
     incarnation: str
@@ -117,7 +117,7 @@ class RangeReader:
         }
 
     def bounds(self, run: str | None = None) -> Bounds:
-        """What is there.  A queue that nobody has used yet is made.
+        """What is there.  A queue that does not exist yet is made.
 
         Args:
             run: in which positions were seen; ``kept`` tells which of them are still valid.
@@ -221,7 +221,7 @@ class StagedTransaction:
 
     Args:
         connection: to a Holdfast broker.
-        name: of the transaction, unique; who writes it again from the start changes nothing.  Of the form
+        name: of the transaction, unique; writing it again from the start changes nothing.  Of the form
             ``GROUP/NUMBER/TASK`` it is kept with the others of that group and number, which are timed out together and
             are dropped when a later number of the group begins or this one is published.
         queue: where its messages will go.
@@ -319,7 +319,7 @@ class StagedTransaction:
 
 
 def renew(connection: Connection, group: str, number: int) -> float | None:
-    """Say that somebody is still at work on a number of a group: what is staged for it is not dropped for its age.
+    """Say that a client still works on a number of a group: what is staged for it is not dropped for its age.
 
     Args:
         connection: to a Holdfast broker.
@@ -361,7 +361,7 @@ def publish(
         True; or False where this number, or a later one, was published before: these transactions are then dropped.
 
     Raises:
-        InvalidDestinationException: one of them was dropped because nobody published it for too long.
+        InvalidDestinationException: one of them was dropped because it was not published for too long.
         IllegalStateException: one of them has another number of messages.
     """
     done: bool = connection.request(

@@ -1,4 +1,4 @@
-"""Requests and replies (Jakarta Messaging 3.1 section 2.16): who asks waits for the answer to his question."""
+"""Requests and replies (Jakarta Messaging 3.1 section 2.16): the requestor waits for the reply to its request."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Session(MessageFactory):
             report: tells the connection's exception listener.
             on_close: called once.
             is_holdfast: whether the broker is ours.
-            user_id: what its messages say about who sent them; None: nothing.
+            user_id: that its messages name as their sender; None: none.
             lost: acknowledgements of the connection that were lost; None where it cannot be lost.
             epoch: what deliveries carry now.
             interrupted: whether the connection is being restored.
@@ -263,7 +263,7 @@ class Session(MessageFactory):
     def create_durable_consumer(
         self, destination: Destination, name: str, selector: str | None = None, no_local: bool = False
     ) -> MessageConsumer:
-        """A consumer of a durable subscription, which keeps messages while nobody consumes it.
+        """A consumer of a durable subscription, which keeps messages while it has no consumer.
 
         Args:
             destination: the topic.
@@ -272,7 +272,8 @@ class Session(MessageFactory):
             no_local: whether to leave out what connections of this client id send.
 
         Raises:
-            IllegalStateException: the connection was made without a client id, or somebody consumes it now.
+            IllegalStateException: the connection was made without a client id, or the subscription has a
+                consumer now.
         """
         return self._subscribe(destination, name, selector, no_local, durable=True, shared=False)
 
@@ -440,14 +441,14 @@ class Session(MessageFactory):
 
         Raises:
             TransactionRolledBackException: nothing was done: a limit, a refused message, or the connection was lost
-                meanwhile.  What was received comes again.
-            TransactionInDoubtException: nobody can tell whether it was done.
+                meanwhile.  What was received is redelivered.
+            TransactionInDoubtException: it is not known whether it was done.
             IllegalStateException: the session is not transacted, or closed.
         """
         self._state.in_one_call(self._endings.commit)
 
     def rollback(self) -> None:
-        """Drop what was sent, and have what was received come again, since the last commit or rollback.
+        """Drop what was sent, and have what was received redelivered, since the last commit or rollback.
 
         Raises:
             IllegalStateException: the session is not transacted, or closed.
@@ -464,7 +465,7 @@ class Session(MessageFactory):
         self._acknowledge(_NO_DELIVERY)
 
     def recover(self) -> None:
-        """Have what was received and not acknowledged come again, in order, marked as redelivered.
+        """Have what was received and not acknowledged delivered again, in order, marked as redelivered.
 
         Raises:
             IllegalStateException: the session is transacted (use ``rollback``), or closed.
@@ -498,8 +499,8 @@ class Session(MessageFactory):
 
         Receives that wait return None.  Waits for a listener that runs, for asynchronous sends and for the broker,
         together at most ``close_timeout_seconds``.  The callbacks of sends that the broker has not answered by then are
-        called with :class:`ConnectionLostException`.  What was received and not acknowledged or committed comes again;
-        what was only prefetched goes back as if nothing had been.
+        called with :class:`ConnectionLostException`.  What was received and not acknowledged or committed is
+        redelivered; what was only prefetched goes back without a mark.
 
         Raises:
             IllegalStateException: called from a listener or completion callback of this session.

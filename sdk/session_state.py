@@ -3,8 +3,8 @@
 Theory of operation: threads and locks
     ``owner`` is held by the thread that is in a call of the session.  It is never waited for: another thread that
     comes meanwhile made a mistake, and gets an IllegalStateException.  While the session has listeners and is
-    started, its own thread holds it throughout.  Only closing waits for it, and who comes as the session's own thread
-    leaves it.
+    started, its own thread holds it throughout.  Only closing waits for it, and a call that comes as the session's own
+    thread releases it.
 
     ``settling`` makes one step of "tell the policy, hand its answer to the transport": the session's thread and a
     closing thread take part in that too.  It is held for microseconds.
@@ -83,7 +83,7 @@ class Completion:
     ) -> None:
         self._state = state
         self._message = message
-        self._untold = [on_completion]  #: taken out by who tells it, or withdraws it
+        self._untold = [on_completion]  #: taken out by the thread that calls or withdraws it
         self._answered = answered
         self.done = False
         self.error: JMSException | None = None
@@ -131,7 +131,7 @@ class SessionState:
         served: whether the session's thread owns the session, is about to, or has left it just now.
         thread: the session's thread; None until a listener or a completion needs it.
         is_holdfast: whether the broker is ours.
-        user_id: what its messages say about who sent them; None: nothing.
+        user_id: that its messages name as their sender; None: none.
         epoch: what deliveries carry that can still be settled.
         interrupted: whether the network is away, and the connection being restored.
         confirms: whether acknowledging waits for the broker, as the options say.
@@ -174,7 +174,7 @@ class SessionState:
         self.served = False
         self.gives_out = False
         self.thread: threading.Thread | None = None
-        self._stand_in: threading.Thread | None = None  #: tells completions, for want of a thread of the session's own
+        self._stand_in: threading.Thread | None = None  #: calls completions, where the session has no thread of its own
         self._completing = threading.Lock()
         self.owner = threading.RLock()
         # The handler of a signal, which runs in the main thread between any two steps, may close what that thread uses.
@@ -235,7 +235,7 @@ class SessionState:
         if self.owner._is_owned() and not self.in_own_thread():  # type: ignore[attr-defined]  # as Condition asks
             raise RuntimeError(
                 f"{self.name} is in the middle of a call that the handler of a signal has interrupted; a handler may"
-                " close it, and set what the program looks at afterwards"
+                " close it, and set a flag that the program checks afterwards"
             )
 
     def own_or_refuse(self) -> None:
@@ -279,7 +279,7 @@ class SessionState:
     # Waiting and waking.
 
     def wake(self) -> None:
-        """Let those that wait look again; free of cost where nobody waits."""
+        """Let those that wait check again; free of cost where none waits."""
         if self.waiters:
             self.waiters.wake()
 
@@ -289,7 +289,7 @@ class SessionState:
 
     def ensure_thread(self) -> None:
         """Start the session's thread, where it does not run; after what it is needed for, or it may end meanwhile."""
-        if self.thread is None:  # one that ends looks once more whether it is needed, behind this
+        if self.thread is None:  # one that ends checks once more whether it is needed, behind this
             start = self._start_thread()
             if start is None:
                 raise RuntimeError(f"{self.name} was dropped, and starts no thread any more")
@@ -395,7 +395,7 @@ class SessionState:
         return found
 
     def pass_over(self, tags: Sequence[DeliveryTag], outcome: Outcome) -> None:
-        """End deliveries that the application never saw; where the network is away, they come again by themselves."""
+        """End deliveries that the application never saw; where the network is away, they are redelivered anyway."""
         with self.settling:
             try:
                 self.settle(self.policy.passed_over(tags, outcome))
@@ -411,7 +411,7 @@ class SessionState:
     def _lose(self, epoch: int) -> None:
         if self.interrupted and epoch <= self.epoch:
             return  # known, by a call that met the loss ahead of the news: what was begun since is not lost
-        self.interrupted = True  # before the epoch: who sees that one sees this as well
+        self.interrupted = True  # before the epoch: a thread that sees the epoch sees this as well
         self.epoch = epoch
         self.policy.interrupted(epoch)
         self.lost_links.clear()
@@ -431,7 +431,7 @@ class SessionState:
         self.take_lost_links()
 
     def take_lost_links(self) -> None:
-        """Tell the policy of the links that were lost: not in the thread of the engine, which must wait for nobody."""
+        """Tell the policy of the links that were lost: not in the thread of the engine, which must not wait."""
         if not self.lost_links:
             return
         with self.settling:
@@ -579,7 +579,7 @@ class SessionState:
         return self.wait_until(lambda: self.running or (self.dispatching is None and not self.gives_out), deadline)
 
     def fail(self, error: JMSException) -> None:
-        """The connection is gone for good: everybody who waits is to raise this."""
+        """The connection is gone for good: all calls that wait are to raise this."""
         self.lifecycle.fail(error)
         self.running = False
         self.wake()

@@ -1,7 +1,7 @@
 """The thread of a session: runs its listeners and completion callbacks one after the other.
 
 It exists only while a listener, a completion callback or a late acknowledgement needs it, and a moment longer: it
-would keep a session that nobody else has any more.
+would keep a session that is not referenced any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sdk.session_state import SessionState
 _TURN_MESSAGES = 32
 #: How long it waits to be needed again, in seconds.
 _LINGER = 1.0
-#: How long a listener rests whose next message could not be taken, in seconds.
+#: How long a listener is paused whose next message could not be taken, in seconds.
 _AFTER_AN_ERROR = 1.0
 
 
@@ -51,7 +51,7 @@ class SessionThread:
             serving = state.running and bool(state.listening) and not self._stopping
             # The session belongs to this thread for as long as it serves listeners, also while it waits.
             if serving and not owned:
-                state.served = True  # ahead, so that nobody finds it taken and this not said
+                state.served = True  # ahead, so that no thread finds it taken and this not set
                 state.served = owned = state.owner.acquire(timeout=0.05)
             elif owned and not serving:
                 owned = self._leave()
@@ -77,7 +77,7 @@ class SessionThread:
     def _leave(self) -> bool:
         """The session is free for other threads; returns False."""
         self._state.owner.release()
-        self._state.served = False  # afterwards, so that who sees this finds it free
+        self._state.served = False  # afterwards, so that a thread that sees this finds it free
         return False
 
     def _listen(self) -> None:
@@ -153,8 +153,8 @@ class SessionThread:
         state.wait_until(something, min((each for each in instants if each is not None), default=None))
         with state.making_thread:
             if end_at is not None and time.monotonic() >= end_at and not self._is_needed():
-                state.thread = None  # who needs one from here on starts another one
-                if not self._is_needed():  # else whoever needs it may have seen that it was there
+                state.thread = None  # a call that needs one from here on starts another one
+                if not self._is_needed():  # else a call that needs it may have seen that it was there
                     return False
                 state.thread = self.thread
             return not self._stopping

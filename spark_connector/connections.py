@@ -1,7 +1,7 @@
 """Connections of a worker process: kept between tasks, made again where they fail.
 
 Spark's workers are forked before anything of ours is imported, and do one thing at a time; so a process needs one
-connection for each URL, and the one that was not used for the longest time is in nobody's hands.
+connection for each URL, and the one that was not used for the longest time is not in use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def connection_for(options: ConnectionOptions) -> Connection:
 
 
 def drop_connection(options: ConnectionOptions) -> None:
-    """Close this process's connection for these options; the next one who asks gets a new one."""
+    """Close this process's connection for these options; the next call opens a new one."""
     with _lock:
         connection = _connections.pop(_key(options), None)
     if connection is not None:

@@ -101,7 +101,7 @@ def register(spark: SparkSession) -> None:
 
 
 def close_engines() -> None:
-    """Close the engines that DataFrames opened in this process, where nobody else uses them."""
+    """Close the engines that DataFrames opened in this process, where nothing else uses them."""
     global _host
     with _lock:
         host, _host = _host, None

@@ -2,14 +2,14 @@
 
 Theory of operation
     Only one process may own a store, but Spark plans, reads and writes in processes of its own.  So ``register`` starts
-    a small desk in the driver's process.  Whoever gets an ``embedded:`` URL asks there, once, and is answered with the
-    ``amqp:`` address of a listener on the driver's engine, with a user and a password made for it.  Nothing is opened
-    before somebody asks.  All of it listens on 127.0.0.1 only, and the desk answers only who has the
+    a small desk in the driver's process.  A process that gets an ``embedded:`` URL asks there, once, and is answered
+    with the ``amqp:`` address of a listener on the driver's engine, with a user and a password made for it.  Nothing is
+    opened before a process asks.  All of it listens on 127.0.0.1 only, and the desk answers only callers that have the
     key that the registered data source carries.
 
-    Anybody on this machine can connect to the desk.  A caller shows first that it has the key (each side sends a random
-    number, and the keyed hash of both numbers), and has a few seconds for that; until then 64 bytes of it are read.
-    Callers do not wait for each other, but for engines that are being opened, one at a time.
+    Any process on this machine can connect to the desk.  A caller shows first that it has the key (each side sends a
+    random number, and the keyed hash of both numbers), and has a few seconds for that; until then 64 bytes of it are
+    read.  Callers do not wait for each other, but for engines that are being opened, one at a time.
 
     The desk takes warnings as well, for the log of the driver's program: what Spark's own Python processes log ends up
     in the standard error of the JVM, or, with ``spark.sql.pyspark.worker.logging.enabled``, in the log of a session
@@ -75,7 +75,7 @@ class Desk(NamedTuple):
 
 
 class _OneUser:
-    """Who may log in: the worker processes."""
+    """The user of the worker processes, the only one that may log in."""
 
     def __init__(self, password: str) -> None:
         self._password = password
@@ -139,14 +139,14 @@ class EngineHost:
             writer.close()
 
     def _warn(self, reason: str) -> None:
-        """Anybody can cause this, so it is said a few times a minute."""
+        """Any process can cause this, so it is logged a few times a minute at most."""
         now = time.monotonic()
         self._log_limiter.suppressed(now)  # a new minute begins
         if self._log_limiter.may_write(now):
             _log.warning("turned a caller away at the desk of the engine: %s", reason)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, str]:
-        """What a caller asks for, who has the key.
+        """What a caller that has the key asks for.
 
         Raises:
             OSError, EOFError, ValueError: it has not, or does not speak as a worker process does.
@@ -195,7 +195,7 @@ class EngineHost:
         return f"amqp://{_USER}:{password}@127.0.0.1:{port}"
 
     def close(self) -> None:
-        """Close the desk, the listeners and the engines that nobody else uses.  Waits for one that is being opened."""
+        """Close the desk, the listeners and the engines that nothing else uses.  Waits for one that is being opened."""
         self._thread.loop.call_soon_threadsafe(self._server.close)
         self._thread.stop()
         self._opener.shutdown()
@@ -211,7 +211,7 @@ def reachable(options: Options, desk: Desk | None) -> Options:
 
     Raises:
         JMSException: the engine of an ``embedded:`` URL cannot be opened in the driver's process.
-        ValueError: nobody registered the data source in the driver's process.
+        ValueError: the data source is not registered in the driver's process.
     """
     if not options.url.startswith("embedded:"):
         return options
@@ -227,7 +227,7 @@ def _ask(desk: Desk, request: dict[str, str], timeout: float = ANSWER_SECONDS) -
     """The desk's answer to a request.
 
     Raises:
-        OSError: nobody is there, it does not answer in time, or one of both has not the key.
+        OSError: no process listens there, it does not answer in time, or one of both does not have the key.
     """
     asked = json.dumps(request).encode()
     deadline = time.monotonic() + timeout
@@ -236,7 +236,7 @@ def _ask(desk: Desk, request: dict[str, str], timeout: float = ANSWER_SECONDS) -
         nonces = _received(asking, _NONCE_BYTES, deadline) + own
         asking.sendall(own + _proof(desk.key, _CALLER, nonces))
         if not hmac.compare_digest(_received(asking, _HASH_BYTES, deadline), _proof(desk.key, _DESK, nonces)):
-            raise PermissionError("who listens at the port of the driver's desk is not the driver")
+            raise PermissionError("the process that listens at the port of the driver's desk is not the driver")
         asking.sendall(len(asked).to_bytes(4) + asked)
         size = int.from_bytes(_received(asking, 4, deadline))
         if size > _MAX_BYTES:

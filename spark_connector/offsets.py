@@ -6,7 +6,7 @@ Theory of operation
     An offset says what was read: the positions from ``base`` to below ``next``, and where they meant what: in which
     incarnation of the queue, and in which run of the broker.  The broker tells which positions of that run are still
     those of the same messages.  Where it is not all that were read, the broker's store was replaced by another copy,
-    and there are messages at such positions that nobody has read.
+    and there are messages at such positions that were never read.
 
     The broker remembers its last runs only.  A query that waits for messages would keep one for ever, so it gets the
     present run in its place before the broker forgets it.
@@ -124,7 +124,7 @@ def lost(start: Offset, offset: Offset, bounds: Bounds) -> Loss | None:
             True,
         )
     if start.next == start.base and offset.base < start.base and offset.base <= bounds.settled:
-        # Its first batch was planned before, and Spark asks anew where the query begins.
+        # Its first batch was planned before, and Spark asks again where the query begins.
         return Loss(
             f"the checkpoint was made while its first batch ran, which began at position {offset.base}: the positions"
             f" up to {min(bounds.settled, start.base - 1)} were read and settled by a query that was ahead of it, or"

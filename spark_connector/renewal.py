@@ -1,14 +1,14 @@
-"""What tells the broker, while an attempt of a task runs, that its batch is still being written.
+"""Renewals that tell the broker, while an attempt of a task runs, that its batch is still being written.
 
 Theory of operation
-    The broker drops what is staged for a batch that nobody used for a time-out.  Staging rows is a use, but a task may
+    The broker drops what is staged for a batch that was not used for a time-out.  Staging rows is a use, but a task may
     compute for longer than that before its first row, or between two of them, and rows that Spark still gathers are not
-    staged.  Spark calls the writer before it has the first row.  So a thread of its own says at once, and then every
-    tenth of the time-out, which the broker answers with, that somebody is at work.  It ends with the attempt: what a
+    staged.  Spark calls the writer before it has the first row.  So a thread of its own renews it at once, and then
+    every tenth of the time-out, which is in the broker's answer.  It ends with the attempt: what a
     task has staged that failed, or whose process was killed, is dropped after the time-out as before.
 
-    The connections of a process are for one thing at a time, and who fails closes the one that he had.  So the
-    thread and the task take turns.
+    The connections of a process are for one thing at a time, and a thread that fails closes the one that it had.  So
+    the thread and the task take turns.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Readable:
 
     positions: Sequence[int | None]
     envelopes: Sequence[Envelope]
-    payloads: Sequence[bytes | None]  #: as they are stored; None where nobody knows that
+    payloads: Sequence[bytes | None]  #: as they are stored; None where that is not known
     problems: dict[int, list[str]] = attrs.field(factory=dict)  #: what columns cannot show, by row
 
     def row(self, index: int) -> Readable:
@@ -145,7 +145,7 @@ def decoded(messages: Sequence[RangeMessage]) -> Readable:
         for index, message in enumerate(messages):
             try:
                 envelopes.append(message.envelope())
-            except Exception as error:  # whatever a stranger has sent, one message must not stop a query for ever
+            except Exception as error:  # whatever was sent, one message must not stop a query for ever
                 envelopes.append(_UNDECODABLE)
                 problems[index] = [f"cannot be decoded: {error}"]
     return Readable(positions, envelopes, payloads, problems)
@@ -259,7 +259,7 @@ _ONLY_TEXT = {str}
 
 
 def _valid(text: str) -> str:
-    """Text that Arrow takes, whatever a stranger's message has put into it."""
+    """Text that Arrow takes, whatever the message has put into it."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -6,7 +6,7 @@ Theory of operation
     of the last batch that is in Spark's log.  So what is below ``start`` may be settled whenever there is nothing new:
     nothing stays behind on a quiet queue, or after the last batch of AvailableNow.
 
-    A query owns its queue: while it runs nobody else may consume it.  On a topic each query has its own subscription.
+    A query owns its queue: while it runs nothing else may consume it.  On a topic each query has its own subscription.
 
     Nothing is settled but what was read: a range of positions, of one incarnation of the queue, as it was seen in one
     run of the broker (:mod:`offsets`).  The broker checks it as well, since it may be replaced by an older copy of
@@ -111,7 +111,7 @@ class JmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = latest(begin, bounds, head, most)
         if end == begin or bounds.first >= end.next:
-            # Nothing new, or only positions that nobody uses any more.
+            # Nothing new, or only positions that are not in use any more.
             self._settle(begin)
             return start if loss is not None else renewed(begin, bounds).to_json()
         return end.to_json()

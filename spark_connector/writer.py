@@ -1,7 +1,7 @@
 """Rows become messages: exactly once by staged transactions, or at least once on any broker.
 
 Theory of operation
-    Each attempt of a task writes a staged transaction of its own, which nobody sees.  The driver's ``commit`` gets the
+    Each attempt of a task writes a staged transaction of its own, which is invisible.  The driver's ``commit`` gets the
     attempts that count, and publishes them in one atomic call under (group, batch); a batch that was published before
     is dropped as a whole, which the driver says in its log.  Row numbers would not do as identities: a shuffle may give
     a retried task its rows in another order.
@@ -254,7 +254,7 @@ class _Publishing:
         if not staged and not dropped:
             return
         group = written[0].group
-        # Asked before: afterwards nobody could tell an earlier publication from one whose answer was lost.
+        # Asked before: afterwards an earlier publication could not be told from one whose answer was lost.
         last = with_retries(self._options, lambda connection: published(connection, group))
         if last is None:
             last = self._published_earlier(group)

@@ -253,7 +253,7 @@ def decode_amqp(payload: bytes, destination: Destination | None = None) -> Envel
 
 
 def decode_ahead(payload: bytes) -> Envelope:
-    """The headers and properties of an AMQP message; its body is not looked at.
+    """The headers and properties of an AMQP message; its body is not decoded.
 
     Raises:
         MessageFormatException: they cannot be decoded.
@@ -325,7 +325,7 @@ def _envelope_of(sections: Iterator[tuple[int, Any]], destination: Destination |
 def _body(bodies: list[tuple[int, Any]], kind: int | None, content_type: str | None) -> tuple[BodyKind, Any]:
     """The body by the JMS mapping: by the annotation where it fits the section, else by the section."""
     if not bodies:
-        # A message of nobody's type without a body reads as bytes, as in the reference client.
+        # A message of an unknown type without a body reads as bytes, as in the reference client.
         kind = kind if kind in _KINDS else BodyKind.BYTES
         empty: dict[Any, Any] = {BodyKind.MAP: {}, BodyKind.STREAM: [], BodyKind.BYTES: b""}
         return BodyKind(kind), empty.get(kind)

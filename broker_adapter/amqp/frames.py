@@ -157,7 +157,7 @@ class FrameRules:
     Attributes:
         sending: first octets of a short transfer on a channel → handles of its links on which the other side sends.
         disposing: first octets of a short disposition on each channel.
-        attach_bytes: sizes of the attaches that were let through, in order, until somebody takes them.
+        attach_bytes: sizes of the attaches that were let through, in order, until they are taken.
         closed: whether it has closed the connection.
     """
 

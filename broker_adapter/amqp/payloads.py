@@ -73,7 +73,7 @@ def with_place(position: int, delivery_count: int, annotations: Mapping[str, Any
 
 
 class Received(NamedTuple):
-    """What a client must know of a message before anybody decodes it."""
+    """What a client must know of a message before it is decoded."""
 
     position: int | None
     delivery_count: int

@@ -13,7 +13,7 @@ Theory of operation
     direction.  A delivery is named by its link and number; the C object behind it is held in its link's tables from
     the moment it is known until it is settled, and is never touched after that.
 
-    The parts of a peer stand in :mod:`broker_adapter.amqp.proton_engine`: ``frame_input`` looks at each frame before
+    The parts of a peer stand in :mod:`broker_adapter.amqp.proton_engine`: ``frame_input`` checks each frame before
     proton gets it, ``event_reader`` is the event pump, ``endpoints`` has the sessions and links, ``credit``,
     ``incoming`` and ``outgoing`` what happens on the links, ``frame_output`` the bytes to send.
 
@@ -128,7 +128,7 @@ class Peer:
 
     @property
     def looked_at(self) -> int:
-        """At how many deliveries that the other side has given a state ``events()`` has looked so far."""
+        """How many deliveries that the other side has given a state ``events()`` has examined so far."""
         return self._events.looked_at
 
     @property

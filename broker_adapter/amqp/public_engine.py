@@ -76,7 +76,7 @@ class PublicEngine:
         self._collector: Any = collector
 
     def release(self) -> None:
-        """Let go of proton's objects, so that they are freed."""
+        """Drop proton's objects, so that they are freed."""
         self._transport = self._collector = None
 
     def pn_collector_peek(self, _collector: Any) -> Any:

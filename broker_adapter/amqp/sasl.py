@@ -2,17 +2,19 @@
 
 Theory of operation
     Each end says ``AMQP 3 1 0 0``; then frames of five kinds go to and fro: the server's mechanisms, the client's init,
-    challenges and responses, and the server's outcome.  After an outcome of 0 both ends begin anew with AMQP itself.
+    challenges and responses, and the server's outcome.  After an outcome of 0 both ends start AMQP itself with a new
+    header.
 
-    Whoever has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched, and
-    a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does not
+    A client that has not logged in may be hostile: frames are small, rounds are few, nothing of the engine is touched,
+    and a server answers an unknown user exactly as it answers a wrong password.  Whatever bytes come, ``receive`` does
+    not
     raise: it ends in ``done`` or in ``error``, or waits for more.
 
     What takes long (the hash of a password), or has to wait for its turn (the judgement of one), is handed to
     ``carry_out`` as a piece of :class:`Work`.  Until it is resumed the exchange is suspended: what comes is kept, up to
     a limit.  Then ``receive(b"")`` goes on with it.
 
-    A server without users takes everybody: ANONYMOUS, and PLAIN with any name and password, which nobody verifies
+    A server without users accepts every login: ANONYMOUS, and PLAIN with any name and password, without verification
     (so that a client that is configured with a user works there).  A client with a user name does not fall back to
     ANONYMOUS by itself: its owner would take the connection for one that was verified.
 """
@@ -43,7 +45,7 @@ MAX_FRAMES: Final = 8
 MAX_FRAME_VALUES: Final = 1000
 #: Fewest iterations of the hash that slows down guessing, as RFC 7677 says.
 MIN_ITERATIONS: Final = 4096
-#: Most iterations that are done for anybody: from half a second to a few, of one core.
+#: Most iterations that are done for a login: from half a second to a few, of one core.
 MAX_ITERATIONS: Final = 1_000_000
 #: Most bytes that the other side may send while the exchange is suspended: its first frames of AMQP, ahead of time.
 MAX_AHEAD_BYTES: Final = 64 * 1024
@@ -97,7 +99,7 @@ class Login(Protocol):
 
 
 class Users(Protocol):
-    """Who may log in."""
+    """The users that may log in."""
 
     def verifier(self, username: str) -> Verifier | None:
         """What proves this user's password; for an unknown one None, or a decoy of their own (see :func:`decoy`)."""
@@ -106,13 +108,13 @@ class Users(Protocol):
         """Whether this is the password; takes as long for unknown users."""
 
     def has(self, username: str) -> bool:
-        """Whether there is such a user, who proves who he is in another way."""
+        """Whether there is such a user, who is authenticated in another way."""
 
 
 class Work(NamedTuple):
     """Something that a login needs before it can go on."""
 
-    username: str  #: of whom
+    username: str  #: of the user that logs in
     is_costly: bool  #: whether it takes long, so that it has to be done in another thread
     compute: Callable[[], Any]  #: does it; in any thread, once
     resume: Callable[[Any], None]  #: goes on with its result, in the connection's thread
@@ -338,7 +340,7 @@ class ClientLogin(_Exchange):
         if mechanism == ANONYMOUS:
             return b"anonymous"
         if mechanism == EXTERNAL:
-            return b""  # whom the certificate names
+            return b""  # the user that the certificate names
         assert self._username is not None
         assert self._password is not None
         if mechanism == PLAIN:
@@ -357,8 +359,8 @@ class ClientLogin(_Exchange):
             if asked is not None and not _is_allowed(asked[1]):
                 self._fail_unproven(
                     f"the broker asks for {_shortened(asked[1])} iterations of the hash of user {self._username!r}, and"
-                    f" this client does {MIN_ITERATIONS} to {MAX_ITERATIONS}; set the password at the broker anew, with"
-                    " a number in between"
+                    f" this client does {MIN_ITERATIONS} to {MAX_ITERATIONS}; set the password at the broker again,"
+                    " with a number in between"
                 )
                 return
             try:
@@ -402,7 +404,7 @@ class ClientLogin(_Exchange):
         if code == AUTH:
             who = "an anonymous client" if self._username is None else f"user {self._username!r}"
             if self.mechanism == EXTERNAL:
-                who = "whom the client's certificate names"
+                who = "the user that the client's certificate names"
             self.error = JMSSecurityException(
                 f"the broker refused the login of {who} ({self.mechanism}): check the user name and the password",
                 error_code="amqp:unauthorized-access",
@@ -426,7 +428,7 @@ class ServerLogin(_Exchange):
     """The server's end.
 
     Args:
-        users: who may log in; None: anybody, whatever they say.
+        users: that may log in; None: any client, with any name and password.
         plain: whether a password may come as it is (PLAIN): over TLS, or from this machine.
     """
 
@@ -453,7 +455,7 @@ class ServerLogin(_Exchange):
 
     def _on_other_header(self, head: bytes) -> None:
         if head == AMQP_HEADER and self._users is None:
-            self.done = True  # nobody has to log in
+            self.done = True  # no login is required
             return
         # The specification: answer with the header that is expected, and close.
         self._output.append(SASL_HEADER)
@@ -502,7 +504,7 @@ class ServerLogin(_Exchange):
         if response.decode() not in ("", self._certified):
             self._refuse(f"the certificate of {self._certified!a:.100} does not allow to act as {response!r:.100}")
         elif self._users is not None and not self._users.has(self._certified):
-            self._refuse(f"the certificate names {self._certified!a:.100}, who is none of the users")
+            self._refuse(f"the certificate names {self._certified!a:.100}, which is not one of the users")
         else:
             self._welcome(self._certified)
 

@@ -47,7 +47,7 @@ def with_delivery(payload: bytes, delivery_count: int, annotations: Mapping[str,
     Args:
         payload: the message as it came in.
         delivery_count: failed deliveries before this one.
-        annotations: application properties to add, or to set anew; such a message does not expire any more.
+        annotations: application properties to add, or to replace; such a message does not expire any more.
 
     Raises:
         MessageFormatException: the sections ahead of the body cannot be decoded.

@@ -1,8 +1,8 @@
 """AMQP 1.0 values as bytes and back (AMQP 1.0 part 1).
 
-Both directions are pure Python, so that no bytes of a stranger reach a recursive decoder in C.  Decoding keeps
+Both directions are pure Python, so that no untrusted bytes reach a recursive decoder in C.  Decoding keeps
 four limits: nesting, the number of values in one piece of data, arrays of values without bytes (which
-would let four bytes stand for four thousand million values), and keys of a map whose hashes a stranger can choose (see
+would let four bytes stand for four thousand million values), and keys of a map whose hashes a sender can choose (see
 :mod:`broker_adapter.packing`).  Every failure is a ValueError.
 """
 

@@ -33,7 +33,7 @@ class Full(NamedTuple):
 
     Attributes:
         queue: that has none; None: the whole engine has none.
-        reason: for the error, if it waits in vain.
+        reason: for the error, if its wait times out.
         needs: messages and bytes that the queue must be able to take before its last message; None: not known.
     """
 

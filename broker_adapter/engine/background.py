@@ -1,7 +1,7 @@
 """What the engine does without a command: what falls due, checks at intervals, and background jobs.
 
 Each cycle carries out what is due and one part of one job (:mod:`background_jobs`) ahead of the commands that were
-handed over.  The checks at intervals drop staged transactions that nobody has published, delete idle queues, and sweep
+handed over.  The checks at intervals drop staged transactions that expired, delete idle queues, and sweep
 the names in the store that were not used for long.
 """
 
@@ -24,13 +24,13 @@ from broker_adapter.settings import EngineSettings
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Entries that fall due, are trimmed or moved, and names that are looked at, in one cycle.
+#: Entries that fall due, are trimmed or moved, and names that are checked, in one cycle.
 CHUNK_ENTRIES: Final = 5_000
 #: How often a part of the names that were not used for long is forgotten.
 _SWEEP_MS: Final = 60_000
 #: How often the age of the store is noted in it, which the age of names goes by, while there are new ones.
 _NOTE_AGE_MS: Final = 600_000
-#: How often a part of the queues is looked at for not being used any more.
+#: How often a part of the queues is checked for idle ones.
 _IDLE_CHECK_MS: Final = 1000
 #: Damaged lines of the schedule that are named in the log, each with a line of its own, where many are found together.
 _NAMED: Final = 20
@@ -60,7 +60,7 @@ class Background:
         self._directory = state.directory
         self._reads = reads
         self._by_itself = by_itself
-        # What follows is by the clock that nobody sets.
+        # What follows is by the monotonic clock.
         self._staged_pause_ms = max(1000, int(settings.staged_timeout_seconds * 1000) // 4)
         self._staged_check_ms = 0
         self._sweep_ms = 0
@@ -72,7 +72,7 @@ class Background:
         self._swept: dict[str, bytes] = {}  #: by table: how far the sweep has come
 
     def keep_staged(self, elapsed_ms: int) -> None:
-        """After a start: those who stage need time to come back, however long the engine was down."""
+        """After a start: clients that stage need time to reconnect, however long the engine was down."""
         self._staged_check_ms = elapsed_ms + self._staged_pause_ms
 
     def trim(self, queue: int) -> None:
@@ -84,7 +84,7 @@ class Background:
         self.jobs.move(self._move_and_drop(queue))
 
     def next_check_ms(self) -> int | None:
-        """When a check is due whose result somebody may wait for; None: no check is."""
+        """When a check is due whose result a client may wait for; None: no check is."""
         if not self._by_itself:
             return None
         if not self._directory.staged:
@@ -201,5 +201,5 @@ class Background:
 def _in_words(right: tuple[bytes, bytes] | None) -> str:
     """What becomes of the message of a damaged line of the schedule."""
     if right is None:
-        return "and nobody knows what it was for"
+        return "and it is not known what it was for"
     return f"and entry {entry_of_line(right[0]).hex()} that it names becomes due {in_words(due_of(right[0]))}"

@@ -1,7 +1,7 @@
 """Background jobs of the engine: each is carried out in parts, one part a cycle.  No threads, files or clock.
 
-The entries of published transactions are moved ahead of the trimming of queues that were deleted: somebody waits for
-them, and for a deleted queue nobody does.  Publications are moved in the order in which they were made.  Trimming has
+The entries of published transactions are moved ahead of the trimming of queues that were deleted: consumers wait for
+them, and none waits for a deleted queue.  Publications are moved in the order in which they were made.  Trimming has
 its turn after some moves, so that it ends however much is published.
 """
 

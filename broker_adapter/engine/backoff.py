@@ -1,9 +1,9 @@
 """Redelivery back-off: failed messages wait before they are delivered again, and their consumers wait with them.
 
-What ``recover()``, ``rollback()`` or a lost connection gives back comes again at once, and in order.  A message whose
-listener raised comes at once the first time.  From the second time on it waits longer than before, up to a limit, so
-that a message which cannot be processed does not keep its consumer busy.  That consumer gets nothing meanwhile: nothing
-later of it, of the message groups that it owns, or of a queue that it has for itself, passes the message.
+What ``recover()``, ``rollback()`` or a lost connection gives back is redelivered at once, and in order.  A message
+whose listener raised comes at once the first time.  From the second time on it waits longer than before, up to a limit,
+so that a message which cannot be processed does not keep its consumer busy.  That consumer gets nothing meanwhile:
+nothing later of it, of the message groups that it owns, or of a queue that it has for itself, passes the message.
 
 The waiting is not stored, and ends with its consumer: then everything is delivered again at once.
 """

@@ -73,7 +73,7 @@ class BlockedSends:
         Args:
             blocked: the send, commit or publication.
             queue: that has no room; None: the whole engine has none.
-            reason: for the error, if it waits in vain.
+            reason: for the error, if its wait times out.
             effects: of the decision.
             is_matching: whether it waits for selectors, and not for room.
             needs: what it needs of the queue, as :class:`broker_adapter.engine.admission.Full` says.

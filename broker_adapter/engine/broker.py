@@ -1,12 +1,12 @@
 """The engine's only driver: decide, persist, deliver.
 
 Theory of operation
-    Commands go into an inbox.  Whoever holds the *runner* lock carries out a cycle: it takes what has gathered, lets
-    the state decide, commits the batches (one commit for all: group commit), and then lets the deliveries and replies
-    go, in that order.  So no effect can leave before the commit it depends on, and effects leave in the order they
-    were decided in.
+    Commands go into an inbox.  The thread that holds the *runner* lock carries out a cycle: it takes what has gathered,
+    lets the state decide, commits the batches (one commit for all: group commit), and then lets the deliveries and
+    replies go, in that order.  So no effect can leave before the commit it depends on, and effects leave in the order
+    they were decided in.
 
-    A caller that waits for its answer (``call``) takes the runner and carries out the cycle itself if nobody else does:
+    A caller that waits for its answer (``call``) takes the runner and carries out the cycle itself if none else does:
     a synchronous send costs a commit and no change of threads.  All else is done by the thread ``holdfast-engine``,
     which also wakes for what falls due; also what the main thread waits for, where handlers of signals could raise in
     the middle of a cycle, or call back into it (:mod:`signals`).
@@ -84,7 +84,7 @@ LOW_CYCLE_MESSAGES = 500
 _SLEEP_SECONDS = 30.0
 #: How often the log says that the disk is full.
 _COMPLAIN_MS = 60_000
-#: How long the engine waits for room, at most, before it refuses who sends and who connects; in seconds.
+#: How long the engine waits for room, at most, before it refuses sends and new connections; in seconds.
 _MOST_PATIENCE_SECONDS = 5.0
 
 
@@ -150,10 +150,10 @@ class Broker:
         self._closing = False
         self._is_sleeping = False
         self._alarm_ms: int | None = None
-        #: what was decided and could not be written yet, for want of room
+        #: what was decided and could not be written yet, because there is no room
         self._unwritten: tuple[Effects, Sequence[list[c.Handout] | None]] | None = None
         self._shortage = ""  #: why not
-        # What follows is by the clock that nobody sets.
+        # What follows is by the monotonic clock.
         self._waits_since_ms = 0
         self._patience_ms = min(settings.hold_timeout_seconds, _MOST_PATIENCE_SECONDS) * 1000
         self._retry_ms = 0
@@ -237,7 +237,7 @@ class Broker:
         return answer.result
 
     def _run_one(self, seconds: float) -> bool:
-        """Carry out one cycle, if nobody else does one for so long; -1: no limit.  Returns whether it was."""
+        """Carry out one cycle, if no other thread does one for so long; -1: no limit.  Returns whether it was."""
         if not self._runner.acquire(timeout=seconds):
             return False
         try:
@@ -271,7 +271,7 @@ class Broker:
         request_id, run = what.pop("request_id"), what.pop("request_run")
         if run is not None and run_of(run) != self.run:
             raise IllegalStateException(
-                f"the engine was started again while the request {operation!r} was under way: look what it has done,"
+                f"the engine was started again while the request {operation!r} was under way: check what it has done,"
                 " and ask again"
             )
         if request_id is None:
@@ -301,7 +301,7 @@ class Broker:
         """Compare every table of the stores with every other, and with what is in memory; nothing is changed.
 
         Nothing else is done meanwhile: a second for about 200,000 messages.  The request ``check`` of an engine that
-        has to go on looks at the disk only.
+        has to go on reads the disk only.
 
         Returns:
             What is wrong, harmless things included, without the changes that would repair it.
@@ -421,7 +421,7 @@ class Broker:
         )
 
     def _set_alarm(self) -> None:
-        """Note when something is due without anybody's doing."""
+        """Note when something is due without a command."""
         alarms = [self._state.next_deadline_ms(), self._background.next_check_ms()]
         if self._state.waits_engine_wide and self._state.admission.room is not None:
             alarms.append(self._room_checks.checked_ms + ROOM_CHECK_MS)
@@ -509,7 +509,7 @@ class Broker:
         return True
 
     def _refuse_while_waiting(self) -> None:
-        """Answer who sends and who connects: nothing of theirs is decided yet.  What is confirmed later waits on."""
+        """Refuse sends and new connections: nothing of theirs is decided yet.  What is confirmed later waits on."""
         reason = f"{self._shortage}; the engine waits for that, and takes nothing new meanwhile"
         self._answer_all(self._inbox.take_refusable(), ResourceAllocationException(reason))
 
@@ -550,7 +550,7 @@ class Broker:
             self._background.trim(queue)
 
     def _fail(self, error: Exception, commands: Sequence[c.Command], decided: Effects | None) -> None:
-        """Stop, and answer all who wait; ``decided``: what the cycle would have written and told."""
+        """Stop, and answer all waiting callers; ``decided``: what the cycle would have written and reported."""
         failure = self._as_failure(error)
         _log.critical("! the engine stopped: %s", error, exc_info=error)
         self.failed = failure
@@ -585,7 +585,7 @@ class Broker:
                 tell(reply, error)
 
     def _answer_inbox(self, error: JMSException) -> None:
-        """Answer what was handed over so far: who is answered may hand over more at once.  The runner is held."""
+        """Answer what was handed over so far: a callback may hand over more at once.  The runner is held."""
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
             self._answer_all(command.take() if isinstance(command, c.DeferredCommands) else (command,), error)
@@ -603,7 +603,7 @@ class Broker:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Keep everybody else out while reading what is committed."""
+        """Keep all other threads out while reading what is committed."""
         self.check_may_wait()
         with self._runner:
             if self.failed is not None:
@@ -615,7 +615,7 @@ class Broker:
             except StoreCorruptException:
                 raise  # a record is damaged
             except StoreException as error:
-                self.cycling_thread = threading.get_ident()  # who is told may not wait for the engine
+                self.cycling_thread = threading.get_ident()  # a listener that is called may not wait for the engine
                 try:
                     self._fail(error, (), None)
                 finally:

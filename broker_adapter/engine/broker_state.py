@@ -58,7 +58,7 @@ from broker_adapter.engine.wait_queues import WaitQueues
 from broker_adapter.errors import JMSException
 from broker_adapter.settings import EngineSettings
 
-#: How often one decision lets go out what its own steps have made available, such as dead letters.
+#: How often one decision dispatches what its own steps have made available, such as dead letters.
 _ROUNDS = 8
 
 
@@ -90,7 +90,7 @@ class BrokerState:
             settings: the limits.
             durable: whether there is a durable store; without, nothing is marked as persistent.
             secret: what the names of temporary destinations are made from, up to 64 bytes.  A new one for each run, so
-                that no name comes again while a client of an earlier run may want its own back; and so that they
+                that no name is used again while a client of an earlier run may reclaim its own; and so that they
                 cannot be guessed.
             unique: a word that no other engine has.
         """

@@ -53,7 +53,7 @@ class Browsing:
             self._browse(browser, now_ms, end)
 
     def _browse(self, browser: Browser, now_ms: int, end: float) -> None:
-        """Give a browser what it has credit for, and tell those who wait for the end; ``end``: when to pause."""
+        """Give a browser what it has credit for, and tell those that wait for the end; ``end``: when to pause."""
         complete = False
         if browser.credit > 0 and browser.room_bytes > 0 and browser.queue.id in self._directory.queues:
             limit = BROWSED_ENTRIES if browser.selector is not None else min(browser.credit, BROWSED_ENTRIES)

@@ -74,7 +74,7 @@ from broker_adapter.engine.selection import Formats
 from broker_adapter.envelope import ENVELOPE_FORMAT, ENVELOPE_FORMAT_1
 from broker_adapter.errors import StoreCorruptException
 
-#: Positions that are skipped where nobody knows which ones were used.
+#: Positions that are skipped where it is not known which ones were used.
 SKIPPED_POSITIONS: Final = 1 << 32
 #: Lanes that an entry may have.
 _LANES: Final = frozenset((*range(10), DELAYED_LANE))
@@ -82,7 +82,7 @@ _LANES: Final = frozenset((*range(10), DELAYED_LANE))
 _SORTED_AT_ONCE: Final = 1_000_000
 #: What the engine makes itself.
 _OWN_FORMATS: Final = (ENVELOPE_FORMAT, ENVELOPE_FORMAT_1)
-#: A message of another format may name a delay, which counts from its arrival: nobody knows that to the millisecond.
+#: A message of another format may name a delay, which counts from its arrival, not known to the millisecond.
 _FOREIGN_SLACK_MS: Final = 3_600_000
 
 
@@ -122,7 +122,7 @@ class Check:
 
     Args:
         tables: its records.
-        progress: called with the records looked at so far and how many there are.
+        progress: called with the number of records checked so far and how many there are.
         formats: reads messages for the time at which they are to be delivered; None: those of our own format.
         now_ms: the time of the day; None: unknown.
 
@@ -312,7 +312,7 @@ class Check:
         """The highest number of a queue that is no staged transaction."""
         return max((number for number in self._queues if number < FIRST_STAGED_QUEUE), default=0)
 
-    # Messages, and who refers to them.
+    # Messages, and what refers to them.
 
     def _check_messages(self) -> Iterator[Finding]:
         tables = self._tables
@@ -460,7 +460,7 @@ class Check:
             )
 
     def _contradicted(self, due_ms: int, kind: int, entry: RawEntry, has_checksum: bool) -> int | None:
-        """The time that a line of the schedule ought to have; None where it is right, or nobody knows better.
+        """The time that a line of the schedule ought to have; None where it is right, or no better one is known.
 
         Args:
             due_ms: of the line.

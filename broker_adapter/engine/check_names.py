@@ -27,7 +27,7 @@ from broker_adapter.engine.records import (
 from broker_adapter.engine.run_numbers import next_run, number_of
 from broker_adapter.errors import StoreCorruptException
 
-#: Numbers of queues that are skipped where nobody knows which ones were used.
+#: Numbers of queues that are skipped where it is not known which ones were used.
 SKIPPED_QUEUES: Final = 1 << 16
 #: Numbers of messages that are skipped likewise.
 SKIPPED_MESSAGES: Final = 1 << 32

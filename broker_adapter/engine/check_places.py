@@ -9,8 +9,8 @@ Theory of operation
     A copy has a key of its own in quarantine, so that the record of the same number can be set aside as well, if it is
     damaged later.
 
-    A repair changes the counts last.  One that is interrupted before finds the same places missing when it is begun
-    anew, and does not make a second copy.
+    A repair changes the counts last.  One that is interrupted before finds the same places missing when it is run
+    again, and does not make a second copy.
 """
 
 from __future__ import annotations

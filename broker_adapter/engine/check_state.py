@@ -57,8 +57,8 @@ def _of_queue(queue: QueueState, entries: list[RawEntry]) -> Iterator[str]:
     resting = {entry.position: entry for entry in queue.backoff.entries()}
     for one, other, what in (
         (queue.ready, in_hands, "ready and in a consumer's hands"),
-        (queue.ready, resting, "ready and resting"),
-        (resting, in_hands, "resting and in a consumer's hands"),
+        (queue.ready, resting, "ready and delayed after a failure"),
+        (resting, in_hands, "delayed after a failure and in a consumer's hands"),
     ):
         if both := one.keys() & other.keys():
             yield f"positions {sorted(both)[:5]} are {what}"
@@ -114,7 +114,7 @@ def _places(
         entry = in_memory.get(raw.position)
         if entry is None:
             if lane.at_end or raw.position <= lane.loaded_through:
-                yield f"position {raw.position} is neither in memory nor behind the window: nobody gets it"
+                yield f"position {raw.position} is neither in memory nor behind the window: no consumer gets it"
             continue
         if entry.number != raw.number or entry.lane is not lane:
             yield f"position {raw.position} is message {entry.number} of lane {entry.lane.number} in memory"

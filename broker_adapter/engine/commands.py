@@ -135,7 +135,7 @@ class Connect(NamedTuple):
     token: str | None = None
 
 
-#: Numbers of deliveries that nobody has seen: they are released, whatever becomes of the others.
+#: Numbers of deliveries that the application has not seen: they are released, whatever becomes of the others.
 Unseen = tuple[Container[int], ...]
 
 
@@ -143,7 +143,7 @@ class Disconnect(NamedTuple):
     """A client goes: its unsettled deliveries have ``failed``, or are released; its temporary destinations end.
 
     Its queues hand out nothing until all that it held is back.  Where it goes because the server or the engine
-    ``stops``, a failure counts only for what has failed never before, as after a crash: nobody knows what was seen.
+    ``stops``, a failure counts only for what has failed never before, as after a crash: it is not known what was seen.
     Replies None.
     """
 
@@ -195,7 +195,7 @@ class DeleteTemporary(NamedTuple):
 class Attach(NamedTuple):
     """A consumer comes; it has no credit yet.  Replies with its number.
 
-    Where a queue has exclusive consumers, the one of them that came first gets everything, and nobody else anything.
+    Where a queue has exclusive consumers, the one of them that came first gets everything, and the others get nothing.
 
     ``slice_bytes`` bounds what is on its way to the consumer: after so many bytes of messages (the last one may exceed
     them) it gets nothing, whatever its credit, until its next :class:`Credit` or :class:`Drain`.
@@ -245,9 +245,9 @@ class Delete(NamedTuple):
 
 
 class DeleteIdle(NamedTuple):
-    """Delete queues and subscriptions that nobody has used for as long as the options say.
+    """Delete queues and subscriptions that have not been used for as long as the options say.
 
-    A part of them is looked at each time.  Replies with (kind, name, messages that it had) of each that was deleted.
+    A part of them is checked each time.  Replies with (kind, name, messages that it had) of each that was deleted.
     """
 
     reply: Reply | None = None
@@ -268,7 +268,7 @@ class PutBack(NamedTuple):
 
 
 class EndRun(NamedTuple):
-    """The engine stops, and its clients have gone: what comes again marked is noted at each message.
+    """The engine stops, and its clients have gone: each message that will be marked as redelivered gets a note of it.
 
     Replies None.
     """
@@ -390,7 +390,7 @@ class Trim(NamedTuple):
 
 
 class Forgive(NamedTuple):
-    """The last delivery of what waits at these positions of a queue does not count: nobody saw it.
+    """The last delivery of what waits at these positions of a queue does not count: no application saw it.
 
     Each position has the number of failed deliveries before that one (None: any): so it is taken back once, also where
     it is asked for twice.  Replies with the number of messages.
@@ -411,7 +411,7 @@ class Seen(NamedTuple):
 
 
 class ForgiveRest(NamedTuple):
-    """All else that a lost connection had, nobody saw: its last delivery does not count.
+    """No application saw what else a lost connection had: its last delivery does not count.
 
     Replies with the number of messages, and whether more may be left: it takes ``most`` of them at most.  What it had
     is forgotten, so that asking twice takes nothing back twice.
@@ -446,7 +446,7 @@ class DamagedLine(NamedTuple):
 
     key: bytes
     value: bytes
-    right: tuple[bytes, bytes] | None  #: the line (key and value) that takes its place; None: nobody knows one
+    right: tuple[bytes, bytes] | None  #: the line (key and value) that takes its place; None: none is known
 
 
 class Due(NamedTuple):
@@ -460,8 +460,8 @@ class Due(NamedTuple):
 class Quarantined(NamedTuple):
     """The message of a delivery cannot be trusted: forget the delivery; the records are in quarantine.
 
-    ``stays``: there was no room to move them.  The consumer keeps the delivery, which it has not seen, and it is looked
-    at again when the consumer is gone; another one comes in its place.
+    ``stays``: there was no room to move them.  The consumer keeps the delivery, which it has not seen, and it is
+    examined again when the consumer is gone; another one comes in its place.
     """
 
     consumer: int
@@ -471,7 +471,7 @@ class Quarantined(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Messages of a transaction that nobody sees until it is published.
+    """Messages of a transaction that are invisible until it is published.
 
     Replies True, or False where the number in its name was published before: nothing of it is staged then.
 
@@ -487,7 +487,7 @@ class Stage(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Somebody is still at work on number ``number`` of ``group``: what is staged for it is not dropped for its age.
+    """A client still works on number ``number`` of ``group``: what is staged for it is not dropped for its age.
 
     Replies with the time-out in seconds, counted from now.
     """
@@ -558,7 +558,7 @@ class SetAside(NamedTuple):
 class Redrive(NamedTuple):
     """Put messages of a range that were set aside back into their queues, to be delivered again from the start.
 
-    Replies with the number put back, the number looked at, and the first position of the range that is left for another
+    Replies with the number put back, the number examined, and the first position of the range that is left for another
     command (None: none).  Those stay where they are whose queue or subscription is gone, full or unknown.
     """
 

@@ -158,7 +158,7 @@ class Deliveries:
         effects.answer(command, None)
 
     def roll_back(self, command: c.Commit, error: JMSException, effects: Effects) -> None:
-        """Answer a commit with an error; its client has let go of the deliveries, so these have failed."""
+        """Answer a commit with an error; its client has released the deliveries, so these have failed."""
         for consumer_number, number, _ in command.settlements:
             consumer = self._consumers_by_number.get(consumer_number)
             entry = consumer.unsettled.pop(number, None) if consumer is not None else None

@@ -116,7 +116,7 @@ class Destinations:
             found = [queue]
         if command.queue is not None and [queue.id for queue in found] != [command.queue]:
             raise InvalidDestinationException(
-                f"{found[0].label!r} was deleted and made again meanwhile; look at it once more"
+                f"{found[0].label!r} was deleted and made again meanwhile; check it again"
             )
         if destination.is_temporary:
             raise InvalidDestinationException(
@@ -142,7 +142,7 @@ class Destinations:
         if queue.wait_queue:
             return f"{counted(len(queue.wait_queue), 'send', ('waits', 'wait'))} for room in it"
         if any(browser.queue is queue for browser in self._directory.browsers.values()):
-            return "a browser looks at it"
+            return "a browser reads it"
         if any(
             each.record.target == queue.record.name and queue.record.kind == "queue"
             for each in self._directory.staged.values()

@@ -231,7 +231,7 @@ class Directory:
         if len(self.queues) + len(self.topics) - len(self.permanent) >= self.settings.max_destinations:
             raise ResourceAllocationException(
                 f"no more than {self.settings.max_destinations} destinations (option max_destinations); delete those"
-                " that nobody uses (holdfast delete, or option delete_idle_queues_seconds), or raise the option"
+                " that are not in use (holdfast delete, or option delete_idle_queues_seconds), or raise the option"
             )
 
     def temporary_name(self, prefix: str) -> str:

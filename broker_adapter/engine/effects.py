@@ -84,7 +84,7 @@ class Load(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Ask for up to ``limit`` messages of a lane behind ``after``, for a consumer with a selector to look at."""
+    """Ask for up to ``limit`` messages of a lane behind ``after``, for a consumer with a selector to match."""
 
     consumer: int
     queue: int

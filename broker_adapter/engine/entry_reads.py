@@ -49,7 +49,7 @@ class EntryReads:
         state = self._queues.get(queue)
         disk = self._stores.disk
         if found.corrupt and state is not None and state.record.kind != "ended" and disk is not None:
-            # Nobody knows the size of what was damaged.  It takes time; but entries are damaged once in a lifetime.
+            # The size of what was damaged is not known.  It takes time; but damaged entries are very rare.
             self._state.recounted(state, disk.count(queue), len(found.corrupt))
         entries = [
             entry
@@ -78,7 +78,7 @@ class EntryReads:
             try:
                 number, lane, position = decode_entry_key(key)
             except StoreCorruptException:
-                continue  # nobody knows which entry it was
+                continue  # it is not known which entry it was
             queue = self._queues.get(number)
             entry = None if queue is None else queue.in_memory(lane, position)
             if entry is not None and entry.flags & FLAG_PERSISTENT:

@@ -129,7 +129,7 @@ def _with_given(arguments: Arguments, act: Callable[[int, list[int]], Steps]) ->
 
 
 def _runs(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Sorted positions, in parts that one look at the queue can cover."""
+    """Sorted positions, in parts that one read of the queue can cover."""
     start = 0
     while start < len(positions):
         end = bisect_left(positions, positions[start] + SETTLE_ENTRIES, start)

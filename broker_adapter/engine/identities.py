@@ -198,7 +198,7 @@ class LastNumbers:
                 self._forgotten_ms = max(self._forgotten_ms, first.used_ms)
 
     def forget(self, name: str, batch: StoreBatch) -> None:
-        """Nobody will ask for this name any more."""
+        """This name will not be asked for any more."""
         self._names.pop(name, None)
         if self._durable:
             batch.put(self.table, last_key(name), None)

@@ -70,7 +70,7 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def without_room(path: str | os.PathLike[str], error: Exception) -> str | None:
-    """What to say of an error during a start or a repair, if it came for want of room; None: it did not.
+    """What to say of an error during a start or a repair, if a lack of room caused it; None: it did not.
 
     Args:
         path: of the store.

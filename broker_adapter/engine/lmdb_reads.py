@@ -177,7 +177,7 @@ def count_entries(txn: Any, tables: Mapping[str, Any], prefix: bytes) -> Counter
             size += decode_entry(key, value).size
         except StoreCorruptException:
             continue  # it is quarantined when it is loaded
-    # Nobody knows which positions above the last entry were used; skip as many as could be in one queue's window.
+    # It is not known which positions above the last entry were used; skip as many as could be in one queue's window.
     next_position = last + 1 + (1 << 32)
     return Counters(next_position, size, tuple(LaneCounters(*lane, 0) for lane in sorted(lanes.items())))
 

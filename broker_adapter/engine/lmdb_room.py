@@ -34,7 +34,7 @@ def measured_room(env: Any, tables: Mapping[str, Any], path: Path, settings: Eng
         settings: the limits of the engine.
 
     Returns:
-        None: more than is worth counting before the next look.
+        None: more than is worth counting before the next check.
     """
     info = env.info()
     page = int(env.stat()["psize"])
@@ -71,7 +71,8 @@ def _largest_file_bytes() -> int:
 def can_grow(path: Path) -> bool:
     """Whether a store has room for :data:`BALLAST_BYTES` more; the disk gives them to its file then.
 
-    So quotas and limits of the size of files are found as well, and nobody else can take the room before it is used.
+    So quotas and limits of the size of files are found as well, and no other process can take the room before it is
+    used.
     """
     if free_bytes(path) < BALLAST_BYTES:
         return False

@@ -1,7 +1,7 @@
 """Records on disk, in LMDB: atomic transactions over many queues, no recovery code, instant restarts.
 
 A directory holds ``data.mdb`` (the records), ``lock.mdb`` (LMDB's own) and ``owner`` (a file lock, with a line that
-says who has it).  One process owns a store.
+says which process has it).  One process owns a store.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class LmdbStore:
         path: the directory.
         unique: a word that no other store has.
         errors: what a call raises where the disk, or what is on it, has failed.
-        mended_version: what stood where the version is noted, if that was damaged and is put right.
+        mended_version: what stood where the version is noted, if that was damaged and is repaired.
 
     Raises:
         StoreLockedException: another process owns it (the error says which).
@@ -222,7 +222,7 @@ class LmdbStore:
             return decode_meta(key, value)
         except StoreCorruptException as error:
             if self._is_checked:
-                return None  # who checks the store finds it
+                return None  # the check of the store reports it
             raise StoreCorruptException(
                 f"the record {key.decode()!r} of the store in {str(self.path)!r} is damaged;"
                 f" run: holdfast check {str(self.path)!r} --repair"
@@ -237,8 +237,8 @@ class LmdbStore:
         self.quarantine("entries", sorted(found.damaged))
         if found.unknown:
             _log.warning(
-                "! %d %s entries, and the catalogue of the store in %s does not have %s; nobody can receive these"
-                " messages; stop the server and run: holdfast check %s",
+                "! %d %s entries, and the catalogue of the store in %s does not have %s; these messages cannot be"
+                " received; stop the server and run: holdfast check %s",
                 *(found.unknown, "queue has" if found.unknown == 1 else "queues have", self.path),
                 *("it" if found.unknown == 1 else "them", self.path),
             )
@@ -300,7 +300,7 @@ class LmdbStore:
         return max(last + 1, self._noted(NEXT_MESSAGE, noted) or 1)
 
     def next_queue(self) -> int:
-        """The number for the next new queue, unless a queue has it: none comes again, also after a queue is deleted."""
+        """The number for the next new queue, unless a queue has it: none is used twice, even after a deletion."""
         with self._env.begin() as txn:
             noted = txn.get(NEXT_QUEUE, db=self._db["meta"])
         return self._noted(NEXT_QUEUE, noted) or 1
@@ -424,7 +424,7 @@ class LmdbStore:
             return int(txn.stat(db=self._db["quarantine"])["entries"])
 
     def room(self) -> Room | None:
-        """What messages may still take; None: more than is worth counting before the next look."""
+        """What messages may still take; None: more than is worth counting before the next check."""
         return measured_room(self._env, self._db, self.path, self._settings)
 
     # Reading.

@@ -4,7 +4,7 @@ Theory of operation
     LMDB says "Input/output error" of a disk that has failed, and also of a write that was cut short because there was
     room for a part of it only.  A write that was cut short has taken what room there was.  So after such an error the
     file is made longer (:func:`~broker_adapter.engine.lmdb_room.can_grow`).  Where the disk has no room for that, it
-    is full.  Where it has, the transaction is repeated once: either it was cut short, and somebody has made room since,
+    is full.  Where it has, the transaction is repeated once: either it was cut short, and room has been made since,
     or the disk has failed, and does so once more.
 
     A transaction that failed has changed nothing, and one that is repeated writes all of its pages again.  So what is
@@ -182,7 +182,7 @@ def _unreference(txn: Any, db: Mapping[str, Any], number: int) -> None:
     try:
         left = decode_reference(key, found) - 1 if found else 0
     except StoreCorruptException:
-        # Nobody knows how many entries are left: the message stays, and a check counts them.
+        # It is not known how many entries are left: the message stays, and a check counts them.
         _log.error("! the count of references to message %d cannot be trusted; the message is kept", number)
         return
     if left > 0:

@@ -24,8 +24,8 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 CYCLE_LOADS: Final = 20_000
 #: Rounds of loading from the store before a commit; what is left waits for the next cycle.
 LOAD_ROUNDS: Final = 16
-#: Scans of the backlog for consumers with selectors in one cycle, and the bytes of messages that each looks at.  They
-#: share what one cycle may look at: whoever came at the same time is shown the backlog at the same time.
+#: Scans of the backlog for consumers with selectors in one cycle, and the bytes of messages that each reads.  They
+#: share what one cycle may read: consumers that came at the same time are shown the backlog at the same time.
 SCANS: Final = 4
 SCAN_BYTES: Final = 1024 * 1024
 #: Time that each of these scans takes, in seconds: a selector may take up to 20 milliseconds for each message.  Each
@@ -34,7 +34,7 @@ SCAN_SECONDS: Final = 0.01
 #: Time that selectors take in one cycle: those of subscriptions for what is sent, and for what waits for them, and
 #: those of consumers.  What is left waits for the next cycle.  Of each of the three at least one selector is asked.
 SELECT_SECONDS: Final = 0.01
-#: Messages of one queue that are in memory while consumers with selectors look at them, beside SCAN_BYTES.
+#: Messages of one queue that are in memory while consumers with selectors examine them, beside SCAN_BYTES.
 _CANDIDATES: Final = 500
 
 

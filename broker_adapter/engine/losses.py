@@ -1,7 +1,7 @@
 """Deliveries that count as failed since their connection was lost, until its client says which it had seen.
 
-A message that was on its way through the network when that broke was never seen by anybody.  Only the client knows
-which those are: when it is back, it names what it had seen, and all others of that connection do not count.
+A message that was on its way through the network when that broke was never seen by an application.  Only the client
+knows which those are: when it is back, it names what it had seen, and all others of that connection do not count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an operator does with a store that no engine has open: check it, repair it, compact it, look at its quarantine.
+"""What an operator does with a store that no engine has open: check it, repair it, compact it, show its quarantine.
 
-A check looks at the pages first (:mod:`pages`), since LMDB ends the process on some damaged ones, then at the records
+A check reads the pages first (:mod:`pages`), since LMDB ends the process on some damaged ones, then at the records
 (:mod:`check`).  A repair of pages writes what can be read into a new file and keeps the damaged one beside it; a repair
 of records moves what cannot be trusted into quarantine.
 """
@@ -96,14 +96,14 @@ class Report:
         damages: pages that cannot be used.
         damaged_file: where the file with these pages is kept, if they were repaired.
         salvaged: records that were taken from damaged pages, and from pages that no branch leads to.
-        free_is_known: whether the list of free pages could be read; where it could not, nobody knows which pages that
-            nothing leads to have records that were deleted.
+        free_is_known: whether the list of free pages could be read; where it could not, it is not known which pages
+            that nothing leads to have records that were deleted.
         has_lost_root: whether one of the two roots of the file cannot be read, or does not fit the other one.
         missing: table → records that its root counts and that could not be read.
         counted: table → records that its root counts.
         misplaced: how many messages a repair found in no place of theirs, of those that the root counts.
         set_aside: messages that nothing led to, which a repair put into quarantine: some may have been consumed.
-        lost: how many messages a repair found in no page, of those that the root counts; None: nobody knows, because
+        lost: how many messages a repair found in no page, of those that the root counts; None: not known, because
             that count is lost, too, or some of those that are set aside may be these.
         summary: of the records, with the number of problems by kind.
         findings: the first ones of them, without their changes.
@@ -187,7 +187,7 @@ def check_store(
         formats: reads messages, as :class:`~broker_adapter.engine.check.Check` does.
 
     Returns:
-        What was found.  Where pages are damaged and not repaired, the records are not looked at.
+        What was found.  Where pages are damaged and not repaired, the records are not checked.
 
     Raises:
         StoreLockedException: an engine has it open.
@@ -258,7 +258,7 @@ def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
 
 
 def _check_pages(handle: int, found: Sequence[Meta], report: Report, progress: Progress) -> Meta:
-    """Look at every page; returns the root of the last commit."""
+    """Check every page; returns the root of the last commit."""
     read, size = reader_of(handle), os.fstat(handle).st_size
     meta = newest(read, found, size)
     file = File(read, meta, size, lambda done, of: progress("pages", done, of))
@@ -355,7 +355,7 @@ def _count_lost(txn: Any, handles: dict[str, Any], report: Report) -> None:
         report.lost = None if report.misplaced and report.set_aside else report.misplaced
 
 
-#: What a repair that is begun anew cannot find out again, once the rebuilt file is in its place.
+#: What a repair that is run again cannot find out a second time, once the rebuilt file is in its place.
 _NOTED: Final = ("damaged_file", "salvaged", "free_is_known", "has_lost_root", "misplaced", "set_aside", "lost")
 
 
@@ -481,7 +481,7 @@ _RECOGNISED: Final[tuple[tuple[tuple[str, ...], Callable[[bytes, bytes], object]
 
 
 def check_records(store: DurableStore, progress: Progress = _silent) -> Report:
-    """Check the records of a store that an engine has open, as of its last commit; its pages are not looked at.
+    """Check the records of a store that an engine has open, as of its last commit; its pages are not checked.
 
     The engine goes on meanwhile.  Pages that it frees are not used again until the check is done, so the file grows.
     """
@@ -534,7 +534,7 @@ def compact_store(
     """
     directory = existing_store(path)
     with own(directory):
-        # LMDB copies damaged pages without a word, and then nobody can tell what was on them.
+        # LMDB copies damaged pages without an error, and then what was on them cannot be found out.
         _check_pages_are_sound(directory, progress)
         store = LmdbStore(directory, settings, is_owned=True)
         target = directory / "compacting"
@@ -618,7 +618,7 @@ def sound_store(
     Args:
         path: the directory.
         settings: ``max_store_bytes``.
-        progress: told how far the look at its pages is.
+        progress: told how far the check of its pages is.
         is_kept: whether nothing is to be changed.
 
     Raises:

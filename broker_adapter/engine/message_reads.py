@@ -42,8 +42,8 @@ class MessageReads:
 
         Args:
             messages: what to deliver.
-            consumer: who holds them, so that they can be taken back; None where nobody does.
-            pending: what is not in the stores yet, where the cycle takes them away; None: a browser looks at them.
+            consumer: that holds them, so that they can be taken back; None where none does.
+            pending: what is not in the stores yet, where the cycle takes them away; None: a browser reads them.
         """
         bodies = self._bodies([(each.message, each.flags) for each in messages], pending)
         handouts = []
@@ -77,7 +77,7 @@ class MessageReads:
             self._totals.quarantined += len(distrusted)
 
     def selectables(self, entries: Sequence[RawEntry], pending: Effects | None) -> list[tuple[RawEntry, Selectable]]:
-        """Messages with what selectors can look at; those that cannot be trusted are left out.
+        """Messages with what selectors can match; those that cannot be trusted are left out.
 
         Args:
             entries: of the messages.

@@ -29,9 +29,9 @@ that an operation does not have is refused, as is a value of another type.  Posi
     ``incarnation``, ``first`` and ``next``: what is there has positions from ``first`` to below ``next``.  ``run``: the
     run of the engine in which this queue gives them, for this queue alone.  ``kept``: positions below it, seen in the
     run that was asked about, are known to be still those of the same messages; 1 where the store knows nothing of that
-    run.  ``aging``: whether that run is one of those that the store forgets next; who keeps positions below ``kept``
-    keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to settle,
-    or 0.
+    run.  ``aging``: whether that run is one of those that the store forgets next; a client that keeps positions below
+    ``kept`` keeps the new ``run`` with them then.  ``settled``: the last position that ``settle_through`` was asked to
+    settle, or 0.
 ``read_range`` of a queue, with ``first``, ``last`` (inclusive), ``max_bytes``, ``incarnation`` and ``run`` (or None)
 ``skip_damaged`` (default: false) and ``envelope_version`` (default: 1, the highest that the caller can read)
     ``messages``: (position, delivery count, message-format, payload, annotations or None) each, by position;
@@ -46,7 +46,7 @@ transaction) and ``messages`` (packed envelopes)
     What was staged before is not staged again.  At most 50,000 messages at once.
 ``renew`` with ``group`` and ``number``
     The seconds for which what is staged for this number is kept from now on, unless it is added to or renewed again.
-    Whoever works for longer than that before the next message says so by this.
+    A client that works for longer than that before the next message calls this.
 ``publish`` with ``group``, ``number``, ``transactions`` and ``counts`` (of their messages, or None)
     True, or False where this number of the group was published before.  At most 100,000 transactions.
 ``published`` with ``group``
@@ -56,9 +56,9 @@ transaction) and ``messages`` (packed envelopes)
     once.
 ``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
 identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
-    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
-    hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
-    that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
+    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and no consumer
+    has in hand; ``lost``, the positions that another consumer has in hand, or has processed since (of the last 50,000
+    messages that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
@@ -88,7 +88,7 @@ A connection that restores itself adds both where they are not given.  Other ope
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
 apart: where its store was replaced by an older copy, positions that were seen in an earlier run may be given once more,
-to other messages.  Who says in which run a position was seen is refused instead.
+to other messages.  A client that names the run in which a position was seen gets an error instead.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Engine(Protocol):
         """Carry out a command."""
 
     def reading(self) -> AbstractContextManager[Reader]:
-        """Keep everybody else out."""
+        """Keep all other threads out."""
 
 
 def perform(
@@ -225,7 +225,7 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _statistics(arguments: Arguments) -> Steps:
-    # In parts: the statistics of many queues at once would hold everybody up.
+    # In parts: the statistics of many queues at once would block all other clients.
     numbers: list[int] = yield lambda reader: list(reader.state.directory.queues)
     queues: list[QueueStatistics] = yield lambda reader: reader.state.directory.topic_statistics()
     for first in range(0, len(numbers), _STATISTICS_QUEUES):

@@ -1,7 +1,7 @@
 """The pages of an LMDB file, read without LMDB: which ones are damaged, and the records of the others.
 
 LMDB trusts its pages.  One that is zeroed, or was written to the wrong place, makes it end the process or leave out
-records without a word.  So a check looks at every page before LMDB does.  A repair takes the records out
+records without an error.  So a check reads every page before LMDB does.  A repair takes the records out
 (:mod:`salvage`).
 
 Theory of operation
@@ -12,7 +12,7 @@ Theory of operation
     number, so a page in the wrong place is noticed.
 
     The keys of a branch are bounds: those of a page below stand between two of them.  A key that does not was changed,
-    or the branch leads to the wrong page, and LMDB would search in vain.
+    or the branch leads to the wrong page, and LMDB would not find the key.
 
     A sound file uses each page once, or has it among the free ones.  What is neither belongs to a tree whose branch is
     damaged.
@@ -219,7 +219,7 @@ class File:
         read: of the file.
         meta: where to begin.
         size: of the file in bytes.
-        progress: called with the pages looked at so far and how many there are.
+        progress: called with the number of pages checked so far and how many there are.
         names: of the tables that there may be.
 
     Attributes:
@@ -400,7 +400,7 @@ class File:
         return data, flags, lower, upper
 
     def _check_last(self, page: int) -> None:
-        """Somebody leads to this page."""
+        """Note that another page leads to this page."""
         if page >= self._there:
             raise PageError("the file ends before it")
         if page >= self.pages:

@@ -102,7 +102,7 @@ class Consumer:
         self.attached = True
         self.exclusive = exclusive
         self.search = None if selector is None else Search(selector)
-        self.owed = False  #: whether the queue is to look at what is kept for it
+        self.owed = False  #: whether the queue is to check what is kept for it
         self.queued = False  #: whether it is among the queue's ``takers`` or ``finders``
         self.reserved: list[tuple[int, int]] = []  #: a heap of (lane, position): messages of its groups
         self.groups: set[tuple[str | None, int]] = set()
@@ -483,7 +483,7 @@ class QueueState(QueueEntries):
         Args:
             consumer: whose, attached.
             lane_number: of the scan.
-            through: the last position that was looked at.
+            through: the last position that was examined.
             found: what the selector wants of it.
             complete: whether there is nothing behind it.
         """

@@ -154,5 +154,5 @@ def _rolled_back(kept: int) -> str:
 def _in_version(version: int, message_format: int, payload: bytes) -> tuple[int, bytes]:
     try:
         return in_version(version, message_format, payload)
-    except MessageFormatException:  # nobody can decode it
+    except MessageFormatException:  # it cannot be decoded
         return message_format, payload

@@ -24,7 +24,7 @@ class Reader:
         reads: of its entries.
         runs: the starts of the engine.
         jobs: what is not done yet of publications.
-        elapsed_ms: when the step began, by the clock that nobody sets.
+        elapsed_ms: when the step began, by the monotonic clock.
 
     Attributes:
         state: as given.
@@ -47,7 +47,7 @@ class Reader:
         self._elapsed_ms = elapsed_ms
 
     def note_use(self, queue: QueueState) -> None:
-        """Somebody reads a queue, without a consumer: it is not idle."""
+        """A queue is read without a consumer: it is not idle."""
         queue.note_use(self._elapsed_ms)
 
     def entries(self, queue: int, first: int, last: int, limit: int) -> Loaded:

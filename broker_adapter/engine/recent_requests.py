@@ -25,7 +25,7 @@ MOST_ANSWERS: Final = 1000
 ANSWER_SECONDS: Final = 600.0
 #: Repetitions of one request that wait for its answer without a thread; one more is refused.
 MOST_WAITING: Final = 100
-#: How often a thread that waits looks whether it still has to.
+#: How often a thread that waits checks whether it still has to.
 _LOOK_SECONDS: Final = 0.5
 #: The result of a repetition whose answer comes later.
 UNDER_WAY: Final = object()
@@ -95,7 +95,7 @@ class RecentRequests:
             request_id: names the request; the same where it is repeated.
             act: carries it out.
             timeout: longest wait in seconds for one that is under way; None: no limit.
-            is_cancelled: looked at now and then while waiting for one that is under way, which goes on in any case.
+            is_cancelled: called now and then while waiting for one that is under way, which goes on in any case.
             later: called with the answer, or the error, of one that is under way, in the thread that carries it out;
                 None: this call waits.
             what: what is asked for; the same each time.
@@ -147,7 +147,7 @@ class RecentRequests:
                     try:
                         answer(request.result)
                     except Exception:
-                        _log.exception("! who waited for the answer to a request raised; it must not")
+                        _log.exception("! a callback for the answer to a request raised an exception; it must not")
             return request.result
         request.wait(timeout, is_cancelled)
         if isinstance(request.result, JMSException):

@@ -1,4 +1,4 @@
-"""How records look on disk: keys, values and their checksums.
+"""The form of records on disk: keys, values and their checksums.
 
 ==========  =====================================  ==========================================================
 table       key                                    value
@@ -58,7 +58,8 @@ FLAG_ANNOTATED = 4  #: ``annotations`` has a record of the same key
 FLAG_HANDED = 8  #: may have been delivered, ahead of others that the lane's cursor has not passed
 _LANE_SHIFT = 8  #: the upper byte of the flags: the lane that a delayed entry will have
 
-#: Queue numbers from here on are those of staged transactions.  Nobody knows these by number, so only they come again.
+#: Queue numbers from here on are those of staged transactions.  No client knows these by number, so only they are
+#: reused.
 FIRST_STAGED_QUEUE = 1 << 30
 #: Queue numbers from here on are never stored: temporary queues and non-durable subscriptions.
 FIRST_VOLATILE_QUEUE = 1 << 31
@@ -400,7 +401,7 @@ def check_kind(record: CatalogRecord) -> None:
     """Whether the catalogue may have such a queue.
 
     Raises:
-        StoreVersionException: it is of a kind that nobody knows here.
+        StoreVersionException: it is of a kind that this version does not know.
     """
     if record.kind not in CATALOG_KINDS:
         raise StoreVersionException(

@@ -1,4 +1,4 @@
-"""Which messages were processed by the consumer that got them after somebody else: remembered for a while.
+"""Which messages were processed by the consumer that got them after another one: remembered for a while.
 
 A client whose connection was lost says again what it had acknowledged.  Where such a message is gone, either its
 acknowledgement had arrived, or another consumer got it and has processed it too.  The delivery that was accepted tells
@@ -25,7 +25,7 @@ class Redelivered:
         return len(self._failures)
 
     def accepted(self, queue: int, position: int, failures: int) -> None:
-        """Somebody has processed a message whose delivery had failed so often before."""
+        """A consumer has processed a message whose delivery had failed so often before."""
         self._failures[queue, position] = failures
         if len(self._failures) > self._most:
             self._failures.popitem(last=False)

@@ -5,10 +5,11 @@ Theory of operation
     then those that wait for the whole engine, then those whose selectors are still to be asked.  A send that is taken
     lets the next one of its route go on.  One whose time is over is refused, and smaller ones behind it are tried.
 
-    A large commit or publication that is tried in vain costs time each time.  So a commit is not tried while the queue
-    that it waits for has no room for all that goes into it; and what was tried in vain is followed by a pause in
-    proportion to what it has cost, in which none of its size is tried.  After the pause those that were put off come
-    first, in the order in which that happened.  Small ones have a pause of their own, and need not wait for large ones.
+    A large commit or publication that is tried without success costs time each time.  So a commit is not tried while
+    the queue that it waits for has no room for all that goes into it; and each try without success is followed by a
+    pause in proportion to what it has cost, in which none of its size is tried.  After the pause those that were put
+    off come first, in the order in which that happened.  Small ones have a pause of their own, and need not wait for
+    large ones.
 
     Commits that make room do not wait for each other.  Each is tried again when there is more room than when it was
     last tried, and they take turns (:class:`broker_adapter.engine.wait_queues.MakingRoom`).
@@ -38,7 +39,7 @@ from broker_adapter.errors import IllegalStateException, JMSException
 
 #: Stands for the whole engine where a queue has its number.
 _ENGINE_WIDE = 0
-#: So many commits that make room are looked at in one decision.
+#: So many commits that make room are examined in one decision.
 _MOST_LOOKED_AT = 64
 #: So many commits that make room are tried when there is more room, and have to wait all the same.
 _MOST_VAIN_TRIES = 16
@@ -49,7 +50,7 @@ _LONGEST_PAUSE_MS = 2_000
 
 
 class _Pause:
-    """How long what was tried in vain keeps others from being tried.
+    """How long a try without success keeps others from being tried.
 
     Attributes:
         put_off: queues, in this order, where something waits for the end of the pause; of :data:`_ENGINE_WIDE` what
@@ -72,7 +73,7 @@ class _Pause:
         return self._until_ms <= elapsed_ms + _TRY_AHEAD_MS
 
     def extend(self, elapsed_ms: int, cost_ms: float) -> None:
-        """Something was tried in vain."""
+        """Something was tried without success."""
         self._until_ms = min(max(self._until_ms, elapsed_ms) + cost_ms, elapsed_ms + _LONGEST_PAUSE_MS)
 
 
@@ -207,7 +208,7 @@ class Resumption:
                 return
 
     def _is_put_off(self, blocked: BlockedSend) -> bool:
-        """Whether a commit or publication is not to be tried now: what is tried in vain may take a part of the time."""
+        """Whether a commit or publication is not to be tried now: failing tries may take only a part of the time."""
         pause = self._pause_of(blocked)
         if pause.is_over(self._time.elapsed_ms):
             return False

@@ -1,10 +1,10 @@
 """How much a store on disk can still take, so that what is decided can be written.  Pure: the figures are passed in.
 
 Theory of operation
-    A store is a file of pages, mapped into memory.  A commit writes each page that it changes anew, into pages that
-    were free or at the end of the file; a message longer than half a page needs pages of its own, one behind another.
-    The pages that earlier commits have freed (*reusable*) serve for the former; whether there is a run of them that is
-    long enough for the latter, nobody knows, so these are counted against the end of the file as well.
+    A store is a file of pages, mapped into memory.  A commit writes a new copy of each page that it changes, into pages
+    that were free or at the end of the file; a message longer than half a page needs pages of its own, one behind
+    another.  The pages that earlier commits have freed (*reusable*) serve for the former; whether there is a run of
+    them that is long enough for the latter is not known, so these are counted against the end of the file as well.
 
     A part of the store and of the disk is never given to messages: settling needs room, too.  A commit that ends as
     much as it sends may borrow from it, since the pages that it frees can be used by the next commits only.
@@ -25,12 +25,12 @@ _RECORD_BYTES: Final = 48
 _ENTRY_BYTES: Final = 96
 #: Part of the store that is kept for settling.
 RESERVE: Final = 1 / 16
-#: Part of what is kept for settling that commits may borrow before the next look, and that they leave in any case.
+#: Part of what is kept for settling that commits may borrow before the next check, and that they leave in any case.
 _LENT: Final = 1 / 4
 _NEVER_LENT: Final = 1 / 2
 #: Bytes by which a message that is sent may be longer than the one that it is lent for: its numbers grow.
 LONGER_BYTES: Final = 32
-#: Pages that commits need beside those of the records: what they change is written anew.
+#: Pages that commits need beside those of the records: what they change is written to new pages.
 _MARGIN_PAGES: Final = 64
 
 
@@ -125,7 +125,7 @@ def room_of(figures: Figures, plenty_bytes: int, path: str) -> Room | None:
 
     Args:
         figures: of the store.
-        plenty_bytes: more than can be taken before the next look.
+        plenty_bytes: more than can be taken before the next check.
         path: of the store, for the reason.
     """
     page = figures.page_bytes

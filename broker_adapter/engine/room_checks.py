@@ -9,7 +9,7 @@ from broker_adapter.engine.inbox import CYCLE_BYTES
 from broker_adapter.engine.stores import Stores
 from broker_adapter.settings import EngineSettings
 
-#: How often the room on the disk is looked at.
+#: How often the room on the disk is measured.
 ROOM_CHECK_MS: Final = 250
 
 
@@ -22,7 +22,7 @@ class RoomChecks:
         admission: is told.
 
     Attributes:
-        checked_ms: when the room on the disk was last measured, by the clock that nobody sets.
+        checked_ms: when the room on the disk was last measured, by the monotonic clock.
     """
 
     def __init__(self, settings: EngineSettings, stores: Stores, admission: Admission) -> None:

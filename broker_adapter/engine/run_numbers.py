@@ -4,7 +4,7 @@ Theory of operation
     The records of the starts ("runs") sort by their number, and each start has the next number.  So a number between
     two records that none has is that of a record that was lost: damaged, and moved into quarantine by a repair.  The
     store also notes the next number, in the same commit as the record.  Else the number of a last record that is lost
-    would be given a second time, and nobody would see that one is missing.
+    would be given a second time, and no check would find that one is missing.
 
     A note that cannot be trusted does not say how many were given.  Then numbers are skipped, as if one were missing.
     A store of an earlier version has no note; there the next number follows from the last record.
@@ -22,7 +22,7 @@ from broker_adapter.errors import StoreCorruptException
 KEPT_RUNS: Final = 1000
 KEPT_RUN_BYTES: Final = 1024 * 1024
 ALWAYS_KEPT_RUNS: Final = 32
-#: Numbers of starts that are skipped where nobody knows which ones were given.
+#: Numbers of starts that are skipped where it is not known which ones were given.
 SKIPPED_RUNS: Final = 1 << 16
 
 

@@ -3,22 +3,23 @@
 Theory of operation
     A store that is replaced by another copy of itself gives positions a second time, to other messages.  Nothing in
     the copy says so.  So each start of the engine is a *run* with a word of its own, and the store notes with it which
-    position each queue would give next.  Who has seen a position keeps the run in which it was seen.
+    position each queue would give next.  A client that has seen a position keeps the run in which it was seen.
 
     A run that the store knows was a run of this store, up to where the run behind it began.  A run that it does not
-    know was a run of another copy, or was forgotten; no clock can tell where it would belong.  So who has seen a
-    position also keeps the runs before that one, with the position at which each of them began in this queue: its
-    *links*.  The first of them that the store knows is where the two histories part, and what both of them have in
+    know was a run of another copy, or was forgotten; no clock can tell where it would belong.  So a client that has
+    seen a position also keeps the runs before that one, with the position at which each of them began in this queue:
+    its *links*.  The first of them that the store knows is where the two histories part, and what both of them have in
     common ends where the earlier of the two next runs began.  Where the store knows none, it has nothing in common
     with them that it could be sure of.
 
-    A store forgets its oldest runs, and then what was seen in them.  Who has seen positions long ago, and only waits
-    since, learns that his run is aging, and keeps the present run in its place while the store still knows both.
+    A store forgets its oldest runs, and then what was seen in them.  A client that has seen positions long ago, and
+    only waits since, learns that its run is aging, and keeps the present run in its place while the store still knows
+    both.
 
-    A start is noted by its first commit, together with what that one writes, or when somebody asks in which run a
+    A start is noted by its first commit, together with what that one writes, or when a client asks in which run a
     position was seen.  So no position that is stored was given, and none was seen, in a run that is not noted.  A start
-    with neither is forgotten when the engine stops: nobody can name it, and its first position is that of the next one.
-    So starts that do nothing push none of those out that the store remembers.
+    with neither is forgotten when the engine stops: no client can name it, and its first position is that of the next
+    one.  So starts that do nothing push none of those out that the store remembers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from broker_adapter.errors import ResourceAllocationException
 _KEPT_POSITIONS: Final = 10_000
 #: Runs that are named where a position was seen: that one, and those before it.
 LINKS: Final = 8
-#: Starts behind a run from which on who has seen positions in it should see them anew, lest it be forgotten.
+#: Starts behind a run from which on clients that have seen positions in it should ask again, before it is forgotten.
 AGING_STARTS: Final = ALWAYS_KEPT_RUNS // 2
 #: No queue gives an earlier position.
 _FIRST: Final = 1
@@ -116,14 +117,14 @@ def kept(links: Sequence[Link], known: Sequence[str], start: Callable[[str], int
             behind = known.index(link.run) + 1
             if behind == len(known):
                 return min(other, next_position)
-            # Nobody knows how far a run went behind which one is missing.
+            # It is not known how far a run went behind which one is missing.
             return min(other, next_position, start(known[behind] or link.run))
         other = max(_FIRST, min(other, link.start))
     return _FIRST
 
 
 def is_aging(links: Sequence[Link], known: Sequence[str]) -> bool:
-    """Whether a run is one of those that are forgotten next, so that who has seen positions in it should ask anew.
+    """Whether a run is one of those that are forgotten next, so that clients with positions of it should ask again.
 
     Args:
         links: of the run in which the positions were seen, the latest first.

@@ -2,7 +2,7 @@
 
 Theory of operation
     A page that is sound, and where its tree has it, gives all its records to the tree's table.  Everything else is
-    looked at record by record: a page with a wrong header, with keys that are not in order, one that no branch leads
+    checked record by record: a page with a wrong header, with keys that are not in order, one that no branch leads
     to, one that stands in another's place.  A record says by its checksum that it is one, and of which table.  So a
     damaged field costs the record that it is in, and not its neighbours.
 
@@ -11,7 +11,7 @@ Theory of operation
 
     A table whose tree is whole has no other records.  Of the other tables, pages that no tree leads to count where they
     are in use, as the list of free pages tells.  Where that is damaged,
-    nobody knows which of them have records that were deleted.  Then only the messages among them are taken, and only
+    it is not known which of them have records that were deleted.  Then only the messages among them are taken, and only
     where the tree of the messages is damaged: into quarantine, since they may have been consumed.
 
     Where one of the two roots is lost (it cannot be read, or is older than it must be), the last commit may be lost
@@ -86,7 +86,7 @@ class Salvage:
         recognise: tells what a record is.
         names: of the tables.
         has_lost_root: whether the other root is lost.
-        progress: called with the pages looked at so far and how many there are.
+        progress: called with the number of pages checked so far and how many there are.
 
     Attributes:
         free_is_known: whether the list of free pages could be read; meaningful once ``records`` has ended.

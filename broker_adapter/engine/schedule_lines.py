@@ -54,7 +54,7 @@ def right_line(entry: RawEntry, deliver_at_ms: int | None) -> tuple[bytes, bytes
 
     Args:
         entry: of a message.
-        deliver_at_ms: when that is to be delivered, where it is delayed; None: nobody knows, and it is due at once.
+        deliver_at_ms: when that is to be delivered, where it is delayed; None: not known, and it is due at once.
 
     Returns:
         Key and value of the line; None where the entry needs none.

@@ -1,4 +1,4 @@
-"""How far a consumer with a selector has looked through its queue.
+"""How far a consumer with a selector has searched its queue.
 
 Theory of operation
     A selector holds over the whole backlog, of which only a window is in memory.  So each consumer with a selector
@@ -22,10 +22,10 @@ class LaneSearch:
     """The search of one lane.
 
     Attributes:
-        through: everything up to this position has been looked at.
+        through: everything up to this position has been examined.
         complete: so has everything behind it.
         scanning: a scan is on its way.
-        stale: the search began anew while it was: where it has looked does not count.
+        stale: the search was restarted while it was: what it has examined does not count.
         found: a heap of the positions that were found.
     """
 
@@ -43,7 +43,7 @@ class LaneSearch:
         return self.complete or position <= self.through
 
     def look(self, position: int, most: int) -> bool:
-        """Whether this arrival is to be looked at now; with ``most`` found a new one is left for a scan."""
+        """Whether this arrival is to be examined now; with ``most`` found a new one is left for a scan."""
         if not self.has_passed(position):
             return False
         if position > self.through:
@@ -63,7 +63,7 @@ class LaneSearch:
         self.complete = complete
 
     def restart(self) -> None:
-        """Look at everything again."""
+        """Examine everything again."""
         self.through = 0
         self.complete = False
         self.stale = self.scanning
@@ -99,6 +99,6 @@ class Search:
         heappush(self.lane(lane).found, position)
 
     def restart(self) -> None:
-        """Look at everything again, because others let go of what they had set their hand on."""
+        """Examine everything again, because other consumers released what they had reserved."""
         for lane in self._lanes.values():
             lane.restart()

@@ -11,7 +11,7 @@ from broker_adapter.selectors.language import Selector
 from broker_adapter.selectors.like import SHORT_TEXT
 
 #: Bytes of a message in which no selector takes more than a millisecond, since no text is long; and how many selectors
-#: are asked between two looks at the clock, of such a message and of a larger one.
+#: are asked between two readings of the clock, of such a message and of a larger one.
 SMALL_BYTES: Final = SHORT_TEXT
 SMALL_AT_ONCE: Final = 64
 LARGE_AT_ONCE: Final = 8
@@ -21,7 +21,7 @@ Read = Callable[[bytes], Envelope]
 
 
 class Formats:
-    """The message formats that an engine can read.  It knows its own; who brings in another one teaches it."""
+    """The message formats that an engine can read.  Its own is known; another one has to be added."""
 
     def __init__(self) -> None:
         self._readers: dict[int, Read] = dict.fromkeys((ENVELOPE_FORMAT, ENVELOPE_FORMAT_1), unpack_headers)
@@ -109,7 +109,7 @@ class Choosing(Protocol):
 
 
 def selectors_at_once(size: int) -> int:
-    """How many selectors may look at a message of so many bytes between two looks at the clock."""
+    """How many selectors may examine a message of so many bytes between two readings of the clock."""
     return SMALL_AT_ONCE if size <= SMALL_BYTES else LARGE_AT_ONCE
 
 
@@ -149,7 +149,7 @@ class Choice:
         queues: Sequence[Choosing],
         is_selected: Selects = selects,
     ) -> None:
-        """A choice in which nobody was asked yet.
+        """A choice in which no selector was asked yet.
 
         Args:
             subject: what the choice is for.

@@ -77,7 +77,7 @@ def discard(arguments: Arguments) -> Steps:
     """Drop staged transactions, in parts."""
     transactions = list(arguments["transactions"])
     if arguments["prefixes"]:
-        # Only the names are read while everybody else is kept out.
+        # Only the names are read while all other threads are kept out.
         names = yield lambda reader: list(reader.state.directory.staged)
         transactions += chosen(names, arguments["prefixes"], arguments["keep"])
     dropped = 0

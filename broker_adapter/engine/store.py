@@ -114,7 +114,7 @@ class DurableStore(Store, Protocol):
         """The number for the next new queue, unless a queue has it."""
 
     def age_ms(self) -> int | None:
-        """For how long engines have run on the store, in milliseconds, as noted last; None: nobody has noted it yet.
+        """For how long engines have run on the store, in milliseconds, as noted last; None: it was not noted yet.
 
         It is not counted from zero, but from the time of the day at which the store was made.
         """
@@ -148,7 +148,7 @@ class DurableStore(Store, Protocol):
         """Up to ``limit`` records of ``commits`` or ``published`` behind a key; None where one cannot be trusted."""
 
     def room(self) -> Room | None:
-        """What messages may still take; None: more than is worth counting before the next look."""
+        """What messages may still take; None: more than is worth counting before the next check."""
 
     def snapshot(self) -> AbstractContextManager[Tables]:
         """All records as of the last commit, for a check; writing may go on meanwhile."""

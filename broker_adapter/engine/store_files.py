@@ -1,4 +1,4 @@
-"""The files of a store: ``data.mdb`` (the records), ``lock.mdb`` (LMDB's own) and ``owner`` (who has it open)."""
+"""The files of a store: ``data.mdb`` (the records), ``lock.mdb`` (LMDB's own) and ``owner`` (its process)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def sync_directory(path: Path) -> None:
 
 
 def own(path: Path) -> IO[str]:
-    """Take the lock on a store, and write into it who has it; the lock is given up when the file is closed.
+    """Take the lock on a store, and write into it which process has it; the lock is given up when the file is closed.
 
     Raises:
         StoreLockedException: another process has it (the error says which).

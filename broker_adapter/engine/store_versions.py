@@ -1,4 +1,4 @@
-"""Versions of a store: who wrote it, and how what an older version wrote is taken over."""
+"""Versions of a store: which version wrote it, and how what an older version wrote is taken over."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class TakenOver(NamedTuple):
 
     unique: bytes  #: the record of what it is known by
     has_old: bool  #: whether there may be messages that a version before 3 has written
-    mended_version: bytes | None  #: what stood where the version is noted, if that was damaged and is put right
+    mended_version: bytes | None  #: what stood where the version is noted, if that was damaged and is repaired
 
 
 def take_over(txn: Any, tables: Mapping[str, Any], path: Path, now_ms: int) -> TakenOver:
-    """Find out who wrote a store, upgrade what an older version wrote, and write what a new one needs.
+    """Find out which version wrote a store, upgrade what an older version wrote, and write what a new one needs.
 
     Args:
         txn: a transaction that writes.

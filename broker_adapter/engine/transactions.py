@@ -104,7 +104,7 @@ class Transactions:
         if self.has_begun:
             doubt = TransactionInDoubtException(f"{failure.reason}; a part of it may have been done")
             doubt.__cause__ = cause
-            self._deliveries.roll_back(command, doubt, effects)  # what is not settled yet comes again
+            self._deliveries.roll_back(command, doubt, effects)  # what is not settled yet is redelivered
         else:
             self._deliveries.roll_back(command, rolled_back(failure), effects)
 

@@ -37,7 +37,7 @@ EngineWideRoom = tuple[float, ...]
 NO_ROOM: Final[EngineWideRoom] = (-math.inf,) * 6
 _ALL_ROOM: Final[EngineWideRoom] = (math.inf,) * 6
 
-#: What a commit that is tried again in vain costs, in milliseconds for each of its sends and settlements, and a
+#: What a commit that is tried again without success costs, in milliseconds for each of its sends and settlements, and a
 #: publication for each of its transactions.
 _VAIN_TRY_MS = 0.02
 _VAIN_PUBLICATION_MS = 0.005
@@ -61,7 +61,7 @@ class BlockedSend:
         is_matching: whether selectors are still to be asked, so that it stands in that wait queue of its connection.
         routes: those that it is in; None: it does not wait.
         behind: in how many of them it is not the first.
-        tried_with: the engine-wide room when it was last tried in vain for want of it.
+        tried_with: the engine-wide room when it was last tried and did not have enough of it.
         wait_queue: where it stands; None: it does not, or not any more.
         queue: that of the wait queue; None: it is of no queue in particular.
     """
@@ -112,14 +112,14 @@ class BlockedSend:
 
 
 def vain_try_ms(command: c.Enqueue | c.Commit | c.Publish) -> float:
-    """What trying a commit or publication in vain costs, in milliseconds."""
+    """What a try of a commit or publication without success costs, in milliseconds."""
     if isinstance(command, c.Commit):
         return _VAIN_TRY_MS * (len(command.sends) + len(command.settlements))
     return _VAIN_PUBLICATION_MS * len(command.transactions) if isinstance(command, c.Publish) else 0.0
 
 
 def is_large(command: c.Enqueue | c.Commit | c.Publish) -> bool:
-    """Whether trying a commit or publication in vain costs so much that small ones do not wait for the like of it."""
+    """Whether a try without success costs so much that small commits do not wait for the same room."""
     return vain_try_ms(command) > SMALL_MS
 
 
@@ -143,7 +143,7 @@ class CommitMatches:
 class MakingRoom:
     """The commits of one size that make room, and which of them is to be tried next.
 
-    One is due when there is more room, of any kind, than when it was last tried in vain.  They take turns, so that one
+    One is due when there is more room, of any kind, than when it was last tried.  They take turns, so that one
     that needs more than there will be keeps no other one from being tried.
 
     Attributes:
@@ -152,11 +152,11 @@ class MakingRoom:
 
     def __init__(self) -> None:
         self.wait_queue: deque[BlockedSend] = deque()
-        self._next_arrival = 0  #: where the next look begins
-        self._left = 0  #: how many are still to be looked at
-        self._looked_with = _ALL_ROOM  #: the most room of each kind since all were to be looked at
+        self._next_arrival = 0  #: where the next pass begins
+        self._left = 0  #: how many are still to be examined
+        self._looked_with = _ALL_ROOM  #: the most room of each kind since all were to be examined
         self._lowest = _ALL_ROOM  #: no more room than at the last try of any of them
-        self._lowest_seen = _ALL_ROOM  #: the same of those that were looked at
+        self._lowest_seen = _ALL_ROOM  #: the same of those that were examined
 
     def joined(self, blocked: BlockedSend) -> None:
         """A commit stands in the wait queue now."""
@@ -173,7 +173,7 @@ class MakingRoom:
         return self._left > 0
 
     def look_at(self, most: int) -> list[BlockedSend]:
-        """So many of those that are still to be looked at, those whose turn it is first."""
+        """So many of those that are still to be examined, those whose turn it is first."""
         waiting = self.wait_queue
         first = bisect_left(waiting, self._next_arrival, key=_arrival)
         return [waiting[(first + index) % len(waiting)] for index in range(min(most, self._left, len(waiting)))]

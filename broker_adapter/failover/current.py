@@ -185,7 +185,7 @@ class CurrentTransport:
         self.wait_for(lambda: self.connected is not inner, deadline, what, call=call)
 
     def wait_until_loss_is_announced(self, inner: Inner, deadline: float) -> None:
-        """Wait until the listener has heard of the loss of an inner transport, so that later calls follow it."""
+        """Wait until the listener was called for the loss of an inner transport, so that later calls follow it."""
         with contextlib.suppress(JMSException):
             self.wait_until_lost(inner, deadline, "the loss")
         if self.events_lock.acquire(timeout=max(0.0, deadline - self.clock())):

@@ -61,7 +61,7 @@ class LinkState(Enum):
 class Link:
     """A producer's or consumer's link.
 
-    Who sends reads the attachment first and the state after it, without a lock: a link that is ATTACHED then took new
+    A sender reads the attachment first and the state after it, without a lock: a link that is ATTACHED then took new
     messages by that attachment, or does not have it any more.
     """
 

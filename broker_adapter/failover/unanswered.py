@@ -138,7 +138,7 @@ class UnansweredSends:
         return True
 
     def resend_late(self) -> None:
-        """Repeat the sends that failed after the last look at them, and before their links took new messages."""
+        """Repeat the sends that failed after they were last checked, and before their links took new messages."""
         for send in self._taken(lambda send: send.link.state is LinkState.ATTACHED):
             self._resend(send)
 

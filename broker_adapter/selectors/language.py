@@ -7,7 +7,7 @@ Theory of operation
     Beyond the specification, as in the reference client: ``"quoted"`` identifiers, comments (``--`` and ``/* */``), and
     ``%`` for the remainder.
 
-    A selector may come from any user who may connect.  So its length, its depth and the length of its patterns are
+    A selector may come from any user that may connect.  So its length, its depth and the length of its patterns are
     limited.
 """
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 #: Longest text, in characters, that is searched without counting steps.  Its cost is limited by its length and the
 #: length of the pattern.
 SHORT_TEXT: Final = 512
-#: Steps that it costs to look at one candidate, beside one for each character of the core.
+#: Steps that it costs to examine one candidate, beside one for each character of the core.
 CANDIDATE_STEPS: Final = 64
 
 

@@ -9,7 +9,7 @@ Theory of operation
     the specification says, except that integers compare with floating-point numbers.  Integers are Java's ``long``:
     arithmetic wraps around at 64 bits, division truncates, and division by zero is unknown.
 
-    A selector is applied inside the engine's cycle, and may come from any user who may connect.  So what it costs one
+    A selector is applied inside the engine's cycle, and may come from any user that may connect.  So what it costs one
     message is limited: ``LIKE`` and the comparison of two properties have ``MAX_STEPS`` steps in all, in equal shares.
     A condition that would need more is unknown; one of short texts never does.
 """
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from broker_adapter.selectors.like import SHORT_TEXT, Fits
 
 #: Steps that the ``LIKE``s and the comparisons of properties with each other may take for one message, in all: about
-#: one for each character that is looked at, or 20 milliseconds of CPU.
+#: one for each character that is compared, or 20 milliseconds of CPU.
 MAX_STEPS: Final = 4 * 1024 * 1024
 #: Characters that are compared with each other in one step.
 _COMPARED_IN_A_STEP: Final = 16

@@ -2,7 +2,7 @@
 
 Theory of operation
     A connection is *silent* (accepted, and nothing came of it yet), then *queued* (its first bytes are there, and
-    nobody has read them), then *logging in* (within its TLS handshake, its login and its open), then *open*.  A silent
+    were not read yet), then *logging in* (within its TLS handshake, its login and its open), then *open*.  A silent
     or queued connection costs a descriptor and next to no memory; one that logs in over TLS costs a third of a
     megabyte.  So few log in at once.  Those that are queued wait for their turn: origins take turns, and none has more
     than half of the places for logins.  A silent connection has no turn, since every client of AMQP speaks first.
@@ -19,9 +19,9 @@ Theory of operation
     - before that, where all places are taken, a silent or queued connection or a slow login of the origin with the
       most pending connections, when a connection of an origin with fewer arrives.
 
-    So silent connections, however many, from however many addresses, the own one included, do not keep out who speaks.
-    Those that begin a login and do not end it keep others out for no longer than a login may take, if these are of
-    another origin.  An open connection is never evicted.
+    So silent connections, however many, from however many addresses, the own one included, do not keep out those that
+    speak.  Those that begin a login and do not end it keep others out for no longer than a login may take, if these are
+    of another origin.  An open connection is never evicted.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ SLICE_MESSAGES: Final = 1000
 _LEAST_SLICE_BYTES: Final = 64 * 1024
 #: Time that a connection's conversions of messages may take in a turn, in seconds; only the last one goes beyond it.
 _CONVERTING_SECONDS: Final = 0.01
-#: Bytes of messages that are converted between two looks at the clock.
+#: Bytes of messages that are converted between two readings of the clock.
 _LOOK_BYTES: Final = 16 * 1024
 #: What the server keeps for a delivery that the client has not settled, at most, in bytes; most take half of it.
 IN_HAND_BYTES: Final = 4 * KIB
@@ -170,7 +170,7 @@ class Consumers:
         self._dead_letters = queue(dead_letter_queue)
         self._log = log
         self._clock = clock
-        self._converted = 0  #: bytes of messages that were converted since the last look at the clock
+        self._converted = 0  #: bytes of messages that were converted since the clock was last read
         self._turn = 0  #: in which something was converted
         self._converts_until = 0.0  #: by the clock: when that turn's time for it is over
         self._authorize = authorize
@@ -401,7 +401,7 @@ class Consumers:
         return sum([len(each.unsettled) for each in self._consumers.values()])
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._consumers.clear()
         self._early_drains.clear()
         self.postponed.clear()
@@ -490,7 +490,7 @@ class Consumers:
         self._calls.submit()
 
     def grant_postponed(self) -> None:
-        """Grant something again, in turn, to those who were granted nothing, as far as there is room for it."""
+        """Grant something again, in turn, to consumers that were granted nothing, as far as there is room for it."""
         room = self._most_output_bytes - self._output.waiting_bytes
         calls, postponed, full = self._calls, self.postponed, False
         for link in list(postponed):
@@ -656,7 +656,7 @@ class Consumers:
         if consumer.browses:
             self._log("undecodable", "! a browser is not sent a message that cannot be decoded: %s", error.reason)
             return
-        # The engine has let go of it already, and of what it knew beside the payload.
+        # The engine has dropped it already, and what it knew beside the payload.
         self._log(
             "undecodable",
             "! a message for a consumer that settles nothing cannot be decoded, and goes into the queue %s: %s",

@@ -129,7 +129,7 @@ class Coordinator:
     def remove(self, link: int) -> None:
         """A link is gone: if it led to the coordinator, what was declared on it is rolled back.
 
-        That includes a commit that waits for room: nobody can be told of its end.
+        That includes a commit that waits for room: its end cannot be reported any more.
         """
         if link in self._links:
             self._links.discard(link)
@@ -143,7 +143,7 @@ class Coordinator:
                     self._roll_back(transaction)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._links.clear()
         self._sessions.clear()
         self._transactions.clear()
@@ -338,7 +338,7 @@ class Coordinator:
         return AmqpError(condition, error.reason)
 
     def _roll_back(self, transaction: Transaction) -> None:
-        """What was settled in it is delivered again: the client has let go of it."""
+        """What was settled in it is delivered again: the client has released it."""
         for consumer, settlements in groupby(transaction.settlements, itemgetter(0)):
             numbers = [number for _, number, _ in settlements]
             for start in range(0, len(numbers), _SETTLED_AT_ONCE):

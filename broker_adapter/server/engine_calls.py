@@ -47,7 +47,7 @@ class EngineCalls:
         deferred: the commands that are submitted next.
         defer: adds one.
         settling: settlements that the engine has and has not answered, but for the last few.
-        go_on: is called once when these have become few enough; None: nobody waits for that.
+        go_on: is called once when these have become few enough; None: no caller waits for that.
     """
 
     def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:

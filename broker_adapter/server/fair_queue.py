@@ -61,7 +61,7 @@ class FairQueue(Generic[Owner, Job]):
         return True
 
     def take(self) -> tuple[Owner, Job] | None:
-        """The next job and its owner, of whom it is under way from now on; None where there is none to be taken."""
+        """The next job and its owner; it counts as running from now on.  None where there is none to be taken."""
         group = next(iter(self._turns), None)
         if group is None:
             return None

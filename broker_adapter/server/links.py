@@ -71,5 +71,5 @@ class Links:
         return event.link in self._sessions.get(event.session, ()) and self._peer.has_link(event.link)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._sessions.clear()

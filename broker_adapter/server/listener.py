@@ -84,7 +84,7 @@ class Listener:
         make_login: makes the SASL exchange of each connection.
         tls: the server's certificate, for ``amqps``; None: no TLS.
         servers: where else clients are told to connect.
-        authorize: who may do what; see :mod:`broker_adapter.server.permissions`.
+        authorize: checks permissions; see :mod:`broker_adapter.server.permissions`.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Listener:
                 continue
             sock.setblocking(False)
             self._accepted(ClientConnection(self, sock, address))
-            # Whoever had to make room gives back its descriptor before the next one needs it.
+            # A connection that had to make room gives back its descriptor before the next one needs it.
             made_room = self._advance() or made_room
 
     def _pause_accepting(self, listening: socket.socket, error: OSError) -> None:
@@ -360,7 +360,7 @@ class Listener:
         if operation == ANNOUNCE:
             try:
                 if not connection.is_local:
-                    # Who announces servers has all clients come there, with their passwords.
+                    # All clients connect to servers that are announced, with their passwords.
                     raise JMSSecurityException("servers are announced from the server's own machine only")
                 self.announce(servers_from(unpack().get("servers")))
             except JMSException as error:

@@ -20,7 +20,7 @@ BROWSE: Final = "browse"
 CREATE_TEMPORARY: Final = "create_temporary"
 UNSUBSCRIBE: Final = "unsubscribe"
 
-#: Who may do what: called with the user, the action and the destination; raises JMSSecurityException.
+#: Checks a permission: called with the user, the action and the destination; raises JMSSecurityException.
 Authorize = Callable[[str | None, str, Destination | None], None]
 
 
@@ -28,7 +28,7 @@ def authorize(user: str | None, action: str, destination: Destination | None) ->
     """Let a user do something; never blocks.
 
     Args:
-        user: who has logged in; None: a client of a server without users.
+        user: that has logged in; None: a client of a server without users.
         action: one of the constants of this module, or the operation that is requested.
         destination: what it is done with; of ``UNSUBSCRIBE`` a topic of the subscription's name; None: a request that
             names none.
@@ -68,11 +68,11 @@ def asked_of_request(
     """What a user must be allowed, for a request: actions, each with its destination.
 
     A redrive that names a queue to move messages to is a send to that queue as well.  One that names none puts
-    messages back to where they were set aside, which whoever may redrive the queue may do.
+    messages back to where they were set aside, which needs no right but that to redrive the queue.
 
     Args:
         operation: its name.
-        arguments: by name, which nobody has checked yet; one that is not of its type names nothing, and is refused by
+        arguments: by name, not checked yet; one that is not of its type names nothing, and is refused by
             the operation.
         dead_letter_queue: the queue that a redrive is of where it names none.
     """

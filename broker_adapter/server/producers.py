@@ -155,7 +155,7 @@ class Producers:
     ) -> None:
         link = event.link
         settings = self._settings
-        # Half of the budget is for all of them, so that those who keep to their credit do not stop the reading.
+        # Half of the budget is for all of them, so that producers that keep to their credit do not stop the reading.
         share = settings.max_connection_bytes // 2 // (len(self._producers) + 1)
         self._input_bytes = min(settings.max_input_bytes, share)
         most = max(1, min(settings.link_credit_messages, self._input_bytes // _GUESSED_BYTES))
@@ -187,7 +187,7 @@ class Producers:
             self._calls.end_temporary(producer.destination)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._producers.clear()
         self._allowed.clear()
 
@@ -250,7 +250,7 @@ class Producers:
     def _allow_sending(self, destination: Destination) -> AmqpError | None:
         """Whether a link whose messages name their destinations may send there; else why not, and nothing is kept."""
         try:
-            checked_name(destination.name)  # before anything else looks at it: it may be as long as a message
+            checked_name(destination.name)  # before anything else reads it: it may be as long as a message
             self._authorize(permissions.SEND, resolved(destination))
         except JMSException as error:
             return error_for(error)

@@ -71,7 +71,7 @@ _MAX_TOKEN: Final = 100
 
 #: Deliveries that a client settles in one turn, about; the rest of a longer range has its turn after other clients.
 _SETTLED_AT_ONCE: Final = 2_000
-#: Deliveries that may be looked at when the client is gone, beside twice those that it holds.
+#: Deliveries that may be examined when the client is gone, beside twice those that it holds.
 _LOOKS_AT_END: Final = 10_000
 
 _OFFERED: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
@@ -218,7 +218,7 @@ class ServerProtocol:
         """The client is gone.  What it has sent before counts, and is handed to the engine now.
 
         It may be back already: then it finds nothing that is still to be done for it, and nothing that it still holds.
-        Who says of the same deliveries again and again how they end is not listened to any longer.
+        Where it settles the same deliveries again and again, the rest is ignored.
         """
         peer = self._peer
         most = peer.looked_at + _LOOKS_AT_END + 2 * self._consumers.unsettled
@@ -413,7 +413,7 @@ class ServerProtocol:
         calls.submit()
 
     def _release(self) -> None:
-        """Let go of all that is kept for the client, though the engine may still have answers for it."""
+        """Drop all that is kept for the client, though the engine may still have answers for it."""
         self._peer.release()
         self._waiting.clear()
         for part in (self._links, self._producers, self._consumers, self._coordinator, self._requests):

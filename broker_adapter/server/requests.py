@@ -129,7 +129,7 @@ class Requests:
             self._answerers.remove(link)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._requesters.clear()
         self._answerers.clear()
         self.answers.clear()
@@ -239,7 +239,7 @@ def _most_members(request: Outline) -> int:
 
 
 class _Packed:
-    """A request that waits as bytes; they are let go when they are unpacked."""
+    """A request that waits as bytes; they are freed when they are unpacked."""
 
     def __init__(self, payload: bytes, most_members: int) -> None:
         self._payload = payload

@@ -60,7 +60,7 @@ class _Known(NamedTuple):
 
 
 class UsersFile:
-    """Who may log in, as a file says.
+    """The users that may log in, as a file says.
 
     Args:
         path: the file.
@@ -151,8 +151,8 @@ class UsersFile:
         """Add a user, or change the password; returns whether the user is new.
 
         Args:
-            username: who it is.
-            password: what they log in with.
+            username: of the user.
+            password: that they log in with.
             iterations: of the hash of the password: each guess, and each login, costs as many.
 
         Raises:

@@ -66,9 +66,9 @@ def produce(url: str, progress: Any, interruptions: Any) -> None:
 def forward(url: str, total: int, progress: Any, duplicates: Any, interruptions: Any) -> None:
     """Take departures in CLIENT mode: the late ones go to one queue, the rest to another; then acknowledge.
 
-    What was forwarded and not yet acknowledged when the connection was lost comes again, and is forwarded again: CLIENT
-    mode does not tie the two together (TRANSACTED would).  Each departure has a number, by which whoever counts them
-    tells them apart.
+    What was forwarded and not yet acknowledged when the connection was lost is redelivered, and forwarded again: CLIENT
+    mode does not tie the two together (TRANSACTED would).  Each departure has a number, by which duplicates
+    are counted.
     """
     seen: set[int] = set()
     with connected(url, interruptions) as connection, connection.create_session(AcknowledgeMode.CLIENT) as session:
@@ -96,7 +96,7 @@ def forward(url: str, total: int, progress: Any, duplicates: Any, interruptions:
             try:
                 last.acknowledge()
             except StaleAcknowledgementException:
-                pass  # they come again, and are counted as duplicates
+                pass  # they are redelivered, and counted as duplicates
 
 
 class _Answers:

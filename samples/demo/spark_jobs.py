@@ -32,7 +32,7 @@ def departures(frame: DataFrame) -> DataFrame:
 
 
 def sums(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of each batch of rows: sum and number of delays by carrier, as JSON.  Whoever reads them adds them up."""
+    """Of each batch of rows: sum and number of delays by carrier, as JSON.  The reader adds them up."""
     for batch in batches:
         flown = pa.Table.from_batches([batch])
         flown = flown.filter(pc.is_valid(flown["dep_delay"]))

@@ -1,4 +1,4 @@
-"""What handlers of signals, and forks, do to who waits: ``python -m tests.broker_adapter.signalled SCENARIO``."""
+"""What handlers of signals, and forks, do to waiting threads: ``python -m tests.broker_adapter.signalled SCENARIO``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def a_handler_that_raises_ends_a_wait_and_leaves_nothing_behind() -> None:
     assert waiters.wait(lambda: True, None)
 
 
-def a_handler_may_wait_for_who_wakes_what_it_interrupts() -> None:
+def a_handler_may_wait_for_the_thread_that_wakes_what_it_interrupts() -> None:
     waiters, woken = Waiters(), threading.Event()
 
     def wake() -> None:
@@ -116,7 +116,7 @@ SCENARIOS = {
         a_handler_that_raises_ends_the_wait_and_not_the_function,
         the_function_is_called_once_wherever_the_handler_raises,
         a_handler_that_raises_ends_a_wait_and_leaves_nothing_behind,
-        a_handler_may_wait_for_who_wakes_what_it_interrupts,
+        a_handler_may_wait_for_the_thread_that_wakes_what_it_interrupts,
         in_a_child_the_thread_that_forked_is_the_main_thread,
     )
 }

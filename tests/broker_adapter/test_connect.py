@@ -102,7 +102,7 @@ def test_a_user_is_let_in(servers: Servers, name: str, options: str) -> None:
     assert connect(servers.url(name, "", options), Credentials("alice", "s3cret")).is_holdfast
 
 
-def test_nobody_in_particular_is_let_in_where_there_are_no_users(servers: Servers) -> None:
+def test_any_user_is_accepted_where_there_are_no_users(servers: Servers) -> None:
     assert connect(servers.url("open")).is_holdfast
     assert connect(servers.url("open", "anybody:at-all@")).is_holdfast
     assert connect(servers.url("open", "anybody:at-all@", "sasl_mechanisms=ANONYMOUS")).is_holdfast
@@ -122,13 +122,13 @@ def test_nobody_in_particular_is_let_in_where_there_are_no_users(servers: Server
         ("tls", "alice:wrong@", "", "refused the login of user 'alice'"),
     ],
 )
-def test_who_may_not_enter_is_told_why(servers: Servers, name: str, user: str, options: str, reason: str) -> None:
+def test_a_refused_login_says_why(servers: Servers, name: str, user: str, options: str, reason: str) -> None:
     with pytest.raises(JMSSecurityException, match=reason):
         connect(servers.url(name, user, options))
     connect(servers.url(name, "" if name == "open" else "alice:s3cret@"))  # the server goes on
 
 
-def test_a_user_who_is_added_may_enter_at_once_and_one_who_is_removed_may_not(servers: Servers) -> None:
+def test_a_user_that_is_added_may_log_in_at_once_and_one_that_is_removed_may_not(servers: Servers) -> None:
     UsersFile(servers.users.path).add("carol", "x")
     connect(servers.url("users", "carol:x@"))
     UsersFile(servers.users.path).remove("carol")
@@ -148,8 +148,8 @@ def test_tls_to_a_port_without_is_told(servers: Servers) -> None:
         connect(url)
 
 
-class Stranger:
-    """A port that answers everybody with the same bytes, and then hangs up or waits."""
+class FixedAnswer:
+    """A port that answers every client with the same bytes, and then hangs up or waits."""
 
     def __init__(self, says: bytes, *, hangs_up: bool) -> None:
         self._says = says
@@ -195,17 +195,17 @@ class Stranger:
         (SASL_HEADER, False, JMSException, r"within 0\.3 s"),
     ],
 )
-def test_a_port_that_does_not_log_anybody_in_is_told_in_time(
+def test_a_port_that_does_not_log_in_any_user_is_reported_in_time(
     says: bytes, hangs_up: bool, kind: type[JMSException], reason: str
 ) -> None:
-    stranger = Stranger(says, hangs_up=hangs_up)
+    answering = FixedAnswer(says, hangs_up=hangs_up)
     seconds = 0.3 if "within" in reason else WAIT
     with pytest.raises(kind, match=reason):
-        connect(f"amqp://al:s3cret@127.0.0.1:{stranger.port}?connect_timeout_seconds={seconds}")
-    stranger.close()
+        connect(f"amqp://al:s3cret@127.0.0.1:{answering.port}?connect_timeout_seconds={seconds}")
+    answering.close()
 
 
-def test_a_port_where_nobody_listens_is_told() -> None:
+def test_a_port_without_a_listener_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as once:
         port = once.getsockname()[1]
     with pytest.raises(ConnectionLostException, match=rf"no connection to 127\.0\.0\.1:{port}"):

@@ -43,7 +43,7 @@ def test_the_reason_says_whose_name_it_is() -> None:
         (DestinationKind.TEMPORARY_TOPIC, True, True),
     ],
 )
-def test_a_kind_tells_who_gets_a_message_and_how_long_the_destination_lives(
+def test_a_kind_tells_which_consumers_get_a_message_and_how_long_the_destination_lives(
     kind: DestinationKind, is_topic: bool, is_temporary: bool
 ) -> None:
     destination = Destination("news", kind)

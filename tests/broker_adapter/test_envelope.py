@@ -104,7 +104,7 @@ def test_a_selector_reads_all_but_the_body(envelope: Envelope) -> None:
 
 
 @given(envelopes)
-def test_one_who_knows_only_the_first_version_gets_that(envelope: Envelope) -> None:
+def test_a_reader_that_knows_only_the_first_version_gets_that(envelope: Envelope) -> None:
     own, first = pack(envelope), pack(envelope, 1)
     assert in_version(1, ENVELOPE_FORMAT, own) == (ENVELOPE_FORMAT_1, first)
     assert in_version(1, ENVELOPE_FORMAT_1, first) == (ENVELOPE_FORMAT_1, first)
@@ -134,7 +134,7 @@ def test_a_newer_version_is_refused_with_both_numbers(read: Any) -> None:
         read(bytes(data))
 
 
-def test_what_routes_a_message_looks_neither_at_its_headers_nor_at_its_body() -> None:
+def test_routing_a_message_reads_neither_its_headers_nor_its_body() -> None:
     envelope = Envelope(Destination("q"), BodyKind.MAP, {"a": 1}, {"b": 2}, correlation_id="c")
     data = pack(envelope)
     start = _HEAD_BYTES + len("q")
@@ -173,7 +173,7 @@ def test_changed_bytes_are_another_envelope_or_refused(envelope: Envelope, data:
         ({"body_kind": 6}, "not a packed envelope: 6"),
     ],
 )
-def test_fields_of_a_wrong_type_are_refused_by_who_reads_them(changes: dict[str, Any], why: str) -> None:
+def test_fields_of_a_wrong_type_are_refused_when_they_are_read(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(MessageFormatException, match=why):
         unpack(pack(PLAIN._replace(**changes)))
 
@@ -369,7 +369,7 @@ def test_properties_up_to_the_limit_are_sent_and_received_and_one_more_is_not(ve
 
 @VERSIONS
 @pytest.mark.parametrize("field", ["properties", "body"])
-def test_keys_whose_hashes_a_stranger_can_choose_are_refused(field: str, version: int) -> None:
+def test_keys_whose_hashes_a_sender_can_choose_are_refused(field: str, version: int) -> None:
     keys = {msgpack.Timestamp(number, 0): 0 for number in range(20)}
     with pytest.raises(MessageFormatException, match="is not allowed for map key"):
         unpack(pack(Envelope(Destination("q"), BodyKind.MAP, **{"body": {}, field: keys}), version))

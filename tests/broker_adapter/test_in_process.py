@@ -33,7 +33,7 @@ def url(path: Path | None, options: str = "") -> EmbeddedURL:
     return parsed
 
 
-def test_everybody_who_names_a_directory_shares_its_engine(tmp_path: Path) -> None:
+def test_all_transports_of_a_directory_share_its_engine(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
     first, second = EngineLease(url(tmp_path / "data")), EngineLease(url(tmp_path / "link" / ".." / "data"))
@@ -67,7 +67,7 @@ def test_the_engine_in_memory_outlives_its_connections() -> None:
 def test_other_options_for_an_open_engine_are_refused(tmp_path: Path) -> None:
     lease = EngineLease(url(tmp_path, "max_queue_messages=5"))
     EngineLease(url(tmp_path, "max_queue_messages=5")).release()
-    EngineLease(url(tmp_path)).release()  # who says nothing takes what is there
+    EngineLease(url(tmp_path)).release()  # without an option, the value of the open engine holds
     with pytest.raises(IllegalStateException, match=r"max_queue_messages=5, so it cannot be used with .*=6"):
         EngineLease(url(tmp_path, "max_queue_messages=6"))
     lease.release()
@@ -81,7 +81,7 @@ def test_a_connection_that_cannot_be_opened_leaves_no_engine_behind(tmp_path: Pa
     Broker(EngineSettings(), str(tmp_path)).close()
 
 
-def test_a_stopped_engine_is_told_to_its_connections_and_is_opened_anew(tmp_path: Path) -> None:
+def test_a_stopped_engine_is_reported_to_its_connections_and_is_opened_again(tmp_path: Path) -> None:
     events: list[TransportEvent] = []
     transport = InProcessTransport(url(tmp_path), decode_payload)
     transport.open(Credentials(), events.append, WAIT)

@@ -1,4 +1,4 @@
-"""Which SASL mechanisms a client may use, and with whom: the table."""
+"""Which SASL mechanisms a client may use, and with which brokers: the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""msgpack from strangers: what is looked through, and where the limits are."""
+"""msgpack from untrusted senders: what is checked, and where the limits are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_count_that_the_data_cannot_hold_is_refused_before_anything_is_made_of
 
 
 @pytest.mark.parametrize("more", [b"\xd9\x00", b"\xc4\x00", b"\xc7\x00\x01", b"\xd9\xff" + bytes(255), b"\xc0"])
-def test_what_stands_behind_the_end_is_not_looked_through(more: bytes) -> None:
+def test_what_stands_behind_the_end_is_not_checked(more: bytes) -> None:
     class Looked(bytes):
         looks = 0
 
@@ -158,7 +158,7 @@ def test_lists_maps_and_members_are_counted_as_they_are(value: Any) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_octets_are_looked_through_to_their_end_or_refused(data: bytes) -> None:
+def test_any_octets_are_checked_to_their_end_or_refused(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "UNCHECKED_BYTES", 0)
         with suppress(ValueError):
@@ -167,7 +167,7 @@ def test_any_octets_are_looked_through_to_their_end_or_refused(data: bytes) -> N
 
 @pytest.mark.parametrize("key", [1, 1.5, -(2**62)])
 def test_number_keys_up_to_the_limit_are_decoded_and_one_more_is_refused(key: float) -> None:
-    """Hashes of numbers are not salted: a stranger can choose numbers that take a long time to tell apart."""
+    """Hashes of numbers are not salted: a sender can choose numbers that take a long time to tell apart."""
     keys = [key + number for number in range(MAX_NUMBER_KEYS)]
     value = [dict.fromkeys(keys, 0), {**dict.fromkeys(keys, 0), "text": 1, b"bytes": 2}]
     assert unpacked(msgpack.packb(value), strict_map_key=False) == value

@@ -32,8 +32,8 @@ def frame(code: int, *fields: object) -> bytes:
     return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body
 
 
-class Stranger:
-    """Listens on a port, offers PLAIN, welcomes everybody who says anything more, and notes down all of it."""
+class Attacker:
+    """Listens on a port, offers PLAIN, accepts every client that sends anything more, and records all of it."""
 
     def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
         self.heard: list[bytes] = []
@@ -53,7 +53,7 @@ class Stranger:
             self.heard.append(self._listen_to(connection))
 
     def _listen_to(self, plain: socket.socket) -> bytes:
-        """What somebody says until they hang up."""
+        """What a client sends until it closes the connection."""
         heard = b""
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             stack.enter_context(plain)
@@ -112,47 +112,47 @@ def works(connection: Connection) -> bool:
     return connection.statistics().clients > 0
 
 
-def test_who_listens_while_the_server_is_away_gets_no_password(tmp_path: Path, closing: contextlib.ExitStack) -> None:
+def test_a_listener_in_place_of_the_server_gets_no_password(tmp_path: Path, closing: contextlib.ExitStack) -> None:
     place = Place(tmp_path)
     url = f"amqp://alice:{PASSWORD}@127.0.0.1:{place.port}?allow_plain_without_tls=true&{FAST}"
     connection = closing.enter_context(ConnectionFactory(url).create_connection())
     assert works(connection)
     place.close()
-    stranger = Stranger(place.port)
-    eventually(lambda: len(stranger.heard) >= 3)
-    stranger.close()
-    assert not any(PASSWORD.encode() in heard for heard in stranger.heard)
+    attacker = Attacker(place.port)
+    eventually(lambda: len(attacker.heard) >= 3)
+    attacker.close()
+    assert not any(PASSWORD.encode() in heard for heard in attacker.heard)
     again = Place(tmp_path, place.port)
     closing.callback(again.close)
     assert works(connection), "and the connection is restored when the server is back"
 
 
-def test_who_listens_from_the_beginning_gets_none_either_unless_an_option_says_so(
+def test_a_listener_that_is_there_from_the_beginning_gets_none_either_unless_an_option_says_so(
     closing: contextlib.ExitStack,
 ) -> None:
-    stranger = Stranger()
-    closing.callback(stranger.close)
-    url = f"amqp://alice:{PASSWORD}@localhost:{stranger.port}?failover=nofailover&connect_timeout_seconds=1"
+    attacker = Attacker()
+    closing.callback(attacker.close)
+    url = f"amqp://alice:{PASSWORD}@localhost:{attacker.port}?failover=nofailover&connect_timeout_seconds=1"
     with pytest.raises(JMSSecurityException, match="this machine are trusted"):
         ConnectionFactory(url).create_connection()
-    eventually(lambda: len(stranger.heard) == 1)
-    assert stranger.heard == [SASL_HEADER]
+    eventually(lambda: len(attacker.heard) == 1)
+    assert attacker.heard == [SASL_HEADER]
     with pytest.raises(ConnectionLostException):
         ConnectionFactory(f"{url}&allow_plain_without_tls=true").create_connection()
-    eventually(lambda: len(stranger.heard) == 2)
-    assert PASSWORD.encode() in stranger.heard[1]
+    eventually(lambda: len(attacker.heard) == 2)
+    assert PASSWORD.encode() in attacker.heard[1]
 
 
 @pytest.mark.parametrize("scram", [True, False])
 def test_a_server_that_is_announced_gets_the_password_only_where_the_url_names_its_host(
     tmp_path: Path, closing: contextlib.ExitStack, scram: bool
 ) -> None:
-    """A stranger with a certificate that is valid for its own name, which a broker announces."""
+    """An attacker with a certificate that is valid for its own name, which a broker announces."""
     context = server_context(tmp_path)  # for 127.0.0.1
     place = Place(tmp_path, tls=context, scram=scram)
     other = tmp_path / "other"
     other.mkdir()
-    stranger = Stranger(context=named_context(other, "localhost"))
+    attacker = Attacker(context=named_context(other, "localhost"))
     trusted = tmp_path / "trusted"
     trusted.write_bytes((tmp_path / "server.crt").read_bytes() + (other / "server.crt").read_bytes())
     url = (
@@ -161,12 +161,12 @@ def test_a_server_that_is_announced_gets_the_password_only_where_the_url_names_i
     )
     connection = closing.enter_context(ConnectionFactory(url).create_connection())
     rules = connection._transport._rules
-    place.announce(Server("localhost", stranger.port))
+    place.announce(Server("localhost", attacker.port))
     eventually(lambda: len(rules.addresses) == 2)
     place.close()
-    eventually(lambda: len(stranger.heard) >= 2)
-    assert set(stranger.heard) == {SASL_HEADER}
-    stranger.close()
+    eventually(lambda: len(attacker.heard) >= 2)
+    assert set(attacker.heard) == {SASL_HEADER}
+    attacker.close()
     again = Place(tmp_path, place.port, context)
     closing.callback(again.close)
     assert works(connection)

@@ -67,7 +67,7 @@ def test_a_condition_has_its_lock_when_a_handler_raises_in_the_middle_of_its_wai
     assert not condition._is_owned()  # type: ignore[attr-defined]
 
 
-def test_who_waits_looks_again_when_somebody_wakes() -> None:
+def test_a_waiting_thread_checks_again_when_it_is_woken() -> None:
     waiters = Waiters()
     assert not waiters
     waiters.wake()
@@ -94,7 +94,7 @@ def test_who_waits_looks_again_when_somebody_wakes() -> None:
     assert not waiters
 
 
-def test_who_waits_for_too_long_hears_that() -> None:
+def test_a_wait_that_times_out_says_so() -> None:
     waiters = Waiters()
     asked: list[int] = []
     assert not waiters.wait(lambda: bool(asked.append(1)), time.monotonic() + 0.01)

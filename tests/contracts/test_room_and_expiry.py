@@ -30,8 +30,8 @@ def _set_aside(client: Client, *bodies: Any) -> None:
     assert client.bodies("DLQ") == []
 
 
-#: How long messages live that are to expire in somebody's hands, in milliseconds: longer, where the machine is so busy
-#: that the one before expired on its way there.
+#: How long messages live that are to expire while a consumer has them, in milliseconds: longer, where the machine is so
+#: busy that the one before expired on its way there.
 LIVES_MS = (200, 1_000, 5_000, 25_000)
 
 

@@ -30,7 +30,7 @@ def test_a_consumer_gets_what_its_selector_selects_and_leaves_the_rest(client: C
     assert bodies(client.drained("q", selector="number > 2 OR colour = 'blue'")) == ["blue 1", "green 3"]
 
 
-def test_what_arrives_later_is_looked_at_as_it_comes(client: Client) -> None:
+def test_what_arrives_later_is_matched_on_arrival(client: Client) -> None:
     receiver = client.receiver(queue("q"), 10, selector="colour = 'red'")
     send(client, "blue", "red", "blue", "red")
     assert bodies(receiver.wait_for(2)) == ["red 1", "red 3"]
@@ -120,7 +120,7 @@ def test_a_message_in_a_transaction_goes_where_it_is_selected(client: Client) ->
     assert bodies(receiver.wait_for(1)) == ["red"]
 
 
-def test_another_selector_makes_a_durable_subscription_anew(engine: Engine) -> None:
+def test_another_selector_replaces_a_durable_subscription(engine: Engine) -> None:
     subscription = Subscription("s", durable=True, shared=False)
     client = engine.open(client_id="c")
     first = client.receiver(topic("t"), subscription=subscription, selector="colour = 'red'")

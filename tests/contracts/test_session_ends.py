@@ -81,7 +81,7 @@ def test_what_a_link_still_waits_for_is_told_when_its_session_ends(make_engine: 
         client.transport.send(link, message(Q, body), answers, WAIT)
     eventually(lambda: held_producers(watcher, "q"))
     client.transport.end_session(2, 20)
-    # Those that the broker has already may be taken all the same; who sent them is told, each once.
+    # Those that the broker has already may be taken all the same; each is answered once.
     client.settle(client.receiver(Q, 1).wait_for(1))
     assert len(answers.wait_for(3)) == 3
 

@@ -290,7 +290,7 @@ def test_accepted_messages_are_gone(client: Client) -> None:
     assert client.bodies("q") == []
 
 
-def test_released_messages_come_again_in_their_place_without_a_raised_count(client: Client) -> None:
+def test_released_messages_are_redelivered_in_their_place_without_a_raised_count(client: Client) -> None:
     client.send("q", "a", "b", "c", "d")
     receiver = client.receiver(queue("q"), 3)
     first, second, third = receiver.wait_for(3)
@@ -301,7 +301,7 @@ def test_released_messages_come_again_in_their_place_without_a_raised_count(clie
     assert [each.delivery_count for each in again] == [0, 0, 0, 0]
 
 
-def test_modified_messages_come_again_with_a_raised_count(client: Client) -> None:
+def test_modified_messages_are_redelivered_with_a_raised_count(client: Client) -> None:
     client.send("q", "a")
     receiver = client.receiver(queue("q"), 1)
     client.settle(receiver.wait_for(1), Outcome.MODIFIED)
@@ -332,7 +332,7 @@ def test_a_message_that_fails_too_often_is_a_dead_letter(make_engine: MakeEngine
     assert dead.envelope.properties["JMS_HOLDFAST_DEAD_LETTER_COUNT"] == 3
 
 
-def test_what_a_closed_connection_held_comes_again_with_a_raised_count(engine: Engine) -> None:
+def test_what_a_closed_connection_held_is_redelivered_with_a_raised_count(engine: Engine) -> None:
     first, second = engine.open(), engine.open()
     first.send("q", "a")
     assert len(first.drained("q")) == 1
@@ -372,14 +372,14 @@ def test_settlements_of_another_epoch_are_ignored(client: Client) -> None:
 # Topics and subscriptions.
 
 
-def test_a_topic_goes_to_all_who_subscribe(client: Client) -> None:
+def test_a_topic_goes_to_all_subscribers(client: Client) -> None:
     first, second = client.receiver(topic("t"), 10), client.receiver(topic("t"), 10)
     client.send(topic("t"), "news")
     assert [each.wait_for(1)[0].envelope.body for each in (first, second)] == ["news", "news"]
 
 
 def test_a_topic_without_subscribers_forgets(client: Client) -> None:
-    client.send(topic("t"), "nobody hears")
+    client.send(topic("t"), "without a consumer")
     receiver = client.receiver(topic("t"), 10)
     client.transport.drain(receiver.link, WAIT)
     assert receiver.deliveries == []
@@ -475,7 +475,7 @@ def test_a_temporary_destination_ends_with_its_connection(engine: Engine) -> Non
         other.send(temporary, "b")
 
 
-def test_a_temporary_destination_is_deleted_when_nobody_uses_it(client: Client) -> None:
+def test_a_temporary_destination_is_deleted_when_it_is_not_in_use(client: Client) -> None:
     temporary = client.transport.declare_temporary(DestinationKind.TEMPORARY_QUEUE, WAIT)
     receiver = client.receiver(temporary)
     with pytest.raises(IllegalStateException):

@@ -145,7 +145,7 @@ def test_invented_client_ids_differ(engine: Engine) -> None:
     assert engine.open().peer.client_id != engine.open().peer.client_id
 
 
-def test_a_close_wakes_everybody_who_waits(make_engine: MakeEngine) -> None:
+def test_a_close_wakes_all_waiting_calls(make_engine: MakeEngine) -> None:
     engine = make_engine("max_queue_messages=1&hold_timeout_seconds=60")
     client, watcher = engine.open(), engine.open()
     full = [queue(name) for name in ("a", "b", "c")]
@@ -705,7 +705,7 @@ def test_temporary_destinations_differ_and_belong_to_their_connection(engine: En
     other.send(temporary, "it is still there")
 
 
-def test_a_temporary_topic_is_deleted_when_nobody_uses_it(client: Client) -> None:
+def test_a_temporary_topic_is_deleted_when_it_is_not_in_use(client: Client) -> None:
     temporary = client.transport.declare_temporary(DestinationKind.TEMPORARY_TOPIC, WAIT)
     receiver = client.receiver(temporary, 5)
     with pytest.raises(IllegalStateException):
@@ -853,7 +853,7 @@ def test_a_commit_keeps_its_deadline(make_engine: MakeEngine) -> None:
     assert time.monotonic() - started >= 0.1
 
 
-def test_what_a_rolled_back_commit_was_to_settle_comes_again(make_engine: MakeEngine) -> None:
+def test_what_a_rolled_back_commit_was_to_settle_is_redelivered(make_engine: MakeEngine) -> None:
     client = make_engine("max_queue_messages=2&hold_timeout_seconds=0.1").open()
     client.send("in", "a")
     receiver = client.receiver(queue("in"), 5)
@@ -868,7 +868,7 @@ def test_what_a_rolled_back_commit_was_to_settle_comes_again(make_engine: MakeEn
     assert (again.envelope.body, again.delivery_count, len(receiver.deliveries)) == ("a", 1, 2)
 
 
-def test_a_commit_with_a_stale_delivery_lets_go_of_the_others(client: Client) -> None:
+def test_a_commit_with_a_stale_delivery_releases_the_others(client: Client) -> None:
     client.send("q", "stale", "good")
     receiver = client.receiver(Q, 2)
     held = receiver.wait_for(2)
@@ -879,7 +879,7 @@ def test_a_commit_with_a_stale_delivery_lets_go_of_the_others(client: Client) ->
     assert [(each.envelope.body, each.delivery_count) for each in client.drained("q")] == [("good", 1)]
 
 
-def test_what_a_commit_was_to_settle_comes_again_though_nobody_waited_for_its_end(make_engine: MakeEngine) -> None:
+def test_what_a_commit_was_to_settle_is_redelivered_though_no_call_waited_for_its_end(make_engine: MakeEngine) -> None:
     client = make_engine("max_queue_messages=1&hold_timeout_seconds=1.5").open()
     client.send("q", "full")
     client.send("in", "a")

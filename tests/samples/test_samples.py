@@ -92,5 +92,5 @@ def test_a_sample_prints_what_it_says(sample: str) -> None:
 
 def test_the_listener_sample_hands_out_everything_and_the_refused_message_again() -> None:
     lines = run("s04_listener").splitlines()
-    # Where the refused message comes again depends on what was under way to the listener.
+    # Where the refused message is redelivered depends on what was under way to the listener.
     assert sorted(lines) == ["handled: bad (redelivered)", "handled: better", "handled: good"]

@@ -203,7 +203,7 @@ class SmallBroker:
     def settle(self, settlements: Sequence[Settlement]) -> None:
         self._check()
         if self.cut_untold:
-            raise ConnectionLostException("the cable is cut, and nobody was told yet")
+            raise ConnectionLostException("the cable is cut, which was not reported yet")
         for tag, outcome in settlements:
             if tag.epoch != self.epoch:
                 continue

@@ -1,4 +1,4 @@
-"""What is remembered of acknowledgements, how long, and how they are given again."""
+"""What is remembered of acknowledgements, how long, and how they are repeated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record(number: int, source: Source = SOURCE, position: int | None = -1) -> A
 
 
 def ignore(message_ids: list[str]) -> None:
-    pytest.fail(f"nobody has {message_ids}")
+    pytest.fail(f"no consumer has {message_ids}")
 
 
 def tag(number: int, link: int = 1) -> DeliveryTag:
@@ -212,7 +212,7 @@ class Broker:
         return {"settled": len(arguments["given"]), "lost": []}
 
 
-def test_they_are_given_again_by_source_with_positions_and_names() -> None:
+def test_they_are_repeated_by_source_with_positions_and_names() -> None:
     lost = LostAcknowledgements()
     subscription = Source("news", "topic", "mine", "client", durable=False)
     lost.add([record(1), record(2), record(3, subscription), (SOURCE, "ID:4", 4, 7, "ID:4")], ignore)
@@ -395,7 +395,7 @@ def test_a_long_list_is_given_in_parts_and_what_was_not_given_is_kept() -> None:
     assert len(lost) == 2000
 
 
-def test_each_session_hears_of_what_others_have_once() -> None:
+def test_each_session_is_told_once_of_what_others_have() -> None:
     lost = LostAcknowledgements()
     told: dict[str, list[list[str]]] = {"a": [], "b": []}
     other = Source("other")
@@ -430,7 +430,7 @@ def test_what_others_have_is_told_also_where_the_connection_is_lost_again_meanwh
     assert len(lost) == 1000
 
 
-def test_acknowledgements_may_be_lost_while_others_are_given_again() -> None:
+def test_acknowledgements_may_be_lost_while_others_are_repeated() -> None:
     """Each session has a thread, and the restored connection one more."""
     lost = LostAcknowledgements()
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""Messages that somebody else sent and nobody can read: told, set aside, and in nobody's way."""
+"""Unreadable messages of other clients: reported, set aside, and no obstacle to others."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Bro
 
 
 def put(broker: Broker, payload: bytes, message_format: int = AMQP_FORMAT) -> None:
-    """Put a message into the queue as somebody else sent it."""
+    """Put a message into the queue as another client sent it."""
     client = broker.call(c.Connect(None), WAIT)
     broker.call(c.Enqueue(client, Q, [c.NewMessage(message_format, payload)]), WAIT)
     broker.call(c.Disconnect(client), WAIT)
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_nobody_can_read_is_told_and_set_aside_and_the_next_message_comes(
+def test_an_unreadable_message_is_reported_and_set_aside_and_the_next_message_comes(
     served: tuple[Broker, Connection], what: str
 ) -> None:
     broker, connection = served
@@ -108,7 +108,7 @@ def test_what_nobody_can_read_is_told_and_set_aside_and_the_next_message_comes(
 
 
 @pytest.mark.parametrize("what", [*BAD, "a damaged envelope"])
-def test_a_dead_letter_that_nobody_can_read_is_received_as_bytes(served: tuple[Broker, Connection], what: str) -> None:
+def test_an_unreadable_dead_letter_is_received_as_bytes(served: tuple[Broker, Connection], what: str) -> None:
     broker, connection = served
     stored = BAD.get(what, b"\xdc\x00\x11garbage")
     for _ in range(3):

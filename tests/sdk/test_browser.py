@@ -1,4 +1,4 @@
-"""A browser as its application sees it: what it shows, what it passes over, and how a look ends."""
+"""A browser as its application sees it: what it shows, what it passes over, and how an iteration ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bodies(browser: Iterator[object]) -> list[object]:
     return [each.body for each in browser]  # type: ignore[attr-defined]
 
 
-def test_it_says_what_it_looks_at_and_looks_anew_each_time(session: Session) -> None:
+def test_it_says_what_it_browses_and_starts_at_the_head_each_time(session: Session) -> None:
     queue = session.create_queue("q")
     with session.create_browser(queue, "n > 0") as browser:
         assert (browser.destination, browser.selector) == (queue, "n > 0")

@@ -1,4 +1,4 @@
-"""What callers give is looked at before anything is sent, and refused in words."""
+"""What callers give is checked before anything is sent, and refused with a reason."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_client_id_may_have_four_hundred_bytes() -> None:
 
 
 def test_misspelt_attributes_are_errors(connection: Connection) -> None:
-    """``timeToLive`` and ``exceptionListener`` are what people write who come from JMS."""
+    """``timeToLive`` and ``exceptionListener`` are what users of JMS write."""
     factory = ConnectionFactory("embedded:")
     with connection.create_session() as session, factory.create_context() as context:
         name = session.create_queue("misspelt")

@@ -1,4 +1,5 @@
-"""After a clean end only what was in the application's hands comes again marked; what was prefetched does not.
+"""After a clean end only what was in the application's hands is redelivered with a mark; what was prefetched is not
+marked.
 
 Over each transport, in each mode, with and without a restart of the engine.
 """
@@ -108,7 +109,7 @@ def test_nothing_unseen_is_set_aside_although_no_redelivery_is_allowed(tmp_path:
             assert session.create_consumer(session.create_queue("DLQ")).receive(timeout=0) is None
 
 
-def test_a_server_that_stops_again_and_again_makes_no_dead_letters_of_what_nobody_saw(tmp_path: Path) -> None:
+def test_a_server_that_stops_again_and_again_makes_no_dead_letters_of_messages_never_delivered(tmp_path: Path) -> None:
     with (
         serving("in process", tmp_path) as url,
         ConnectionFactory(url).create_connection() as connection,
@@ -126,4 +127,4 @@ def test_a_server_that_stops_again_and_again_makes_no_dead_letters_of_what_nobod
             assert str(consumer.receive(timeout=WAIT)) == "0"
         connection.close()
     with serving("amqp", tmp_path) as url:
-        assert counts(url) == [2] * COUNT, "nobody can tell which of them were seen"
+        assert counts(url) == [2] * COUNT, "it is not known which of them were seen"

@@ -80,7 +80,7 @@ def send(connection: Connection, *bodies: str) -> None:
 def closed_at_each_step(
     url: str, mode: AcknowledgeMode, prepare: Callable[[Session], Callable[[], None]]
 ) -> Iterator[Any]:
-    """For each step of a call: its error, and the connection to look with; the session is closed at that step."""
+    """For each step of a call: its error, and the connection to check with; the session is closed at that step."""
     with ConnectionFactory(url).create_connection() as connection:
         connection.start()
         for step in range(1, MOST_STEPS):

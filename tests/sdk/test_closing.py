@@ -61,7 +61,7 @@ def test_another_thread_waits_for_the_one_that_closes() -> None:
     thread.join(WAIT)
 
 
-def test_those_who_wait_close_as_soon_as_the_first_one_is_interrupted() -> None:
+def test_waiting_threads_close_as_soon_as_the_first_one_is_interrupted() -> None:
     closing = Closing()
     thread, go_on = closing_in_a_thread(closing, KeyboardInterrupt())
     deadline = time.monotonic() + 1_000 * WAIT

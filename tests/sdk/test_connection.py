@@ -56,7 +56,7 @@ def test_a_closed_connection_makes_no_session(connection: Connection) -> None:
         connection.create_session()
 
 
-def test_both_listeners_hear_of_a_consumer_that_the_broker_closes_and_a_fault_of_one_silences_nobody(
+def test_both_listeners_are_called_for_a_consumer_that_the_broker_closes_also_after_a_fault_of_one(
     connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[JMSException] = []

@@ -47,7 +47,7 @@ def receive_all(consumer: MessageConsumer) -> None:
         pass
 
 
-def test_a_queue_is_deleted_when_nobody_uses_it(factory: ConnectionFactory) -> None:
+def test_a_queue_is_deleted_when_it_is_not_in_use(factory: ConnectionFactory) -> None:
     with factory.create_connection() as connection, connection.create_session() as session:
         connection.start()
         queue = session.create_queue("q")

@@ -196,7 +196,7 @@ class Worker:
 
 @pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
 @pytest.mark.parametrize("what", ["session", "connection"])
-def test_what_nobody_saw_is_not_marked_when_all_is_dropped_together(
+def test_what_was_never_delivered_is_not_marked_when_all_is_dropped_together(
     make: Callable[[], Connection], what: str, mode: AcknowledgeMode
 ) -> None:
     """All weak references are gone before the first finalizer runs, and that of the connection comes first."""
@@ -252,7 +252,7 @@ def test_a_session_that_is_dropped_is_closed_though_it_had_a_thread(make: Callab
                 consumer.close()
             else:
                 assert consumer.receive(WAIT) is not None
-            if sends:  # in a transaction that nobody commits
+            if sends:  # in a transaction that is not committed
                 session.create_producer(session.create_queue("elsewhere")).send("x", on_completion=lambda *_: None)
 
         def use_all() -> None:
@@ -366,7 +366,7 @@ def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotte
         assert wait_for(lambda: not session._links.browsers._references)
 
 
-def test_a_consumer_with_a_listener_goes_on_though_nobody_has_it(make: Callable[[], Connection]) -> None:
+def test_a_consumer_with_a_listener_goes_on_without_references_to_it(make: Callable[[], Connection]) -> None:
     name = f"listener {time.monotonic()}"
     with make() as connection:
         heard: list[str] = []

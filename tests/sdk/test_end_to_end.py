@@ -110,7 +110,7 @@ def test_what_a_closed_session_leaves_behind(connection: Connection, name: str, 
     }[mode]
     found = left(connection, name)
     if mode is AcknowledgeMode.NO_ACK:
-        # What was on its way to the client is gone; how much that was is nobody's promise.
+        # What was on its way to the client is gone; how much that was is not specified.
         assert set(bodies(found)) <= {"c", "d"}
         return
     assert bodies(found) == expected

@@ -159,7 +159,7 @@ def test_refused_commit_rolls_back(broker: SmallBroker, connection: Connection) 
 @pytest.mark.parametrize(
     "error", [OperationTimedOutException("no answer within 60 s"), TransactionInDoubtException("lost in mid-commit")]
 )
-def test_commit_that_nobody_can_tell_about_is_in_doubt(
+def test_commit_with_an_unknown_result_is_in_doubt(
     broker: SmallBroker, connection: Connection, error: JMSException
 ) -> None:
     session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
@@ -169,7 +169,7 @@ def test_commit_that_nobody_can_tell_about_is_in_doubt(
     with pytest.raises(TransactionInDoubtException):
         session.commit()
 
-    # The transaction is over: its message is settled by nobody here, whatever became of it.
+    # The transaction is over: its message is not settled here, whatever its result was.
     broker.refuse_commit = None
     session.rollback()
     assert broker.outcomes() == []

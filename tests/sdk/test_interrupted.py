@@ -327,7 +327,7 @@ else:
     session.commit()
     session.close()
 assert time.monotonic() - began < 30
-# Where commit() was interrupted before it had its answer, nobody can tell.
+# Where commit() was interrupted before it had its answer, the result is not known.
 first = None if (does, place) != ("raises", "behind the broker") else "TransactionInDoubtException"
 assert told == [(str(number), first) for number in range(3)] + [("3", None)] * (does == "raises"), told
 assert bodies(session_of().create_consumer(queue), 0.5)[:3] == ["0", "1", "2"]

@@ -218,7 +218,7 @@ class Threads:
         with connection.create_session() as session:
             for name in self.queues:
                 consumer = session.create_consumer(session.create_queue(name))
-                # What was given back several times rests a while before it comes again.
+                # What was given back several times is delayed before it is redelivered.
                 while depth(connection, name):
                     message = consumer.receive(WAIT)
                     assert message is not None
@@ -231,7 +231,7 @@ def depth(connection: Connection, queue: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_nothing_is_lost_or_doubled_and_nobody_hangs(factory: ConnectionFactory, seed: int) -> None:
+def test_nothing_is_lost_or_doubled_and_no_thread_hangs(factory: ConnectionFactory, seed: int) -> None:
     with factory.create_connection() as connection:
         connection.start()
         threads = Threads(factory, connection, seed)

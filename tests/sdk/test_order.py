@@ -1,4 +1,4 @@
-"""Order after a failure: what failed comes again at its place, and nothing later of its consumer passes it.
+"""Order after a failure: what failed is redelivered at its place, and nothing later of its consumer passes it.
 
 Default options, over each transport; what is compared is the order, not sets.
 """
@@ -179,7 +179,7 @@ def test_what_failed_on_a_listener_does_not_hold_up_another_consumer(connection:
     with connection.create_session() as session, connection.create_session() as other:
         session.create_consumer(session.create_queue("q")).listener = failing
         send(connection, [0])
-        while len(failing.seen) < 3:  # it rests for 0.1 s, and then for 0.2
+        while len(failing.seen) < 3:  # it is delayed by 0.1 s, and then by 0.2
             failing.finished.wait(0.001)
         consumer = other.create_consumer(other.create_queue("q"))
         send(connection, [1, 2, 3])

@@ -137,14 +137,14 @@ def test_an_unknown_policy_is_refused() -> None:
         ConnectionFactory("embedded:?message_id_policy=random")
 
 
-def test_messages_say_who_sent_them_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_messages_name_their_sender_where_that_is_asked_for(tmp_path: Path) -> None:
     with with_options(tmp_path, "populate_user_id=true", username="ada", password="x") as connection:
         assert sent(connection).user_id == "ada"
     with with_options(tmp_path, "", username="ada", password="x") as connection:
         assert sent(connection).user_id is None
 
 
-def test_nobody_can_say_that_he_is_somebody_else(tmp_path: Path) -> None:
+def test_no_client_can_send_as_another_user(tmp_path: Path) -> None:
     with with_options(tmp_path, "", username="ada", password="x") as connection, connection.create_session() as session:
         destination = session.create_queue("q")
         message = session.create_text_message("x")
@@ -195,7 +195,7 @@ def test_what_expired_on_its_way_is_given_out_where_that_is_wanted(local: bool) 
         assert (message is None) is local
 
 
-def test_a_listener_that_raises_rests_longer_each_time_where_the_broker_does_not_hold_back() -> None:
+def test_a_listener_that_raises_is_paused_longer_each_time_where_the_broker_does_not_delay_redelivery() -> None:
     broker = SmallBroker()
     times: list[float] = []
     finished = threading.Event()
@@ -218,7 +218,7 @@ def test_a_listener_that_raises_rests_longer_each_time_where_the_broker_does_not
     assert [each.outcome for each in broker.settled].count(Outcome.FAILED) == 4
 
 
-def test_a_session_whose_listener_rests_is_closed_at_once() -> None:
+def test_a_session_whose_listener_is_paused_is_closed_at_once() -> None:
     broker = SmallBroker()
     with broker.connect() as connection:
         session = connection.create_session()

@@ -123,7 +123,7 @@ def test_credit_that_a_late_drain_took_away_is_found_missing(broker: SmallBroker
     broker.hold_drains = True
     assert consumer.receive_nowait() is None
     broker.hold_drains = False
-    broker.drain(consumer._prefetch.link, None)  # the broker answers what nobody waits for any more
+    broker.drain(consumer._prefetch.link, None)  # the broker answers what no call waits for any more
     fill(session, 1)
 
     assert str(consumer.receive()) == "0"
@@ -229,7 +229,7 @@ def test_each_batch_that_is_not_full_is_acknowledged_when_its_time_has_come() ->
 def test_credit_that_is_granted_while_the_connection_is_restored_brings_no_message_out_of_order(
     broker: SmallBroker, connection: Connection, mode: AcknowledgeMode
 ) -> None:
-    """The thread that grants has looked whether the link is there, and stands still while it is lost and comes back."""
+    """The thread that grants has checked that the link is there, and is suspended while it is lost and comes back."""
     _, consumer = with_messages(connection, mode, 30)
     credit = broker.credit
 

@@ -203,7 +203,7 @@ def test_attempts_are_discarded_and_incomplete_ones_are_not_published(connection
     assert [each.kind for each in connection.statistics().queues if each.kind == "staged"] == []
 
 
-def test_who_renews_is_told_for_how_long_what_is_staged_is_kept(connection: Connection) -> None:
+def test_a_renewal_returns_for_how_long_what_is_staged_is_kept(connection: Connection) -> None:
     assert renew(connection, "g", 0) == 3600
     assert [each.kind for each in connection.statistics().queues if each.kind == "staged"] == []
 

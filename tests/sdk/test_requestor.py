@@ -123,7 +123,7 @@ def test_a_correlation_id_of_the_application_is_kept(connection: Connection, nam
     assert seen == ["mine"]
 
 
-def test_a_request_that_nobody_answers_keeps_its_time(connection: Connection, name: str) -> None:
+def test_a_request_without_an_answer_ends_after_its_time_out(connection: Connection, name: str) -> None:
     with (
         connection.create_session() as session,
         Requestor(session, session.create_queue(name)) as requestor,
@@ -176,7 +176,7 @@ def test_a_transacted_session_makes_no_requests(connection: Connection, name: st
         Requestor(session, session.create_queue(name))
 
 
-def test_who_wants_no_reply_gets_none(connection: Connection, name: str) -> None:
+def test_a_message_without_reply_to_gets_no_reply(connection: Connection, name: str) -> None:
     with connection.create_session() as session:
         queue = session.create_queue(name)
         session.create_producer(queue).send("no reply wanted")
@@ -196,7 +196,7 @@ def test_closing_ends_the_temporary_queue(connection: Connection, name: str) -> 
         question = session.create_consumer(session.create_queue(name)).receive(timeout=WAIT)
         assert question is not None
         with pytest.raises(InvalidDestinationException):
-            reply(session, question, "nobody is there")
+            reply(session, question, "without a receiver")
 
 
 def test_closing_is_silent_where_the_session_is_closed(connection: Connection, name: str) -> None:

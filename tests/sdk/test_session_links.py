@@ -79,7 +79,7 @@ def test_lost_link_ends_its_consumer_alone(
     producer.close()
 
 
-def test_client_what_came_on_a_closed_link_is_stale_once_and_comes_again(
+def test_client_what_came_on_a_closed_link_is_stale_once_and_is_redelivered(
     broker: SmallBroker, connection: Connection, told: queue.SimpleQueue[JMSException]
 ) -> None:
     session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 4)

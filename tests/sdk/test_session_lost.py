@@ -63,7 +63,7 @@ def test_auto_raises_once_before_the_news_of_a_loss_and_gives_out_nothing_more(
 ) -> None:
     session, consumer = with_messages(connection, AcknowledgeMode.AUTO, 4)
     broker.cut_untold = True
-    with pytest.raises(ConnectionLostException, match="could not be acknowledged, and will come again"):
+    with pytest.raises(ConnectionLostException, match="could not be acknowledged, and is redelivered"):
         consumer.receive(120)
     assert consumer.receive(0.05) is None, "the rest came on the connection that is lost"
     assert all_again(broker, consumer) == [(str(number), True) for number in range(4)]

@@ -194,7 +194,7 @@ def test_sessions_with_listeners_belong_to_their_thread(connection: Connection) 
 
     session.create_consumer(session.create_queue("another")).listener = print  # setting up is allowed
     connection.stop()
-    while True:  # the thread lets go in its own time
+    while True:  # the thread releases it in its own time
         try:
             producer.send("y")
             break
@@ -655,7 +655,7 @@ def test_a_listener_that_gets_no_thread_is_not_set(connection: Connection) -> No
     assert str(consumer.receive(_WAIT)) == "a"
 
 
-def test_a_thread_that_ended_for_want_of_work_is_there_again_for_the_next(
+def test_a_thread_that_ended_without_work_is_started_again_for_the_next(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_thread, "_LINGER", 0.01)
@@ -770,7 +770,7 @@ def test_exception_listener_may_close_the_connection(broker: SmallBroker) -> Non
     assert broker.closed
 
 
-def test_exception_listener_that_raises_hears_of_the_next_error(
+def test_exception_listener_that_raises_is_called_for_the_next_error(
     broker: SmallBroker, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: queue.SimpleQueue[JMSException] = queue.SimpleQueue()
@@ -799,7 +799,7 @@ def test_no_thread_runs_where_none_is_needed(connection: Connection) -> None:
 
 @pytest.mark.parametrize("confirms", [False, True])
 def test_no_receiver_returns_a_message_after_a_stop(confirms: bool) -> None:
-    """Also where it has looked at its buffer before, and where its acknowledgement is being confirmed."""
+    """Also where it has checked its buffer before, and where its acknowledgement is being confirmed."""
     url = "embedded:?synchronous_acknowledge=true" if confirms else "embedded:"
     with ConnectionFactory(url).create_connection() as connection:
         connection.start()
@@ -840,7 +840,7 @@ def test_no_receiver_returns_a_message_after_a_stop(confirms: bool) -> None:
         assert taken == [str(number) for number in range(len(taken))]
 
 
-def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
+def test_a_message_that_a_receiver_checked_before_a_stop_stays_in_its_place(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = connection.create_session()
@@ -868,7 +868,7 @@ def test_a_message_that_a_receiver_looked_at_before_a_stop_stays_in_its_place(
 
 
 class Hanging:
-    """A listener that hangs on its first message until it is let go, and counts."""
+    """A listener that hangs on its first message until it is released, and counts."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.entered, self.leave = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Queues seen from a test: filling them, looking into them."""
+"""Queues seen from a test: filling them, reading them."""
 
 from __future__ import annotations
 

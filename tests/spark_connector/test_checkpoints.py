@@ -168,7 +168,7 @@ def test_a_broker_restored_from_a_backup_has_no_message_deleted_unread(
         shutil.copytree(backup, data)
         server.start()
         fill(server.url, "in", unread)
-        server.stop()  # one more restart, so that nobody remembers it
+        server.stop()  # one more restart, so that the run is forgotten
         server.start()
         with pytest.raises(Exception, match="the broker's store was replaced by an older copy"):
             run(messages(spark, server.url), server.url, checkpoint)

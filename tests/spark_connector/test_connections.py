@@ -37,7 +37,7 @@ def test_the_one_that_was_not_used_for_the_longest_time_is_closed_at_the_limit()
     assert len(connections._connections) == MAX_CONNECTIONS
 
 
-def test_an_error_that_another_attempt_does_not_mend_is_raised_at_once_and_drops_the_connection() -> None:
+def test_an_error_that_another_attempt_does_not_repair_is_raised_at_once_and_drops_the_connection() -> None:
     first = connection_for(_options(0))
     calls = []
 

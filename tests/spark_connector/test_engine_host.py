@@ -47,14 +47,14 @@ def test_an_embedded_url_becomes_one_that_any_process_can_use(host: EngineHost, 
         assert {queue.name: queue.messages for queue in worker.statistics().queues} == {"DLQ": 0, "q": 1}
 
 
-def test_who_has_not_the_password_is_refused(host: EngineHost, tmp_path: Path) -> None:
+def test_a_caller_without_the_password_is_refused(host: EngineHost, tmp_path: Path) -> None:
     address = reachable(options(f"embedded:{tmp_path}"), host.desk).url.rpartition("@")[2]
     for user in ("", "spark:guess@", "other:guess@"):
         with pytest.raises(JMSSecurityException):
             ConnectionFactory(f"amqp://{user}{address}").create_connection()
 
 
-def test_who_has_not_the_key_is_refused_and_the_desk_goes_on(host: EngineHost, tmp_path: Path) -> None:
+def test_a_caller_without_the_key_is_refused_and_the_desk_goes_on(host: EngineHost, tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="has not its key"):
         reachable(options(f"embedded:{tmp_path}"), Desk(host.desk.port, b"guess"))
     assert reachable(options(f"embedded:{tmp_path}"), host.desk)
@@ -80,7 +80,7 @@ def test_a_desk_that_has_not_the_key_gets_no_answer_of_it_believed() -> None:
 
 
 @pytest.mark.parametrize("says", [b"", b"x", b"\x00" * 31, b"\xff" * 4, b"\x7f\xff\xff\xff" + b"x" * 200])
-def test_who_is_silent_or_talks_nonsense_keeps_nobody_waiting(host: EngineHost, tmp_path: Path, says: bytes) -> None:
+def test_a_silent_or_malformed_caller_blocks_no_other_caller(host: EngineHost, tmp_path: Path, says: bytes) -> None:
     with ExitStack() as stack:
         for _ in range(20):
             caller = stack.enter_context(socket.create_connection(("127.0.0.1", host.desk.port), WAIT))
@@ -88,7 +88,7 @@ def test_who_is_silent_or_talks_nonsense_keeps_nobody_waiting(host: EngineHost, 
         assert reachable(options(f"embedded:{tmp_path}"), host.desk)
 
 
-def test_who_is_silent_is_turned_away_in_time(
+def test_a_silent_caller_is_disconnected_in_time(
     host: EngineHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(engine_host, "CALLER_SECONDS", 0.2)
@@ -111,7 +111,7 @@ def test_not_more_callers_are_here_than_may_be(host: EngineHost, tmp_path: Path)
     assert reachable(options(f"embedded:{tmp_path}"), host.desk)
 
 
-def test_little_is_read_of_a_caller_who_has_not_shown_the_key(host: EngineHost) -> None:
+def test_little_is_read_of_a_caller_that_has_not_shown_the_key(host: EngineHost) -> None:
     with socket.create_connection(("127.0.0.1", host.desk.port), WAIT) as caller:
         caller.settimeout(0.5)
         caller.sendall(b"x" * 20)

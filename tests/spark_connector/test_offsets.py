@@ -126,7 +126,7 @@ def test_a_query_that_begins_is_not_older_than_the_queue_where_messages_came_bac
 
 
 def test_the_first_batch_of_a_checkpoint_that_is_older_than_the_queue_is_lost_like_any_other() -> None:
-    """Where it is not in Spark's log, Spark asks anew where the query begins."""
+    """Where it is not in Spark's log, Spark asks again where the query begins."""
     planned = latest(beginning(bounds(1, 21)), bounds(1, 21), 21, None)
     again = bounds(21, 31, settled=20)
     loss = lost(beginning(again), planned, again)

@@ -34,7 +34,7 @@ def section(code: int, value: object) -> bytes:
 
 
 def put(url: str, *payloads: tuple[int, bytes]) -> None:
-    """Put messages into the queue ``in`` as somebody else has sent them: (message-format, payload)."""
+    """Put messages into the queue ``in`` as another client has sent them: (message-format, payload)."""
     parsed = parse_url(url)
     assert isinstance(parsed, EmbeddedURL)
     lease = EngineLease(parsed)

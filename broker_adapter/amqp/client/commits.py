@@ -313,7 +313,7 @@ class Coordinator(Link):
         self._flush()
 
     def _flush(self) -> None:
-        # Where the link is gone already, we are about to hear why.
+        # Where the link is gone already, its loss is about to be reported.
         while self._queue and self._credit > 0 and self._peer.has_link(self.number):
             payload, answered = self._queue.popleft()
             self._credit -= 1

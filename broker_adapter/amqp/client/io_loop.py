@@ -33,7 +33,7 @@ _log = logging.getLogger(f"holdfast.{__name__}")
 
 #: Pieces of work that are taken before bytes are written and other connections have their turn.
 WORK_PER_TURN: Final = 2_000
-#: Longest time between two looks at the clock for keep-alives, in seconds.
+#: Longest time between two checks for keep-alives, in seconds.
 TICK_SECONDS: Final = 1.0
 #: Bytes waiting in the socket's buffer above which the protocol is not asked for more.
 HIGH_WATER_BYTES: Final = 1024 * 1024
@@ -168,7 +168,7 @@ class Connection:
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Let go of the carrier at once."""
+        """Abort the carrier at once."""
 
     def _take_work(self) -> None:
         self._signalled = False

@@ -110,7 +110,7 @@ class Producers:
             try:
                 number = self._peer.send(link, payload)
             except IllegalStateException:
-                pass  # its session has ended, which we are about to hear
+                pass  # its session has ended, which is about to be reported
             else:
                 sender.credit -= 1
                 sender.waiting.append((number, done))
@@ -212,7 +212,7 @@ class ProducerLink(RequestedLink):
         """Send what waits, as far as there is credit."""
         queue, peer, link = self.queue, self._peer, self.number
         if not peer.has_link(link):
-            return  # its session has ended, which we are about to hear: what waits fails then
+            return  # its session has ended, which is about to be reported: what waits fails then
         while queue and self.credit > 0:
             send = queue.popleft()
             self.credit -= 1

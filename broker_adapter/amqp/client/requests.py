@@ -122,7 +122,7 @@ class Requests:
         if self._links is None:
             return
         link = self._links[0].number
-        while self._queue and self._credit > 0 and self._peer.has_link(link):  # else we are about to hear of it
+        while self._queue and self._credit > 0 and self._peer.has_link(link):  # else its loss is about to be reported
             self._credit -= 1
             self._peer.send(link, self._queue.popleft(), settled=True)
 

@@ -1,7 +1,7 @@
 """The transport port over AMQP 1.0: threads, deadlines and waiting around the client protocol.
 
 Theory of operation
-    Messages are packed in the thread that sends them and decoded in the thread that looks at them; in between, all
+    Messages are packed in the thread that sends them and decoded in the thread that reads them; in between, all
     work is done by the loop's thread (:mod:`broker_adapter.amqp.client.io_loop`).  A call that waits blocks its own
     thread on a lock of its own, for as long as its deadline allows.  What is answered after the deadline is undone: a
     link that no caller waits for any more is detached.

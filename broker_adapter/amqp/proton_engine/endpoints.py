@@ -182,7 +182,7 @@ class Endpoints:
     # Sessions.
 
     def check_room(self) -> None:
-        """Look whether there may be one more session.
+        """Check whether there may be one more session.
 
         Raises:
             IllegalStateException: there are as many as the limit, ours or the peer's.

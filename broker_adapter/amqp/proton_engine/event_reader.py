@@ -42,7 +42,7 @@ class EventReader:
         early: the events.
         disposed: (channel, role) → the last delivery of dispositions that proton has not told of.
         has_more: whether the states of some deliveries were not told yet, because there were too many at once.
-        looked_at: at how many deliveries with a new state this has looked so far; each may be counted again.
+        looked_at: how many deliveries with a new state this has examined so far; each may be counted again.
     """
 
     def __init__(

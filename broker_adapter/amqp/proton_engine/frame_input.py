@@ -1,6 +1,6 @@
-"""The bytes that come in at a peer: each frame is looked at before it reaches proton.
+"""The bytes that come in at a peer: each frame is checked before it reaches proton.
 
-proton decodes with C recursion, and a stranger must not choose its depth: what a performative may hold is limited by
+proton decodes with C recursion, and a remote peer must not choose its depth: what a performative may hold is limited by
 :mod:`broker_adapter.amqp.values`.  And proton trusts its peer with channels and handles, and is left with memory freed
 twice where it should not: which frames may come is a matter of :mod:`broker_adapter.amqp.frames`.
 
@@ -8,7 +8,7 @@ The payload of a large frame that comes in is kept here, and proton gets the fra
 the buffer of a delivery as long as the connection lives.
 
 A few bytes may settle all that was ever sent.  What stands behind a disposition that settles many deliveries waits
-until ``events()`` has told of them, which it does by and by (``PeerLimits.settled_at_once``).
+until ``events()`` has reported them, which it does in parts (``PeerLimits.settled_at_once``).
 """
 
 from __future__ import annotations

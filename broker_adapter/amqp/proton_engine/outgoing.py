@@ -28,7 +28,7 @@ _PART_BYTES: Final = 64 * KIB
 _TRANSFER_BYTES: Final = 128
 #: A state that is decoded counts as so many plain ones, which are not.
 _DECODED_WEIGHT: Final = 2
-#: So many sessions are looked at for output, whether they have some or not.
+#: So many sessions are checked for output, whether they have some or not.
 _FEW_SESSIONS: Final = 8
 
 

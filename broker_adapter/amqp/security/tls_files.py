@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def check_readable(named: str, path: str | None) -> None:
-    """Look whether a file can be read, since the errors of the ssl module do not say which file it was.
+    """Check whether a file can be read, since the errors of the ssl module do not say which file it was.
 
     Args:
         named: the file, as the user named it.

@@ -111,13 +111,13 @@ def _make_parser() -> argparse.ArgumentParser:
     serving.add_argument(
         "--listen", type=text_argument, default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}"
     )
-    serving.add_argument("--users", metavar="FILE", help="who may log in; see: holdfast user add --help")
+    serving.add_argument("--users", metavar="FILE", help="users that may log in; see: holdfast user add --help")
     serving.add_argument("--tls-certificate", metavar="PEM", help="certificate chain of the server, for amqps://")
     serving.add_argument("--tls-key", metavar="PEM", help="its private key")
     serving.add_argument(
         "--tls-client-ca",
         metavar="PEM",
-        help="who signs the certificates of clients; a client with one is the user that it names (SASL EXTERNAL)",
+        help="issuers of the certificates of clients; a client with one is the user that it names (SASL EXTERNAL)",
     )
     serving.add_argument(
         "--failover-servers",

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _flush()
     except BrokenPipeError:
-        drop_output()  # who read it has gone
+        drop_output()  # its reader has gone
         return 1
     except (JMSException, ValueError, OSError) as error:
         warn(str(error))
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     options = parse(arguments)
-    if not is_open and options.run is not serve:  # a server does not depend on who reads its output
+    if not is_open and options.run is not serve:  # a server does not depend on a reader of its output
         raise ValueError("the standard output is closed, so nothing was done; open it (>/dev/null discards the output)")
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))

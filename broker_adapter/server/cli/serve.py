@@ -146,5 +146,5 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
             context.load_verify_locations(options.tls_client_ca)
         except (OSError, ssl.SSLError) as error:
             raise ValueError(f"--tls-client-ca {options.tls_client_ca!r} has no certificate: {error}") from error
-        context.verify_mode = ssl.CERT_OPTIONAL  # who has none may log in with a password
+        context.verify_mode = ssl.CERT_OPTIONAL  # a client without one may log in with a password
     return context

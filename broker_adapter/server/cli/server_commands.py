@@ -53,7 +53,7 @@ def announce(options: argparse.Namespace) -> int:
 
 
 def _confirmed(options: argparse.Namespace, question: str) -> bool:
-    """Whether a person who is asked says yes; ``--yes`` and ``--json`` are a yes."""
+    """Whether the user answers yes; ``--yes`` and ``--json`` are a yes."""
     if options.yes or options.json:
         return True
     try:

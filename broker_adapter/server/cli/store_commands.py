@@ -107,7 +107,7 @@ def add_commands(commands: Any) -> None:
 
     aside = commands.add_parser(
         "quarantine",
-        help="look at records that could not be trusted, put messages back, or drop them",
+        help="list records that could not be trusted, put messages back, or drop them",
         description="Records of a store that failed their checksum, or that nothing refers to, are set aside.",
     )
     actions = ["list", "show", "put-back", "drop"]
@@ -190,7 +190,7 @@ def _print_check(answer: dict[str, Any]) -> None:
     if answer["damaged_page_count"] and not answer["damaged_file"]:
         missing = sum(answer["missing"].values())
         many = f"{missing} records or more" if missing else "an unknown number of records"
-        say(f"{many} cannot be reached by LMDB, and the others were not looked at.")
+        say(f"{many} cannot be reached by LMDB, and the others were not checked.")
         say("A repair (--repair) reads every page by itself, writes all records that can be read into a new file,")
         say("keeps this one beside it, and then compares every record with every other.")
         return
@@ -207,7 +207,7 @@ def _print_check(answer: dict[str, Any]) -> None:
             say(f"           {answer['lost']} messages are lost: the store counts them, and no page has them")
         if answer["has_lost_root"]:
             say("           one of the two roots is lost, and the last commit perhaps with it: messages that it may")
-            say("           have sent are there, or in quarantine; messages that it settled may come again")
+            say("           have sent are there, or in quarantine; messages that it settled may be redelivered")
         if not answer["free_is_known"]:
             say("           the list of free pages is lost, so it is unknown which of the messages that nothing led to")
             say("           were consumed long ago: they are in quarantine, where messages are missing")

@@ -13,7 +13,7 @@ PASSWORD = "correct horse"
 
 
 class OneUser:
-    """Alice, who may log in."""
+    """The user alice, that may log in."""
 
     def __init__(self, password: str = PASSWORD) -> None:
         self._password = password

@@ -90,6 +90,6 @@ def test_a_server_reads_little_of_a_state(given: Any, bare: Any) -> None:
     assert read[2][:5] == [True, 1, 9, True, bare]
 
 
-def test_what_is_not_looked_at_cannot_have_a_large_state() -> None:
+def test_what_is_not_checked_cannot_have_a_large_state() -> None:
     _, size = fields_of(0, EVER, SMALL["accepted"])
     assert size < LIGHT_BYTES

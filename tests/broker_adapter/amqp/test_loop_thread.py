@@ -1,4 +1,4 @@
-"""A loop in a thread of its own: who runs in it, and how it ends."""
+"""A loop in a thread of its own: what runs in it, and how it ends."""
 
 from __future__ import annotations
 

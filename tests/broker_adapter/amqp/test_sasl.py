@@ -53,7 +53,7 @@ def performatives(data: bytes) -> list[Any]:
     ("mechanisms", "users", "username", "known_as"),
     [
         ((ANONYMOUS,), None, None, None),
-        ((SCRAM_SHA_256, PLAIN, ANONYMOUS), None, "bob", "bob"),  # nobody verifies him
+        ((SCRAM_SHA_256, PLAIN, ANONYMOUS), None, "bob", "bob"),  # without verification
         ((PLAIN,), USERS, "alice", "alice"),
         ((SCRAM_SHA_256,), USERS, "alice", "alice"),
         ((SCRAM_SHA_256, PLAIN), USERS, "alice", "alice"),
@@ -200,7 +200,7 @@ def test_a_server_with_users_refuses_what_it_did_not_offer(mechanism: str) -> No
 
 
 @pytest.mark.parametrize(("asked", "refusal"), [(b"root", "'alice' may not act as 'root'"), (b"alice", None)])
-def test_nobody_may_act_as_somebody_else(asked: bytes, refusal: str | None) -> None:
+def test_no_user_may_act_as_another_one(asked: bytes, refusal: str | None) -> None:
     there = server()
     there.receive(SASL_HEADER + frame(0x41, Symbol(PLAIN), asked + b"\0alice\0" + PASSWORD.encode(), None))
 
@@ -268,7 +268,7 @@ def test_a_name_or_password_that_no_mechanism_can_carry_is_refused_before_it_is_
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 77, None, "x"])
-def test_a_broker_that_cannot_log_anybody_in_is_believed(code: Any) -> None:
+def test_a_broker_that_cannot_log_in_any_user_is_believed(code: Any) -> None:
     here = client(PLAIN)
     here.receive(offer(PLAIN) + frame(0x44, UByte(code) if isinstance(code, int) else code))
 
@@ -359,7 +359,7 @@ def test_iterations_beyond_the_limits_are_refused_in_one_way(iterations: str, un
     assert str(here.error).startswith(f"the broker asks for {iterations[:20]}")
     assert str(here.error).endswith(
         " iterations of the hash of user 'alice', and this client does 4096 to 1000000; set the password at the broker"
-        " anew, with a number in between"
+        " again, with a number in between"
     )
     assert here.pending_output() == b""
 
@@ -652,7 +652,7 @@ def plain_init(password: str = PASSWORD) -> bytes:
     return SASL_HEADER + frame(0x41, Symbol(PLAIN), f"\0alice\0{password}".encode())
 
 
-def test_a_login_is_suspended_while_a_password_is_looked_at_and_then_goes_on() -> None:
+def test_a_login_is_suspended_while_a_password_is_checked_and_then_goes_on() -> None:
     works: list[Work] = []
     there = server()
     there.carry_out = works.append

@@ -179,7 +179,7 @@ def test_arrays_and_rare_types_are_read() -> None:
         decode(bytes.fromhex("73ffffffff"))
 
 
-def test_keys_whose_hashes_a_stranger_can_choose_are_limited() -> None:
+def test_keys_whose_hashes_a_sender_can_choose_are_limited() -> None:
     numbers: dict[Any, Any] = dict.fromkeys(range(MAX_NUMBER_KEYS), 0)
     identifiers: dict[Any, Any] = {UUID(int=number): 0 for number in range(MAX_OTHER_KEYS)}
     texts: dict[Any, Any] = dict.fromkeys(map(str, range(5_000)), 0)

@@ -2,7 +2,7 @@
 
 The model knows of each copy of a message where it may be.  What must be true at the end: each copy is in exactly one of
 these places, or nowhere where an administrator or the clock may have ended it; as many are gone as the operations and
-the statistics say; nobody was ever handed what had ended, or what somebody else held; and a check of the engine finds
+the statistics say; no consumer ever got what had ended, or what another one held; and a check of the engine finds
 nothing, at any time.
 
 A history is made from a seed, so that it can be run again::
@@ -493,7 +493,7 @@ class History:
         self.settled_down()
         self.check()
         found: Counter[Copy] = Counter()
-        self.now_ms += 100_000  # what is delayed or rests comes, and what was to expire does
+        self.now_ms += 100_000  # what is delayed comes, and what was to expire does
         self.pass_time()
         self.settled_down()
         for place in (*QUEUES, *sorted(self.subscribed), DEAD):

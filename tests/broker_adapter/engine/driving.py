@@ -154,7 +154,7 @@ def full_up(store: LmdbStore) -> None:
 
 
 def subscribe(broker: Broker, client: int, name: str, *subscriptions: str) -> None:
-    """Make durable subscriptions of a topic, which nobody consumes."""
+    """Make durable subscriptions of a topic, without consumers."""
     for each in subscriptions:
         consumer, _ = attach(broker, client, topic(name), subscription=Subscription(each, durable=True, shared=False))
         broker.call(c.Detach(consumer), WAIT)

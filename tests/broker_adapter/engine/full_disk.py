@@ -294,7 +294,7 @@ def a_transaction_that_does_not_fit_is_refused_and_the_engine_goes_on(directory:
     deadline = time.monotonic() + WAIT
     while not failed:
         assert time.monotonic() < deadline
-        assert send(broker, client, b"small", to="small") is None  # nobody else waits for it
+        assert send(broker, client, b"small", to="small") is None  # no other send waits for it
     assert "min_free_disk_bytes" in str(failed[0])
     assert broker.call(c.Commit(client, c.CommitId("s", 2), sends[:10], []), WAIT) is None
     assert depth(broker, "q") == 10

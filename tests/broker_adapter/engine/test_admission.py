@@ -48,7 +48,7 @@ def test_what_is_staged_again_needs_no_room() -> None:
 
 
 @pytest.mark.parametrize("what", ["send", "commit"])
-def test_who_waits_for_a_queue_takes_nothing_of_the_room_on_the_disk(what: str) -> None:
+def test_a_send_that_waits_for_a_queue_reserves_no_disk_space(what: str) -> None:
     scarce = Scarce()
     sends = [(Q, c.NewMessage(0, LARGE)), (FULL_QUEUE, c.NewMessage(0, LARGE))]
     if what == "send":
@@ -62,7 +62,7 @@ def test_who_waits_for_a_queue_takes_nothing_of_the_room_on_the_disk(what: str) 
     assert scarce.pages < 80
 
 
-def test_what_is_refused_for_want_of_room_takes_none_of_it() -> None:
+def test_a_send_that_is_refused_reserves_no_room() -> None:
     scarce = Scarce()
     with pytest.raises(ResourceAllocationException, match="the store is full"):
         scarce.rules.do(c.Stage("t", Q, 0, [c.NewMessage(0, LARGE * 5)]))
@@ -80,7 +80,7 @@ def test_what_is_staged_again_takes_no_more_room() -> None:
     assert scarce.pages == pages
 
 
-def test_who_waits_for_room_in_memory_takes_none_on_the_disk() -> None:
+def test_a_send_that_waits_for_memory_reserves_no_disk_space() -> None:
     scarce = Scarce()
     news = topic("news")
     scarce.rules.attach(scarce.other, news)  # not durable, so that its message is in memory

@@ -92,7 +92,7 @@ def test_an_argument_that_an_operation_does_not_have_is_refused(news: Broker, op
         ask(news, operation, {"nonsense": 1})
 
 
-def test_the_operations_are_named_to_who_asks_for_another_one(broker: Broker) -> None:
+def test_an_unknown_operation_is_answered_with_the_names_of_all(broker: Broker) -> None:
     with pytest.raises(MessageFormatException, match="the operations are ") as raised:
         ask(broker, "nothing", {})
     for operation in ARGUMENTS:
@@ -190,7 +190,7 @@ def test_looking_makes_no_queue(broker: Broker) -> None:
     assert "n1" not in {each["name"] for each in ask(broker, "statistics", {})["queues"]}
 
 
-def test_bounds_make_a_queue_for_who_says_so(broker: Broker) -> None:
+def test_bounds_make_a_queue_where_that_is_asked_for(broker: Broker) -> None:
     bounds = ask(broker, "bounds", {"destination": "n1", "make": True})
     assert bounds["first"] == bounds["next"]
     assert depth(broker, "n1") == 0
@@ -204,7 +204,7 @@ def test_the_name_of_a_transaction_that_is_too_long_is_that_of_a_transaction(bro
         ask(broker, "stage", stage)
 
 
-def test_a_subscription_that_needs_a_client_id_is_told_by_every_operation(news: Broker) -> None:
+def test_every_operation_reports_that_a_subscription_needs_a_client_id(news: Broker) -> None:
     where = {"destination": "news", "kind": "topic", "subscription": "reader", "client_id": "you"}
     for operation in ("purge", "delete", "bounds", "redrive"):
         with pytest.raises(

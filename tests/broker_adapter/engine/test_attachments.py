@@ -71,14 +71,14 @@ def test_a_durable_subscription_and_another_one_may_have_the_same_name() -> None
         assert list(rules.state.directory.subscriptions) == [("me", "s", True)]
 
 
-def test_a_durable_subscription_moved_to_another_topic_begins_anew() -> None:
+def test_a_durable_subscription_moved_to_another_topic_starts_empty() -> None:
     rules = Rules()
     client = rules.connect("me")
     consumer = rules.attach(client, topic("t"), subscription=DURABLE)
     rules.do(c.Detach(consumer))
     rules.send(client, topic("t"), b"old")
     consumer = rules.attach(client, topic("other"), 10, subscription=DURABLE)
-    rules.send(client, topic("t"), b"nobody hears")
+    rules.send(client, topic("t"), b"not delivered")
     rules.send(client, topic("other"), b"new")
     assert len(rules.delivered[consumer]) == 1
 
@@ -98,7 +98,7 @@ def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(subscrip
     consumer = rules.attach(client, topic("t"), subscription=subscription)
     rules.do(c.Detach(consumer))
     assert len(rules.effects.ended) == 1
-    rules.send(client, topic("t"), b"nobody hears")
+    rules.send(client, topic("t"), b"not delivered")
     assert not rules.effects.volatile
     assert rules.state.directory.subscriptions == {}
 
@@ -113,7 +113,7 @@ def test_a_durable_subscription_does_not_end_with_its_consumer_or_client() -> No
     assert len(rules.effects.durable.entries) == 1
 
 
-def test_unsubscribing_needs_a_subscription_that_nobody_uses() -> None:
+def test_unsubscribing_needs_a_subscription_that_is_not_in_use() -> None:
     rules = Rules()
     client = rules.connect("me")
     with pytest.raises(InvalidDestinationException, match="no durable subscription 's'"):

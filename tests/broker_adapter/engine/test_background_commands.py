@@ -19,7 +19,7 @@ from tests.broker_adapter.engine.rules import DURABLE, Rules
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_falls_due_in_a_queue_that_has_ended_is_dropped(durable: bool) -> None:
-    """Else it would come in behind those who clear the queue up, and stay in the store for ever."""
+    """Else it would be stored after the queue was cleared, and stay in the store for ever."""
     rules = Rules(durable=durable, expiry_queue="expired")
     client = rules.connect("me")
     rules.do(c.Detach(rules.attach(client, topic("t"), subscription=DURABLE)))

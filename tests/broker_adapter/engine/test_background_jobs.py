@@ -65,7 +65,7 @@ def test_publishing_waits_for_its_own_messages_and_not_for_deleted_queues(tmp_pa
         reader = broker._reader()
         chunk, background.CHUNK_ENTRIES = background.CHUNK_ENTRIES, 1
         try:
-            with broker._runner:  # nobody else carries out a cycle
+            with broker._runner:  # no other thread carries out a cycle
                 broker.submit(c.Delete(queue("big")))
                 broker._cycle()
                 answers: list[object] = []

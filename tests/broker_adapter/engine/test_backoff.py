@@ -108,7 +108,7 @@ def test_failures_are_counted_by_message_up_to_a_limit() -> None:
     assert [backoff.failed(3, 2), backoff.failed(3, 2)] == [1, 2]
 
 
-def test_failures_of_a_message_are_forgotten_with_it_although_they_were_forgiven() -> None:
+def test_failures_of_a_message_are_forgotten_with_it_although_they_were_uncounted() -> None:
     """Else back-off ends for the whole queue when as many are remembered as may be."""
     rules = Rules()
     client = rules.connect()
@@ -161,7 +161,7 @@ def test_what_a_listener_failed_to_process_waits_for_its_consumer(selector: str 
     broker.close()
 
 
-def test_a_consumer_that_rests_with_its_message_is_no_finding_of_a_check() -> None:
+def test_a_consumer_that_waits_for_a_delayed_redelivery_is_no_finding_of_a_check() -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60))
     client = connect(broker)
     consumer, inbox = attach(broker, client, "q", credit=10)
@@ -192,7 +192,7 @@ def test_what_was_found_by_a_selector_and_failed_is_kept_from_those_without_one(
     broker.close()
 
 
-def test_a_message_whose_listener_raises_again_rests_and_its_consumer_waits_with_it() -> None:
+def test_a_message_whose_listener_raises_again_is_delayed_and_its_consumer_waits_for_it() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
     rules.send(client, Q, b"bad", b"good", b"third")
@@ -239,7 +239,7 @@ def test_nothing_of_a_group_passes_the_message_that_its_consumer_failed_on() -> 
     assert (positions(rules, owner), positions(rules, other)) == ([1, 1, 1, 2, 3], [])
 
 
-def test_an_exclusive_consumer_that_waits_lets_nobody_pass() -> None:
+def test_no_consumer_overtakes_an_exclusive_one_that_waits() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
     rules.send(client, Q, b"1", b"2", b"3")
@@ -251,7 +251,7 @@ def test_an_exclusive_consumer_that_waits_lets_nobody_pass() -> None:
     assert (positions(rules, first), positions(rules, second)) == ([1, 1, 1, 2, 3], [])
 
 
-def test_what_rests_comes_at_once_when_its_consumer_has_ended() -> None:
+def test_a_delayed_redelivery_comes_at_once_when_its_consumer_has_ended() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
     rules.send(client, Q, b"1", b"2")
@@ -265,7 +265,7 @@ def test_what_rests_comes_at_once_when_its_consumer_has_ended() -> None:
     assert rules.state.next_deadline_ms() is None
 
 
-def test_beyond_the_limit_of_resting_messages_the_next_one_does_not_rest() -> None:
+def test_beyond_the_limit_of_delayed_redeliveries_the_next_one_is_not_delayed() -> None:
     rules = Rules(redelivery_delay_seconds=1, max_delayed_redeliveries=1)
     client = rules.connect()
     rules.send(client, Q, b"a", b"b")
@@ -276,7 +276,7 @@ def test_beyond_the_limit_of_resting_messages_the_next_one_does_not_rest() -> No
     assert [len(rules.delivered[each]) for each in consumers] == [2, 3]
 
 
-def test_a_resting_message_is_gone_with_its_queue() -> None:
+def test_a_delayed_redelivery_is_gone_with_its_queue() -> None:
     rules = Rules(redelivery_delay_seconds=1)
     client = rules.connect()
     temporary = rules.do(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE))

@@ -115,7 +115,7 @@ def test_order_holds_where_one_waits_first_for_a_queue_and_then_for_the_disk() -
     assert sender.rejected == 0
 
 
-def test_one_that_has_to_wait_elsewhere_holds_nobody_up() -> None:
+def test_a_send_that_has_to_wait_elsewhere_blocks_no_other_one() -> None:
     rules = Rules(max_queue_messages=1)
     first, second = Sender(rules), Sender(rules)
     consumer = rules.attach(first.client, Q, 10)
@@ -127,7 +127,7 @@ def test_one_that_has_to_wait_elsewhere_holds_nobody_up() -> None:
     assert (first.answers, second.answers) == ({1: None}, {1: None})
 
 
-def test_those_who_wait_behind_one_that_is_refused_have_their_own_time() -> None:
+def test_sends_that_wait_behind_a_refused_one_have_their_own_time_out() -> None:
     sender = Sender(Rules(hold_timeout_seconds=5))
     sender.rules.state.admission.held_because = FULL
     sender.send()
@@ -173,7 +173,7 @@ def test_followers_count_towards_the_limit_and_go_with_their_queue_and_their_con
     assert other.answers == {}
 
 
-def test_those_who_wait_for_a_queue_that_is_deleted_are_told() -> None:
+def test_sends_that_wait_for_a_queue_that_is_deleted_are_refused() -> None:
     rules = Rules(max_queue_messages=1)
     owner = rules.connect()
     temporary = rules.do(c.DeclareTemporary(owner, queue("x").kind.TEMPORARY_QUEUE))
@@ -288,7 +288,7 @@ def test_what_waits_behind_a_commit_that_is_given_up_goes_on() -> None:
 
 
 class Observed:
-    """Two queues that are full, each with a consumer that has all of it; who is answered, in order."""
+    """Two queues that are full, each with a consumer that has all of it; the sends that are answered, in order."""
 
     def __init__(self, **limits: Any) -> None:
         self.rules = Rules(max_queue_messages=2, **limits)
@@ -527,15 +527,15 @@ class History:
 
     def check(self) -> None:
         wait_queues = self.state.wait_queues
-        everybody = list(wait_queues)
-        assert wait_queues.count == len(everybody) <= 30
-        for blocked in everybody:
+        waiting = list(wait_queues)
+        assert wait_queues.count == len(waiting) <= 30
+        for blocked in waiting:
             behind = sum(wait_queues._routes[route][0] is not blocked for route in blocked.routes or ())
             assert blocked.behind == behind
             assert (blocked.wait_queue is None) == bool(behind), (
-                "who is the first of all its rows, and nobody else, is in a line"
+                "a send is in a wait queue if, and only if, it is the first of all its routes"
             )
-        found = {id(blocked.wait_queue): blocked.wait_queue for blocked in everybody if blocked.wait_queue is not None}
+        found = {id(blocked.wait_queue): blocked.wait_queue for blocked in waiting if blocked.wait_queue is not None}
         for wait_queue in (*found.values(), *wait_queues._routes.values()):
             arrivals = [blocked.arrival for blocked in wait_queue]
             assert arrivals == sorted(arrivals)
@@ -549,7 +549,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_over_random_histories_nothing_overtakes_and_everybody_is_answered_once(seed: int) -> None:
+def test_over_random_histories_nothing_overtakes_and_every_send_is_answered_once(seed: int) -> None:
     history = History(seed)
     for _ in range(150):
         history.step()

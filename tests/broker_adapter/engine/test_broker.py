@@ -95,7 +95,7 @@ def test_messages_go_in_and_out_in_order(engines: Engines) -> None:
 
 
 def test_no_temporary_destination_is_named_like_one_of_before_a_restart(engines: Engines) -> None:
-    """Its client comes back and wants it again, and finds nobody else's in its place."""
+    """Its client comes back and wants it again, and finds no other client's in its place."""
 
     def declare(broker: Broker, client: int) -> Destination:
         destination: Destination = broker.call(c.DeclareTemporary(client, DestinationKind.TEMPORARY_QUEUE), WAIT)
@@ -178,7 +178,7 @@ def test_a_restart_finds_everything_persistent_and_nothing_else(disk: Engines) -
     assert [each.delivery_count for each in handouts] == [0, 0]
 
 
-def test_what_was_delivered_before_a_restart_comes_again_as_redelivered(disk: Engines) -> None:
+def test_what_was_delivered_before_a_restart_is_marked_as_redelivered(disk: Engines) -> None:
     broker = disk.start()
     client = connect(broker)
     send(broker, client, "q", *range(10))
@@ -352,8 +352,8 @@ def test_a_failed_engine_says_what_to_do(disk: Engines, monkeypatch: pytest.Monk
         send(broker, client, "q", "a")
 
 
-def test_a_failing_engine_tells_everybody_though_those_who_are_answered_send_again(disk: Engines) -> None:
-    """Else the listeners of its failure, who would end that, wait for the end of it."""
+def test_a_failing_engine_calls_all_listeners_though_callbacks_send_again(disk: Engines) -> None:
+    """Else the listeners of its failure, which would end that, wait for the end of it."""
     broker = disk.start()
     client = connect(broker)
     told = threading.Event()
@@ -371,7 +371,7 @@ def test_a_failing_engine_tells_everybody_though_those_who_are_answered_send_aga
         send(broker, client, "q", "x")
 
 
-def test_a_call_of_a_failed_engine_ends_in_time_where_somebody_else_has_it(disk: Engines) -> None:
+def test_a_call_of_a_failed_engine_ends_in_time_where_another_thread_has_it(disk: Engines) -> None:
     broker = disk.start()
     client = connect(broker)
     broker.failed = StoreException("failed")
@@ -393,7 +393,7 @@ def test_a_closed_engine_says_so(engines: Engines) -> None:
     assert replies == [] or isinstance(replies[0], IllegalStateException)
 
 
-def test_closing_answers_those_who_are_held_back(engines: Engines) -> None:
+def test_closing_answers_the_sends_that_are_blocked(engines: Engines) -> None:
     broker = engines.start(max_queue_messages=1)
     client = connect(broker)
     send(broker, client, "q", "a")
@@ -499,8 +499,8 @@ def test_a_message_that_fails_again_and_again_is_passed_by_nothing(selector: str
     broker.close()
 
 
-def test_an_engine_that_does_nothing_by_itself_sleeps(tmp_path: Path) -> None:
-    """What is staged, idle or due is left to the server, and is not looked at again and again."""
+def test_an_engine_that_does_nothing_by_itself_uses_no_time(tmp_path: Path) -> None:
+    """What is staged, idle or due is left to the server, and is not checked again and again."""
     broker = Broker(EngineSettings(), tmp_path)
     staged = {"transaction": "g/1/0", "queue": "q", "first": 0, "messages": [pack(Envelope(queue("q")))]}
     assert broker.request("stage", staged, WAIT) is True
@@ -518,7 +518,7 @@ def test_an_engine_that_does_nothing_by_itself_sleeps(tmp_path: Path) -> None:
             cycle()
 
         broker._cycle = count  # type: ignore[method-assign]
-        time.sleep(1.3)  # staged transactions are looked at each second
+        time.sleep(1.3)  # staged transactions are checked each second
         assert cycles < 3
         assert broker._state.directory.staged
     finally:
@@ -589,7 +589,7 @@ def test_an_engine_stops_where_the_note_of_its_start_meets_a_failed_disk(
 
 
 @pytest.mark.damages
-def test_while_the_engine_waits_for_room_who_sends_and_who_connects_is_refused_and_the_rest_waits(
+def test_while_the_engine_waits_for_room_sends_and_connections_are_refused_and_the_rest_waits(
     tmp_path: Path,
 ) -> None:
     broker = Broker(EngineSettings(hold_timeout_seconds=0), str(tmp_path))
@@ -676,14 +676,14 @@ def test_an_error_that_is_none_of_the_stores_stops_the_engine_too(
         send(broker, client, "q", "x")
 
 
-def test_an_engine_in_memory_has_no_store_to_look_at() -> None:
+def test_an_engine_in_memory_has_no_store_to_check() -> None:
     broker = Broker(EngineSettings())
     with pytest.raises(IllegalStateException, match="the engine has no store on disk"):
         broker.request("check", {}, WAIT)
     broker.close()
 
 
-def test_a_check_ends_when_nobody_waits_for_it_any_more(disk: Engines) -> None:
+def test_a_check_ends_when_no_call_waits_for_it_any_more(disk: Engines) -> None:
     broker = disk.start()
     send(broker, connect(broker), "q", "x")
     assert broker.request("check", {}, WAIT)["problems"] == {}
@@ -701,7 +701,7 @@ def test_a_request_of_another_run_of_the_engine_is_refused(disk: Engines) -> Non
         broker.request("purge", asked, WAIT)
 
 
-def test_who_listens_for_a_failure_no_more_is_not_told(disk: Engines) -> None:
+def test_a_removed_listener_is_not_called_for_a_failure(disk: Engines) -> None:
     broker = disk.start()
     told: list[Any] = []
     remove = broker.on_failure(told.append)

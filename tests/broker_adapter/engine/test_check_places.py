@@ -182,7 +182,7 @@ def test_a_copy_that_is_in_quarantine_is_not_made_again(tmp_path: Path) -> None:
     assert check_store(tmp_path, SETTINGS).summary.quarantined == 1
 
 
-def test_a_repair_that_is_interrupted_reports_the_lost_places_when_it_is_begun_anew(
+def test_a_repair_that_is_interrupted_reports_the_lost_places_when_it_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared(tmp_path)

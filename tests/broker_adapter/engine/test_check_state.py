@@ -94,7 +94,10 @@ def damage(engine: Engine) -> None:
             "the stores have 5 entries of queue 2, which does not exist",
         ),
         (lambda each: each.queue.lanes.clear(), "lane 5 has entries, and is not known"),
-        (lambda each: each.queue.ready.pop(3), "position 3 is neither in memory nor behind the window: nobody gets it"),
+        (
+            lambda each: each.queue.ready.pop(3),
+            "position 3 is neither in memory nor behind the window: no consumer gets it",
+        ),
         (
             lambda each: each.queue.ready.setdefault(each.held.position, each.held),
             "positions [1] are ready and in a consumer's hands",

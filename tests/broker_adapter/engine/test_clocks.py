@@ -24,7 +24,7 @@ from tests.broker_adapter.engine.rules import Q, Rules
 HOUR_MS = 3_600_000
 
 
-def test_a_send_that_is_held_has_its_time_by_a_clock_that_nobody_sets() -> None:
+def test_a_blocked_send_times_out_by_the_monotonic_clock() -> None:
     rules = Rules(max_queue_messages=1, hold_timeout_seconds=5)
     client = rules.connect()
     rules.send(client, Q, b"1")
@@ -36,7 +36,7 @@ def test_a_send_that_is_held_has_its_time_by_a_clock_that_nobody_sets() -> None:
     assert "held back for 5.0 s" in str(result[0])
 
 
-def test_a_message_that_rests_has_its_time_by_a_clock_that_nobody_sets() -> None:
+def test_a_delayed_redelivery_is_due_by_the_monotonic_clock() -> None:
     rules = Rules(redelivery_delay_seconds=1, max_deliveries=None)
     client = rules.connect()
     rules.send(client, Q, b"1")
@@ -85,7 +85,7 @@ def test_a_producer_is_held_no_longer_than_it_was_to_be(
 
 @pytest.mark.parametrize("days", [-8000, -8, 8, 401, 8000])
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_was_done_a_moment_ago_is_remembered_however_far_somebody_sets_the_clock(
+def test_what_was_done_a_moment_ago_is_remembered_however_far_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, closed: bool
 ) -> None:
     settings = EngineSettings()
@@ -115,7 +115,7 @@ def test_what_was_done_a_moment_ago_is_remembered_however_far_somebody_sets_the_
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_was_staged_a_moment_ago_can_be_published_however_far_somebody_sets_the_clock(
+def test_what_was_staged_a_moment_ago_can_be_published_however_far_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     settings = EngineSettings()
@@ -150,12 +150,12 @@ def test_a_disk_that_has_room_again_is_seen_after_the_clock_was_set_back(
     assert send(broker, client, "q", "1") is None
     set_clock(monkeypatch, -HOUR_MS)
     broker._state.admission.held_because = "the disk is full"
-    time.sleep(0.3)  # the next look at the disk is due
+    time.sleep(0.3)  # the next check of the disk is due
     assert send(broker, client, "elsewhere", "2") is None
     assert depth(broker, "elsewhere") == 1
 
 
-def test_a_queue_or_subscription_is_idle_by_a_clock_that_nobody_sets() -> None:
+def test_a_queue_or_subscription_is_idle_by_the_monotonic_clock() -> None:
     rules = Rules(delete_idle_subscriptions_seconds=3600, delete_idle_queues_seconds=3600)
     client = rules.connect("me")
     subscription = Subscription("s", durable=True, shared=False)
@@ -168,11 +168,11 @@ def test_a_queue_or_subscription_is_idle_by_a_clock_that_nobody_sets() -> None:
         found: list[Any] = replies[-1][1]
         return [name for _, name, _ in found]
 
-    assert deleted(rules.now_ms + 2 * HOUR_MS, elapsed_ms + 1000) == [], "somebody has set the clock"
+    assert deleted(rules.now_ms + 2 * HOUR_MS, elapsed_ms + 1000) == [], "the clock was set"
     assert deleted(rules.now_ms - HOUR_MS, elapsed_ms + HOUR_MS + 1000) == ["'s' of client id 'me' on 'news'", "'q'"]
 
 
-def test_a_request_notes_the_use_of_its_queue_by_a_clock_that_nobody_sets(
+def test_a_request_notes_the_use_of_its_queue_by_the_monotonic_clock(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_clock(monkeypatch, -HOUR_MS)

@@ -74,7 +74,7 @@ def test_a_message_larger_than_a_slice_is_handed_out_alone() -> None:
     assert len(rules.delivered[consumer]) == 3
 
 
-def test_a_consumer_whose_slice_is_used_up_holds_nobody_up() -> None:
+def test_a_consumer_whose_slice_is_used_up_blocks_no_other_one() -> None:
     rules = Rules()
     client = rules.connect()
     small = rules.attach(client, Q, 10, slice_bytes=1)

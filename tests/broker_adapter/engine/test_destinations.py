@@ -1,4 +1,4 @@
-"""Destinations are declared and deleted: by force, by their connection, or since nobody uses them."""
+"""Destinations are declared and deleted: by force, by their connection, or because they are not in use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_in_use_is_deleted_by_force_only_and_its_consumers_are_told() ->
         rules.do(c.Delete(Q))
     rules.do(c.Settle(consumer, [1], Outcome.RELEASED))
     browser = rules.attach(client, Q, browse=True)
-    with pytest.raises(IllegalStateException, match="a browser looks at it"):
+    with pytest.raises(IllegalStateException, match="a browser reads it"):
         rules.do(c.Delete(Q))
     rules.do(c.Detach(browser))
     assert rules.send(client, Q, b"c") == "held"
@@ -80,7 +80,7 @@ def test_a_subscription_or_a_whole_topic_is_deleted() -> None:
     assert not rules.state.directory.subscriptions
 
 
-def test_what_nobody_uses_is_deleted_where_the_options_say_so() -> None:
+def test_what_is_not_in_use_is_deleted_where_the_options_say_so() -> None:
     day = 86_400
     rules = Rules(delete_idle_queues_seconds=day, delete_idle_subscriptions_seconds=2 * day)
     client = rules.connect("me")

@@ -28,7 +28,7 @@ def test_destinations_have_a_limit() -> None:
     rules.send(client, queue("a"), b"x")
     rules.send(client, queue("b"), b"x")
     with pytest.raises(
-        ResourceAllocationException, match=r"\(option max_destinations\); delete those that nobody uses"
+        ResourceAllocationException, match=r"\(option max_destinations\); delete those that are not in use"
     ):
         rules.send(client, queue("c"), b"x")
     with pytest.raises(ResourceAllocationException, match="max_destinations"):
@@ -57,7 +57,7 @@ def test_a_topic_is_there_while_it_has_subscriptions() -> None:
     rules = Rules()
     client = rules.connect()
     rules.do(c.Declare(topic("t")))
-    rules.send(client, topic("t"), b"to nobody")
+    rules.send(client, topic("t"), b"without a consumer")
     assert not rules.state.directory.topics
     consumer = rules.attach(client, topic("t"))
     assert list(rules.state.directory.topics) == [topic("t")]

@@ -1,4 +1,4 @@
-"""What is handed out, to whom, and how much in one cycle."""
+"""What is handed out, to which consumer, and how much in one cycle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_cycle_hands_out_a_bounded_number_and_the_next_one_goes_on(fields: dic
     while rules.state.has_more:
         rules.pass_time(0)
         sizes.append(sum(map(len, rules.delivered.values())))
-    if "selector" not in fields:  # the search looks at messages in steps of its own
+    if "selector" not in fields:  # the search reads messages in steps of its own
         assert sizes[:5] == [10, 20, 30, 40, 45]
         assert sizes[-1] == 45
     assert all(after - before <= 10 for before, after in itertools.pairwise(sizes))

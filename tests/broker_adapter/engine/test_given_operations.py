@@ -122,13 +122,13 @@ def test_what_a_lost_connection_held_is_given_back_before_it_is_settled_by_posit
     client = connect(broker)
     broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
     attach(broker, client, "q", credit=2)
-    broker.submit(c.Disconnect(client))  # nobody waits for it
+    broker.submit(c.Disconnect(client))  # no call waits for it
     assert ask(broker, "settle_positions", destination="q", given=given((1, 1)))["settled"] == 1
     assert depth(broker, "q") == 1
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["settled", "committed"])
-def test_what_another_consumer_has_processed_meanwhile_is_told(broker: Broker, committed: bool) -> None:
+def test_what_another_consumer_has_processed_meanwhile_is_reported(broker: Broker, committed: bool) -> None:
     lost = connect(broker)
     broker.call(c.Enqueue(lost, queue("q"), [named(1), named(2), named(3)]), WAIT)
     first, inbox = attach(broker, lost, "q", credit=3)
@@ -173,7 +173,7 @@ def test_more_positions_than_one_read_takes_are_all_settled(broker: Broker, monk
     assert depth(broker, "q") == 13
 
 
-def test_a_delivery_that_nobody_saw_does_not_count(broker: Broker) -> None:
+def test_a_delivery_that_no_application_saw_does_not_count(broker: Broker) -> None:
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2), named(3)]), WAIT)
     lose(broker, 3)
     assert ask(broker, "forgive", destination="q", given=given((2, 2), (3, 99), (9, 9))) == 1
@@ -192,7 +192,7 @@ def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Bro
             ask(broker, "forgive", destination="q", given=wrong)
 
 
-def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path: Path) -> None:
+def test_a_delayed_redelivery_is_uncounted_and_comes_at_once(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
     consumer, inbox = attach(broker, connect(broker), "q", credit=4)
@@ -204,7 +204,7 @@ def test_what_rests_after_it_failed_again_is_forgiven_and_comes_at_once(tmp_path
     broker.close()
 
 
-def test_what_was_never_delivered_or_is_in_hand_cannot_be_forgiven(broker: Broker) -> None:
+def test_what_was_never_delivered_or_is_in_hand_cannot_be_uncounted(broker: Broker) -> None:
     client = connect(broker)
     broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
     lose(broker, 1)
@@ -213,7 +213,7 @@ def test_what_was_never_delivered_or_is_in_hand_cannot_be_forgiven(broker: Broke
     assert ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) == 0
 
 
-def test_what_is_settled_in_a_queue_that_was_deleted_is_told_of_it(broker: Broker) -> None:
+def test_settling_in_a_queue_that_was_deleted_is_refused(broker: Broker) -> None:
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
     with pytest.raises(InvalidDestinationException, match="nowhere"):
         ask(broker, "settle_positions", destination="nowhere", given=given((1, 1)))
@@ -239,14 +239,14 @@ def test_of_a_lost_connection_what_was_seen_counts_and_the_rest_does_not(broker:
     client = broker.call(c.Connect(None, token="token"), WAIT)
     _, inbox = attach(broker, client, "q", credit=3)
     inbox.wait_for(3)
-    broker.submit(c.Disconnect(client))  # nobody waits for it
+    broker.submit(c.Disconnect(client))  # no call waits for it
     assert ask(broker, "seen", destination="q", token="token", positions=[2]) is True
     assert ask(broker, "forgive_rest", token="token") == 2
     assert ask(broker, "forgive_rest", token="token") == 0
     assert counts(broker) == {1: 0, 2: 1, 3: 0}
 
 
-def test_all_of_a_lost_connection_is_forgiven_where_it_takes_several_steps(
+def test_all_deliveries_of_a_lost_connection_are_uncounted_where_it_takes_several_steps(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker_adapter.engine.given_operations.MAX_GIVEN", 3)

@@ -161,7 +161,7 @@ class History:
     def restart(self) -> None:
         if self.path is None:
             return
-        self.broker.close()  # what is in hands then has failed, if it never has before: nobody knows what was seen
+        self.broker.close()  # what is in hands then has failed, if it never has before: it is not known what was seen
         for _, _, held in self.held:
             for handout in held:
                 if not handout.delivery_count:

@@ -57,7 +57,7 @@ def test_the_producer_that_was_silent_longest_is_forgotten_at_the_limit() -> Non
     assert rules.depth("q") == 4
 
 
-def test_a_topic_stores_one_copy_with_a_count_of_who_holds_it() -> None:
+def test_a_topic_stores_one_copy_with_a_count_of_its_holders() -> None:
     rules = Rules()
     client = rules.connect("me")
     for name in "ab":

@@ -61,7 +61,9 @@ def test_an_error_of_the_disk_at_the_start_is_no_damage(
         (lmdb.CorruptedError("page 7"), StoreException, "failed: page 7; stop the server"),
     ],
 )
-def test_an_error_of_a_commit_is_told_by_what_it_means(error: Exception, kind: type[Exception], text: str) -> None:
+def test_an_error_of_a_commit_becomes_the_exception_for_its_cause(
+    error: Exception, kind: type[Exception], text: str
+) -> None:
     found = commit_failed("dir", error, 16)
     assert type(found) is kind
     assert text in str(found)

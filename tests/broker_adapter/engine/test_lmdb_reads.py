@@ -28,7 +28,7 @@ from tests.broker_adapter.engine.driving import connect, send
 from tests.broker_adapter.engine.storing import batch_of, damage, entry, positions, reopened
 
 
-def test_damaged_counters_are_counted_anew(tmp_path: Path) -> None:
+def test_damaged_counters_are_counted_again(tmp_path: Path) -> None:
     store = reopened(tmp_path)
     batch = batch_of(entry(1, 5, 7, 1, size=10), entry(1, 4, 8, 2, size=20), entry(2, 5, 1, 3))
     batch.put("catalog", queue_key(1), encode_catalog(queue_key(1), CatalogRecord("queue", "q")))

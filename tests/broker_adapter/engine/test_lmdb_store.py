@@ -112,7 +112,7 @@ def test_message_numbers_are_not_used_again_where_messages_are_gone(tmp_path: Pa
     store.close()
 
 
-def test_damaged_entries_and_messages_are_told_and_can_be_put_aside(tmp_path: Path) -> None:
+def test_damaged_entries_and_messages_are_reported_and_can_be_put_aside(tmp_path: Path) -> None:
     store = reopened(tmp_path)
     store.commit(batch_of(entry(1, 5, 1, 1), entry(1, 5, 2, 2), entry(1, 5, 3, 3)))
     store.close()
@@ -214,7 +214,7 @@ def test_a_store_that_is_to_be_kept_as_it_is_is_not_changed_by_its_opening(tmp_p
     assert (tmp_path / "data.mdb").read_bytes() == before
 
 
-def test_who_checks_a_store_opens_one_whose_name_is_damaged(tmp_path: Path) -> None:
+def test_a_check_opens_a_store_whose_name_is_damaged(tmp_path: Path) -> None:
     reopened(tmp_path).close()
     damage(tmp_path, "meta", UNIQUE)
     with pytest.raises(StoreCorruptException, match="record 'unique'"):
@@ -323,7 +323,7 @@ def test_a_key_that_only_begins_like_that_of_a_start_is_passed_over(tmp_path: Pa
     store.close()
 
 
-def test_a_start_is_not_noted_in_a_full_store_and_that_is_told(tmp_path: Path) -> None:
+def test_a_start_is_not_noted_in_a_full_store_and_the_store_says_so(tmp_path: Path) -> None:
     store = reopened(tmp_path)
     note(store, RunRecord("first", {}))
     fill(store)
@@ -459,7 +459,7 @@ def test_a_range_that_ends_before_it_begins_is_empty(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_created_again(tmp_path: Path) -> None:
     reopened(tmp_path).close()
     (tmp_path / "data.mdb").rename(tmp_path / "data.mdb.damaged-20261122-120000")
     with pytest.raises(StoreException, match=r"has no file data.mdb, only data.mdb.damaged-20261122-120000: restore"):

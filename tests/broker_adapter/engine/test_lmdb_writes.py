@@ -84,7 +84,7 @@ def test_a_start_is_noted_at_once_where_that_is_wanted(tmp_path: Path) -> None:
 
 
 def test_a_start_its_number_and_what_is_forgotten_for_it_are_one_with_the_first_commit(tmp_path: Path) -> None:
-    """Also where that finds no room at first, and whoever looks in between sees none of it."""
+    """Also where that finds no room at first, and a reader in between sees none of it."""
     store = reopened(tmp_path)
     for number in range(KEPT_RUNS):
         note(store, RunRecord(str(number), {}))
@@ -165,7 +165,7 @@ def test_a_disk_that_fails_twice_has_failed(monkeypatch: pytest.MonkeyPatch) -> 
     assert env.left == []
 
 
-def test_a_failure_that_lmdb_does_not_get_over_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_lmdb_does_not_recover_from_is_reported_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreException, match="Input/output error; stop the server"):
         carry_out(Failing(failed_disk(), lmdb.PanicError("panic")), monkeypatch)
 

@@ -105,7 +105,7 @@ def large(number: int) -> bytes:
     return pack(Envelope(queue("q"), BodyKind.TEXT, f"{number} " + "x" * (SCAN_BYTES // 3), {"third": True}))
 
 
-def test_a_scan_looks_at_a_bounded_part_of_large_messages_at_once(
+def test_a_scan_reads_a_bounded_part_of_large_messages_at_once(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = engines.start()

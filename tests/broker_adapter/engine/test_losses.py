@@ -113,7 +113,7 @@ def test_what_others_have_by_now_or_failed_on_since_is_theirs(broker: Broker) ->
     assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0
 
 
-def test_a_token_that_nobody_lost_forgives_nothing_and_bad_arguments_are_refused(broker: Broker) -> None:
+def test_an_unknown_token_uncounts_nothing_and_bad_arguments_are_refused(broker: Broker) -> None:
     send(broker, connect(broker), Q, "x")
     lose(broker, 1, token=None)
     assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0

@@ -488,7 +488,7 @@ def test_a_zeroed_leaf_page_costs_what_it_had(tmp_path: Path, table: str) -> Non
     broker.close()
 
 
-def test_a_zeroed_leaf_page_with_starts_leaves_a_gap_and_their_numbers_are_not_given_again(tmp_path: Path) -> None:
+def test_a_zeroed_leaf_page_with_starts_leaves_a_gap_and_their_numbers_are_not_reused(tmp_path: Path) -> None:
     filled(tmp_path / "sound")
     with closing(LmdbStore(tmp_path / "sound", SETTINGS)) as store:
         for number in range(200):
@@ -883,7 +883,7 @@ def test_a_key_that_becomes_another_ones_costs_neither_message(tmp_path: Path, n
     assert len(before["entries"].keys() - after["entries"].keys()) == 1
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["another one's", "nobody's"])
+@pytest.mark.parametrize("old", [False, True], ids=["another one's", "none's"])
 def test_a_catalogue_record_under_another_number_gives_no_messages_away(tmp_path: Path, old: bool) -> None:
     filled(tmp_path)
     numbers = {decode_catalog(key, value).name: key for key, value in records(tmp_path)["catalog"].items()}
@@ -979,7 +979,7 @@ def test_each_damaged_file_is_kept_however_fast_repairs_follow(tmp_path: Path) -
     assert sorted(found) == sorted(kept)
 
 
-def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_store_whose_file_is_gone_beside_a_damaged_one_is_not_created_again(tmp_path: Path) -> None:
     filled(tmp_path)
     os.rename(tmp_path / "data.mdb", tmp_path / "data.mdb.damaged-20261122-120000")
     with pytest.raises(StoreException, match=r"no file data.mdb, only data.mdb.damaged-20261122-120000"):
@@ -1014,7 +1014,7 @@ def test_messages_that_a_repair_sets_aside_are_not_called_lost(tmp_path: Path) -
     assert report.set_aside >= had
 
 
-def test_a_repair_that_was_interrupted_tells_what_is_lost_when_it_is_begun_anew(
+def test_a_repair_that_was_interrupted_reports_what_is_lost_when_it_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(tmp_path, 2000)
@@ -1061,7 +1061,7 @@ def test_a_start_does_not_loop_where_keys_are_not_in_order(tmp_path: Path) -> No
 
 
 def test_lmdb_may_end_the_process_where_a_check_answers(tmp_path: Path) -> None:
-    """Why pages are looked at without it."""
+    """Why pages are checked without it."""
     filled(tmp_path, 2000)
     overwrite(tmp_path, page_of(tmp_path, "entries", 1)[0])
     reading = f"import lmdb; env = lmdb.open({str(tmp_path)!r}, max_dbs=20, map_size={SETTINGS.max_store_bytes})\n"
@@ -1077,7 +1077,7 @@ def test_without_the_list_of_free_pages_those_that_nothing_leads_to_are_left_out
     overwrite(tmp_path, metas(lambda offset, size: data[offset : offset + size])[0].free.root)
     overwrite(tmp_path, page_of(tmp_path, "entries", 1)[0])
     repaired = check(tmp_path, repair=True)
-    assert (repaired.salvaged, repaired.free_is_known) == (0, False), "nobody knows what was settled before"
+    assert (repaired.salvaged, repaired.free_is_known) == (0, False), "it is not known what was settled before"
     assert repaired.missing["entries"] > 1000
     assert check(tmp_path).is_sound
 
@@ -1287,7 +1287,7 @@ def test_a_staged_message_whose_time_is_over_is_sound(tmp_path: Path, monkeypatc
     broker.close()
 
 
-def test_what_is_in_quarantine_can_be_looked_at_and_dropped_while_no_engine_has_the_store(tmp_path: Path) -> None:
+def test_what_is_in_quarantine_can_be_listed_and_dropped_while_no_engine_has_the_store(tmp_path: Path) -> None:
     broker = Broker(SETTINGS, str(tmp_path))
     send(broker, connect(broker), "q", "one", "two")
     store = broker.store
@@ -1317,7 +1317,7 @@ def test_what_is_in_quarantine_can_be_looked_at_and_dropped_while_no_engine_has_
         assert quarantined(store) == [lost] == [Quarantined("messages", sound, messages[sound])]
 
 
-def test_a_store_that_an_engine_has_open_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_a_store_that_an_engine_has_open_cannot_be_read(tmp_path: Path) -> None:
     broker = Broker(SETTINGS, str(tmp_path))
     with pytest.raises(StoreLockedException, match="in use"), sound_store(tmp_path, EngineSettings()):
         pass

@@ -122,7 +122,7 @@ def test_what_a_producer_sends_stays_in_its_order() -> None:
     assert sorted(room.arrived()) == wanted_of([1, 2, 3, 4, 5], 4)
 
 
-def test_who_subscribes_meanwhile_gets_what_comes_later_and_who_leaves_nothing() -> None:
+def test_a_new_subscription_gets_what_comes_later_and_one_that_ends_gets_nothing() -> None:
     room = Newsroom(15, asks=1)
     room.send(16)
     room.subscribe()
@@ -199,7 +199,7 @@ def test_a_turn_that_comes_as_the_time_is_over_is_not_lost(cost: int) -> None:
     assert len(told) == 41
 
 
-def test_nobody_is_refused_for_the_time_that_selectors_take() -> None:
+def test_no_send_is_refused_for_the_time_that_selectors_take() -> None:
     room = Newsroom(9, asks=1, hold_timeout_seconds=0)
     room.send(1)
     for _ in range(5):
@@ -234,7 +234,7 @@ def test_a_commit_waits_for_its_selectors_as_a_whole() -> None:
     room.subscribe()
     room.decisions()
     assert room.answers == {-1: None}
-    assert sorted(room.arrived()) == sorted([*wanted_of(numbers, 6), 0]), "who came later gets what comes later"
+    assert sorted(room.arrived()) == sorted([*wanted_of(numbers, 6), 0]), "a later subscription gets what comes later"
     assert room.rules.depth("q") == 1
 
 
@@ -257,7 +257,7 @@ def test_a_session_that_goes_on_does_not_wait_for_its_last_commit() -> None:
     assert sorted(room.arrived()) == wanted_of([3], 6)
 
 
-def test_who_leaves_takes_along_what_its_selectors_have_not_chosen_for() -> None:
+def test_a_client_that_leaves_drops_what_its_selectors_have_not_chosen_for() -> None:
     room = Newsroom(6, asks=1)
     room.send(6)
     room.rules.do(c.Disconnect(room.client))
@@ -319,7 +319,7 @@ def test_consumers_whose_selectors_take_long_get_theirs_in_order(
         broker.close()
 
 
-def test_queues_take_turns_when_those_who_search_look_and_little_is_read_ahead(
+def test_queues_take_turns_when_consumers_search_and_little_is_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "SELECT_SECONDS", -1.0)  # each cycle has time for one selector
@@ -396,8 +396,8 @@ def test_a_fault_in_a_selector_is_its_own_alone(
         broker.close()
 
 
-def test_a_commit_is_asked_for_once_whoever_comes_and_goes() -> None:
-    """What was chosen stays chosen: who subscribes meanwhile would otherwise keep it from its end."""
+def test_a_commit_is_asked_for_once_whichever_subscriptions_come_and_go() -> None:
+    """What was chosen stays chosen: otherwise new subscriptions would keep it from its end."""
     room = Newsroom(6, asks=4)
     room.commit(1, *((NEWS, message(number)) for number in (2, 3, 6, 30)))
     decisions = 0

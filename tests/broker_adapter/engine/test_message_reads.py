@@ -44,7 +44,7 @@ from tests.broker_adapter.engine.driving import (
 def test_many_damaged_messages_are_put_aside_together(
     disk: Engines, presettled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write for each of them would hold everybody up."""
+    """A write for each of them would block all other clients."""
     broker = disk.start()
     send(broker, connect(broker), "q", *range(1000))
     broker.close()
@@ -183,7 +183,7 @@ def test_a_consumer_that_holds_a_damaged_message_gives_it_back_where_there_is_no
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_of_what_nobody_holds_a_damaged_message_stays_where_there_is_no_room_aside(reads: Reads, is_full: bool) -> None:
+def test_a_damaged_message_without_a_holder_stays_where_quarantine_has_no_room(reads: Reads, is_full: bool) -> None:
     if is_full:
         reads.fill()
     pending = Effects()
@@ -206,4 +206,4 @@ def test_selectors_see_headers_properties_and_annotations_of_what_can_be_read(re
     assert [entry for entry, _ in found] == [reads.entries[0], annotated]
     values = [[message(name) for name in ("number", "JMSXDeliveryCount", "why")] for _, message in found]
     assert values == [[1, 1, None], [3, 5, "rejected"]]
-    assert not reads.inbox.commands, "who delivers it tells"
+    assert not reads.inbox.commands, "the caller reports it"

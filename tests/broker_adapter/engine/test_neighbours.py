@@ -129,7 +129,7 @@ def test_a_send_to_very_many_subscriptions_is_carried_out_in_any_number_of_parts
     assert depth(broker, "q") == 3000
 
 
-def test_parts_of_a_send_that_fail_are_told_one_by_one(brokers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_send_that_fail_are_reported_one_by_one(brokers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = brokers(durable=False, max_message_bytes=10)
     monkeypatch.setattr(broker._state.directory, "fan_out", lambda _destination: 20_000)
     bodies = ["x", "x" * 20, "y", "z" * 20]
@@ -200,7 +200,7 @@ def next_step(steps: Any, result: Any) -> Any:
         return None
 
 
-def test_what_a_scan_has_seen_does_not_count_where_the_search_began_anew_meanwhile() -> None:
+def test_what_a_scan_has_seen_does_not_count_where_the_search_was_restarted_meanwhile() -> None:
     search = Search(parse_selector("n > 5"))
     lane = search.lane(5)
     lane.scanned(1000, complete=False)
@@ -214,7 +214,7 @@ def test_what_a_scan_has_seen_does_not_count_where_the_search_began_anew_meanwhi
     assert lane.has_passed(10)
 
 
-def test_a_search_that_begins_anew_without_a_scan_takes_the_next_one() -> None:
+def test_a_search_that_is_restarted_without_a_scan_takes_the_next_one() -> None:
     lane = LaneSearch()
     lane.restart()
     lane.scanned(7, complete=True)

@@ -89,7 +89,7 @@ def test_what_an_old_store_had_done_is_not_done_again(tmp_path: Path, version: i
 
 
 @VERSIONS
-def test_numbers_of_queues_of_an_old_store_do_not_come_again(tmp_path: Path, version: int) -> None:
+def test_numbers_of_queues_of_an_old_store_are_not_reused(tmp_path: Path, version: int) -> None:
     broker = opened(tmp_path, version)
     highest = max(number for number in broker._state.directory.queues if number < FIRST_STAGED_QUEUE)
     assert broker.call(c.Declare(queue("new")), WAIT) is None

@@ -195,7 +195,7 @@ def test_the_messages_of_another_queue_can_be_redriven(broker: Broker) -> None:
         ask(broker, "redrive", destination="nowhere")
 
 
-# What nobody saw.
+# What no application saw.
 
 
 # Whether a commit was done.
@@ -349,7 +349,7 @@ def test_damaged_entries_are_counted_no_more_once_an_operation_has_found_them(tm
 
 @pytest.mark.damages
 @pytest.mark.parametrize("in_hand", [False, True])
-def test_an_entry_that_is_damaged_on_the_disk_only_is_written_anew(tmp_path: Path, in_hand: bool) -> None:
+def test_an_entry_that_is_damaged_on_the_disk_only_is_written_again(tmp_path: Path, in_hand: bool) -> None:
     broker = Broker(EngineSettings(), str(tmp_path))
     client = connect(broker)
     send(broker, client, "q", *range(1, 4))

@@ -1,4 +1,4 @@
-"""The numbers of queues: which of them are given again."""
+"""The numbers of queues: which of them are reused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from broker_adapter.errors import (
 from tests.broker_adapter.engine.rules import Q, Rules
 
 
-def test_the_number_of_a_staged_transaction_comes_again_and_no_queues_number_does() -> None:
+def test_the_number_of_a_staged_transaction_is_reused_and_no_queues_number_is() -> None:
     rules = Rules()
     state = rules.state
     state.directory.numbers._next_staged = FIRST_VOLATILE_QUEUE - 1
@@ -44,7 +44,7 @@ def test_the_number_of_a_staged_transaction_comes_again_and_no_queues_number_doe
         rules.do(c.Declare(queue("one too many")))
 
 
-def test_a_number_that_the_store_has_is_not_given_again() -> None:
+def test_a_number_that_the_store_has_is_not_reused() -> None:
     numbers = QueueNumbers(b"secret", durable=True)
     for number in (7, 3, FIRST_STAGED_QUEUE + 5, FIRST_VOLATILE_QUEUE + 5):
         numbers.restore(number)

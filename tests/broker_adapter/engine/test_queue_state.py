@@ -1,4 +1,4 @@
-"""Message groups and exclusive consumers: who gets what."""
+"""Message groups and exclusive consumers: which consumer gets what."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_group_stays_with_one_consumer(broker: Broker) -> None:
     assert {body[0] for body in bodies(second.wait_for(8))} == {"b"}
 
 
-def test_messages_without_a_group_go_to_everybody(broker: Broker) -> None:
+def test_messages_without_a_group_go_to_all_consumers(broker: Broker) -> None:
     client = connect(broker)
     _, first = attach(broker, client, Q, 100)
     _, second = attach(broker, client, Q, 100)
@@ -163,7 +163,7 @@ _steps = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(_steps, max_size=30))
-def test_nobody_ever_holds_a_message_of_a_group_that_another_one_has(steps: list[Any]) -> None:
+def test_no_consumer_ever_holds_a_message_of_a_group_that_another_one_has(steps: list[Any]) -> None:
     broker = Broker(EngineSettings(window_messages=10, redelivery_delay_seconds=0))
     try:
         client = connect(broker)
@@ -263,7 +263,7 @@ def test_an_exclusive_consumer_gets_what_the_listener_of_another_failed_on() -> 
     rules.send(rules.connect(), Q, *[b"x"] * 6)
     rules.do(c.Settle(other, [1], Outcome.FAILED))  # is kept
     rules.do(c.Credit(other, 1))
-    rules.do(c.Settle(other, [3], Outcome.FAILED))  # rests
+    rules.do(c.Settle(other, [3], Outcome.FAILED))  # is delayed
     assert [position for position, _ in rules.placed[other]] == [1, 2, 1]
     exclusive = rules.attach(rules.connect(), Q, 100, exclusive=True)
     rules.do(c.Settle(other, [2], Outcome.FAILED))
@@ -317,7 +317,7 @@ def test_an_heir_gets_what_a_lost_client_had_ahead_of_the_rest(fields: dict[str,
         broker.close()
 
 
-def test_a_consumer_that_goes_leaves_what_nobody_saw_ahead_of_the_rest() -> None:
+def test_a_consumer_that_goes_leaves_what_no_application_saw_ahead_of_the_rest() -> None:
     rules = Rules()
     client = rules.connect()
     first, second = (rules.attach(client, Q, 10, exclusive=True) for _ in range(2))

@@ -263,7 +263,7 @@ def test_a_damaged_entry_in_a_range_is_an_error_until_it_is_left_out_and_kept_as
 
 
 @pytest.mark.damages
-def test_a_damaged_entry_is_told_in_the_part_of_the_range_that_it_belongs_to(tmp_path: Path) -> None:
+def test_a_damaged_entry_is_reported_in_the_part_of_the_range_that_it_belongs_to(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(), str(tmp_path))
     send(broker, connect(broker), "q", *(bytes([number]) * 1000 for number in range(1, 7)))
     broker.close()

@@ -46,7 +46,7 @@ def test_an_error_is_an_answer_and_a_time_out_is_none() -> None:
     assert len(calls) == 3
 
 
-def test_who_repeats_a_request_that_is_under_way_waits_for_its_answer() -> None:
+def test_a_repeated_request_waits_for_the_answer_of_the_one_under_way() -> None:
     requests = RecentRequests()
     begun, go_on = threading.Event(), threading.Event()
     answers: list[Any] = []
@@ -110,7 +110,7 @@ def test_a_purge_that_is_asked_for_again_leaves_what_came_after_it(tmp_path: Pat
 
 
 class Slow:
-    """A request under way in a thread of its own, until it is let go on."""
+    """A request under way in a thread of its own, until it may go on."""
 
     def __init__(self, requests: RecentRequests, request_id: str) -> None:
         self._begun, self._go_on = threading.Event(), threading.Event()
@@ -140,7 +140,7 @@ def test_a_repetition_that_is_answered_later_holds_no_thread() -> None:
     assert requests.once("a", lambda: "twice", WAIT, None, answers.append) == "done"
 
 
-def test_those_who_are_answered_later_have_errors_as_answers() -> None:
+def test_callers_that_are_answered_later_get_errors_as_answers() -> None:
     requests = RecentRequests()
     answers: list[Any] = []
 
@@ -153,7 +153,7 @@ def test_those_who_are_answered_later_have_errors_as_answers() -> None:
     assert [str(each) for each in answers] == ["no"]
 
 
-def test_who_is_cancelled_waits_no_longer_and_the_request_goes_on() -> None:
+def test_a_cancelled_caller_stops_waiting_and_the_request_goes_on() -> None:
     requests = RecentRequests()
     slow = Slow(requests, "a")
     with pytest.raises(ConnectionLostException):
@@ -185,7 +185,7 @@ def test_a_check_ends_with_the_connection_that_asked_for_it(tmp_path: Path) -> N
     broker.close()
 
 
-def test_who_waits_no_more_for_a_request_that_is_under_way_leaves_it_going_on() -> None:
+def test_a_caller_that_stops_waiting_leaves_the_request_going_on() -> None:
     requests = RecentRequests()
     begun, go_on = threading.Event(), threading.Event()
     told: list[Any] = []

@@ -1,7 +1,7 @@
 from broker_adapter.engine.redelivered import Redelivered
 
 
-def test_only_a_later_delivery_is_told() -> None:
+def test_only_a_later_delivery_is_reported() -> None:
     redelivered = Redelivered()
     redelivered.accepted(1, 7, 2)
     assert redelivered.was_accepted_later(1, 7, 0)

@@ -61,7 +61,7 @@ def test_what_is_small_goes_on_when_something_large_is_given_up(kind: str) -> No
     assert large.answers == {"small": None}
 
 
-@pytest.mark.parametrize("ends", ["with its client", "for want of room", "done"])
+@pytest.mark.parametrize("ends", ["with its client", "because there is no room", "done"])
 def test_a_queue_whose_last_deliveries_a_waiting_commit_had_goes_on_when_its_client_is_gone(ends: str) -> None:
     """The client holds more than one cycle gives back, and is gone in parts: ``Inbox.take`` does it so."""
     rules = Rules(max_queue_messages=3)
@@ -79,7 +79,7 @@ def test_a_queue_whose_last_deliveries_a_waiting_commit_had_goes_on_when_its_cli
     rules.do(c.GiveBack(leaving, 3))
     if ends == "done":
         rules.attach(other, FULL_QUEUE, 1, presettled=True)
-    elif ends == "for want of room":
+    elif ends == "because there is no room":
         rules.pass_time(60_000)
     rules.do(c.Disconnect(leaving))
     heir = rules.attach(other, Q, 10)
@@ -164,7 +164,7 @@ def passed(rules: Rules, ms: int) -> None:
         reply(result)
 
 
-@pytest.mark.parametrize("place", ["at large", "making room"])
+@pytest.mark.parametrize("place", ["engine-wide", "making room"])
 def test_a_large_commit_that_waits_is_tried_for_a_part_of_the_time_and_goes_on_by_itself(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +267,7 @@ def test_a_commit_whose_queue_has_room_does_not_wait_for_a_larger_one_that_is_tr
     assert not greedy.answers
 
 
-def test_what_is_refused_at_its_deadline_keeps_nobody_waiting() -> None:
+def test_what_is_refused_at_its_deadline_blocks_no_other_send() -> None:
     rules = Rules(max_queue_messages=10, hold_timeout_seconds=1)
     rules.send(rules.connect(), Q, *[b"x"] * 10)
     told: list[Any] = []
@@ -387,7 +387,7 @@ def test_room_that_a_commit_makes_which_had_to_wait_itself_is_taken_at_once(orde
     assert not rules.state.has_more
 
 
-def test_a_commit_whose_deliveries_are_gone_keeps_nobody_waiting() -> None:
+def test_a_commit_whose_deliveries_are_gone_blocks_no_other_send() -> None:
     """It waits for more room than there is, and its consumer has gone: smaller sends behind it may go on."""
     rules = Rules(max_queue_messages=10)
     client, other = rules.connect(), rules.connect()
@@ -425,7 +425,7 @@ def test_commits_that_make_room_go_on_behind_one_that_needs_more_than_there_is()
     assert answers == [None] * 299
 
 
-def test_commits_that_make_room_are_looked_at_when_those_ahead_of_them_are_given_up() -> None:
+def test_commits_that_make_room_are_examined_when_those_ahead_of_them_are_given_up() -> None:
     rules = Rules(hold_timeout_seconds=60)
     client, leaving = rules.connect(), rules.connect()
     rules.send(client, Q, *[b"x"] * 40)
@@ -439,7 +439,7 @@ def test_commits_that_make_room_are_looked_at_when_those_ahead_of_them_are_given
         decide(rules, c.Commit(owner, c.CommitId(f"s{index}", 1), sends, [(holder, number, Outcome.ACCEPTED)]), answers)
     rules.state.admission.volatile_room = 500_000
     passed(rules, 1)
-    assert answers == [], "so many were tried in vain that those behind them were not looked at"
+    assert answers == [], "so many were tried without success that those behind them were not examined"
     decide(rules, c.Disconnect(leaving), [])
     passed(rules, 1)
     assert answers.count(None) == 20
@@ -479,7 +479,7 @@ def test_a_commit_goes_on_that_needs_less_than_there_was_when_another_one_was_tr
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_commits_that_cannot_be_done_keep_no_other_one_from_being_tried(grows: bool) -> None:
-    """Their tries in vain cost as much as there is for them, also if there is a little more room each time."""
+    """Their tries without success cost as much as there is for them, also if there is a little more room each time."""
     rules = Rules(hold_timeout_seconds=60)
     consumer = five_in_hand(rules)
     hopeless, other = list[Any](), list[Any]()

@@ -75,7 +75,7 @@ def test_scattered_pages_take_short_messages_only() -> None:
     assert not scattered.take(5000, 1)
 
 
-def test_who_ends_as_much_as_he_sends_borrows_what_is_kept_for_settling() -> None:
+def test_a_commit_that_ends_as_much_as_it_sends_borrows_what_is_kept_for_settling() -> None:
     full = room(used_pages=1900 * MIB, file_pages=1950 * MIB)
     assert (full.single_pages, full.run_pages) == (0, 0)
     lent = full.lent([(10_000, 1), (100, 1)])

@@ -21,7 +21,7 @@ from tests.broker_adapter.engine.driving import (
 )
 
 
-def test_who_waits_for_memory_goes_on_as_the_last_acknowledgement_frees_it(
+def test_a_send_that_waits_for_memory_goes_on_as_the_last_acknowledgement_frees_it(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker_adapter.engine.broker._SLEEP_SECONDS", 10 * WAIT)  # so that nothing else happens then

@@ -65,7 +65,7 @@ def test_the_oldest_starts_are_too_many_by_their_number_or_by_their_bytes_but_ne
 
 @given(st.randoms(use_true_random=False))
 def test_no_number_is_given_twice_and_each_start_that_is_lost_is_missed(chance: Random) -> None:
-    """A number that was given may only come again where the note was damaged, too; the gap stands before it then."""
+    """A number that was given may only be reused where the note was damaged, too; the gap stands before it then."""
     records: dict[int, str] = {}  #: number → start
     note: bytes | None = None
     numbers: set[int] = set()

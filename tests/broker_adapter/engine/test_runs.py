@@ -253,7 +253,7 @@ def test_starts_without_a_commit_write_nothing_and_push_none_out_that_is_remembe
         assert links_of(now["run"]) == [Link(broker.run, 11), Link(run_of(seen["run"]), 1)]
 
 
-def test_a_start_is_noted_when_somebody_asks_in_which_run_a_position_was_seen(engines: Engines) -> None:
+def test_a_start_is_noted_when_a_client_asks_in_which_run_a_position_was_seen(engines: Engines) -> None:
     with engines.running() as broker:
         seen = fill(broker, 10)
     with engines.running() as broker:
@@ -297,7 +297,7 @@ def test_a_start_is_noted_before_a_crash_if_its_first_commit_is(engines: Engines
         assert ask(broker, "settle_through", position=10, run=seen["run"]) == 10
 
 
-def test_a_start_that_cannot_be_noted_for_who_asks_is_noted_by_the_next_commit(
+def test_a_start_that_cannot_be_noted_for_a_request_is_noted_by_the_next_commit(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engines.running() as broker:
@@ -389,7 +389,7 @@ def test_the_number_of_a_start_is_given_once_so_one_that_is_lost_leaves_a_gap(
         first = broker.run
     engines.restore()
     with engines.running() as broker:
-        fill(broker, 50)  # nobody reads them
+        fill(broker, 50)  # no client reads them
     if is_of_earlier_version:
         store = LmdbStore(engines.path, EngineSettings())
         with store._env.begin(write=True) as txn:
@@ -416,7 +416,7 @@ def test_where_the_number_of_the_next_start_is_damaged_some_are_skipped_and_it_i
     store = LmdbStore(engines.path, EngineSettings())
     with store._env.begin(write=True) as txn:
         txn.put(NEXT_RUN, b"damaged", db=store._db["meta"])
-    assert store.runs() == [run_of(seen["run"]), ""], "nobody knows whether one is missing"
+    assert store.runs() == [run_of(seen["run"]), ""], "it is not known whether one is missing"
     note(store, RunRecord("next", {}))
     assert store.runs() == [run_of(seen["run"]), "", "next"]
     assert store.in_quarantine([quarantine_key("meta", NEXT_RUN)])
@@ -428,7 +428,7 @@ def test_where_the_number_of_the_next_start_is_damaged_some_are_skipped_and_it_i
     store.close()
 
 
-def test_the_number_of_a_start_is_not_given_again_where_all_are_forgotten_or_an_earlier_version_ran(
+def test_the_number_of_a_start_is_not_reused_where_all_are_forgotten_or_an_earlier_version_ran(
     tmp_path: Path,
 ) -> None:
     store = LmdbStore(tmp_path, EngineSettings())
@@ -515,7 +515,7 @@ def test_the_store_that_a_backup_replaced_does_not_take_positions_of_the_backup_
         fill(broker, 3)
     engines.back_up()
     with engines.running() as broker:
-        fill(broker, 57)  # nobody reads them before this store fails
+        fill(broker, 57)  # no client reads them before this store fails
     engines.swap()
     step_clock(monkeypatch, clock_step)
     with engines.running() as broker:
@@ -599,7 +599,9 @@ def test_bounds_say_that_a_run_is_aging_before_it_is_forgotten(engines: Engines)
         assert (bounds["kept"], bounds["aging"]) == (11, False)
 
 
-def test_who_renews_what_is_aging_is_never_told_of_a_loss(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_renews_what_is_aging_is_never_told_of_a_loss(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_numbers, "KEPT_RUNS", ALWAYS_KEPT_RUNS)
     with engines.running() as broker:
         first = last = fill(broker, 10)["run"]

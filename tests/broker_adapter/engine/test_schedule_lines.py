@@ -226,7 +226,7 @@ def test_a_message_does_not_expire_before_its_time_by_a_damaged_line(tmp_path: P
     broker.close()
 
 
-def test_a_message_whose_time_nobody_knows_is_due_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_whose_time_is_unknown_is_due_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     delayed(tmp_path, DUE_MS, body=b"not a message")
     change(tmp_path, lambda key, value: (with_time(key, lambda due: due ^ 1 << 38), value))
     broker = started(tmp_path)
@@ -246,7 +246,7 @@ def test_a_damaged_checksum_of_a_line_that_is_due_delays_nothing(tmp_path: Path,
 
 @pytest.mark.damages
 @pytest.mark.parametrize("is_damaged", [lambda key: key[:-1], lambda key: key[:5], lambda key: key[:-2] + b"\xff\xff"])
-def test_a_line_of_which_nobody_knows_what_it_was_for_is_set_aside_and_named(
+def test_a_line_of_unknown_purpose_is_set_aside_and_named(
     tmp_path: Path, clock: list[int], caplog: pytest.LogCaptureFixture, is_damaged: Callable[[bytes], bytes]
 ) -> None:
     delayed(tmp_path, DUE_MS, DUE_MS + 1)

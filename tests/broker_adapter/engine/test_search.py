@@ -1,4 +1,4 @@
-"""Consumers with selectors: how far they look, what they leave in memory, what a restart knows of them."""
+"""Consumers with selectors: how far they search, what they leave in memory, what a restart knows of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def take(broker: Broker, client: int, selector: str | None, count: int) -> tuple
     return consumer, inbox
 
 
-def test_what_is_left_for_a_scan_begins_behind_what_was_looked_at() -> None:
+def test_what_is_left_for_a_scan_begins_behind_what_was_examined() -> None:
     search = LaneSearch()
     search.complete = True
     assert search.look(1, most=1)
@@ -59,7 +59,7 @@ def test_what_is_left_for_a_scan_begins_behind_what_was_looked_at() -> None:
     assert not search.look(2, most=1)  # enough is found: a scan will come to it
     assert (search.complete, search.through) == (False, 1)
     assert not search.look(3, most=1)
-    assert search.look(1, most=1)  # what comes back is looked at in any case
+    assert search.look(1, most=1)  # what comes back is examined in any case
 
 
 def test_no_more_is_found_than_may_be_kept(broker: Broker) -> None:
@@ -90,7 +90,7 @@ def test_what_came_into_memory_early_leaves_it_with_the_last_search(broker: Brok
     assert len(drained(broker, client, Q)) == 100
 
 
-def test_a_message_that_ended_early_does_not_come_again_with_its_window(broker: Broker) -> None:
+def test_a_message_that_ended_early_is_not_loaded_again_with_its_window(broker: Broker) -> None:
     client = connect(broker)
     send(broker, client, *["blue"] * 15, "red", *["blue"] * 15)
     selective, found = take(broker, client, RED, 1)

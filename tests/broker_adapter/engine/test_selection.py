@@ -52,7 +52,7 @@ def test_a_message_that_cannot_be_decoded_is_tried_once() -> None:
     assert tried == 1
 
 
-def test_a_failure_counts_though_nobody_searches_any_more_and_somebody_else_loads(tmp_path: Path) -> None:
+def test_a_failure_counts_though_no_consumer_searches_any_more_and_another_one_loads(tmp_path: Path) -> None:
     """What was found behind the window leaves memory in the cycle in which its count is raised."""
     broker = Broker(EngineSettings(window_messages=10), tmp_path)
     try:

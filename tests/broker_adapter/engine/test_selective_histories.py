@@ -1,8 +1,8 @@
 """Random histories of a queue whose consumers have selectors, against a plain model, over windows and restarts.
 
-What must be true after each step: nobody holds what he did not ask for or what another one holds; and whoever may have
-more has everything that is there for him.  What a consumer's listener failed to process waits for that consumer, while
-it is there; of all consumers together as many messages as a window has.
+What must be true after each step: no consumer holds what it did not ask for or what another one holds; and one that may
+have more has everything that is there for it.  What a consumer's listener failed to process waits for that consumer,
+while it is there; of all consumers together as many messages as a window has.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_nothing_is_staged_for_a_number_that_was_published(number: int) -> None:
     assert rules.do(c.Publish("g", number, [f"g/{number}/a"])) is True
     assert rules.stage(f"g/{number}/slow", 1) is False
     assert rules.stage(f"g/{number}/late", 0, 3) is False
-    assert rules.stage("g/late", 0) is True  # nobody knows whose it is
+    assert rules.stage("g/late", 0) is True  # its owner is unknown
     assert [name for name, each in rules.state.directory.staged.items() if not each.record.publishing] == ["g/late"]
     assert rules.do(c.Statistics()).duplicates_rejected == 4
 
@@ -241,7 +241,7 @@ def test_what_is_staged_expires_where_it_is_published_and_only_there(broker: Bro
     assert depth(broker, "expired") == 1
 
 
-def test_a_restart_gives_those_who_stage_time_to_come_back(tmp_path: Path) -> None:
+def test_a_restart_gives_clients_that_stage_time_to_reconnect(tmp_path: Path) -> None:
     settings = EngineSettings(staged_timeout_seconds=40)
     broker = Broker(settings, str(tmp_path))
     stage(broker, "g/1/a")

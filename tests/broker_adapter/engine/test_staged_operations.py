@@ -87,7 +87,7 @@ def test_a_number_of_messages_that_does_not_belong_to_each_transaction_is_refuse
     assert depth(broker, "target") == 1
 
 
-def test_the_last_published_number_of_a_group_is_told(broker: Broker) -> None:
+def test_the_last_published_number_of_a_group_is_answered(broker: Broker) -> None:
     assert ask(broker, "published", group="g") is None
     ask(broker, "publish", group="g", number=4, transactions=[])
     assert ask(broker, "published", group="g") == 4
@@ -142,7 +142,7 @@ class Compared(str):
         return str.__lt__(self, other)
 
     def startswith(self, *_: Any) -> bool:
-        raise AssertionError("each name is looked at for each prefix")
+        raise AssertionError("each name is compared with each prefix")
 
 
 def test_many_prefixes_are_not_compared_with_each_name() -> None:

@@ -54,7 +54,7 @@ def test_a_batch_is_kept_while_any_of_its_tasks_adds_to_it() -> None:
     assert staging.overdue(2 * HOUR) == ["other/1/first"]
 
 
-def test_a_batch_is_kept_while_somebody_renews_it() -> None:
+def test_a_batch_is_kept_while_it_is_renewed() -> None:
     staging = Staging(HOUR)
     assert staging.renew("g", 1, 0) is None  # nothing is staged yet
     staging.begin("g/1/first", 0)

@@ -1,4 +1,4 @@
-"""The files of a store: who has them, and what is refused."""
+"""The files of a store: which process has them, and what is refused."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_new_store_is_for_its_user_alone_and_named_on_the_disk(
     assert synced == [path.parent, path.parent.parent, path]
 
 
-def test_a_lock_file_for_which_there_is_no_room_is_told_with_the_bytes_that_it_needs(tmp_path: Path) -> None:
+def test_a_lock_file_for_which_there_is_no_room_is_reported_with_the_bytes_that_it_needs(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:

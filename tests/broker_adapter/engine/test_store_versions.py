@@ -40,7 +40,7 @@ def test_an_older_version_is_taken_over_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_store_whose_version_is_lost_keeps_what_it_is_known_by(tmp_path: Path) -> None:
-    """A repair may not find the record of the version; who fails over to the store knows it by ``unique``."""
+    """A repair may not find the record of the version; a client that fails over to the store knows it by ``unique``."""
     store = LmdbStore(tmp_path, EngineSettings())
     unique = store.unique
     store.close()

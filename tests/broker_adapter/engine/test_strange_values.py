@@ -26,7 +26,7 @@ from tests.broker_adapter.engine.driving import WAIT, Inbox, connect, drained, m
 from tests.broker_adapter.engine.strange_values import NUMBERS, PACKED, PAYLOADS, VALUES
 
 _POSITIONS = st.integers(0, 20) | NUMBERS
-#: What is right, so that operations get beyond their first look.
+#: What is right, so that operations get beyond their first check.
 _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "destination": st.sampled_from(["q", "DLQ", "t", "target"]),
     "kind": st.just("queue"),
@@ -75,7 +75,7 @@ def arguments_of(draw: st.DrawFn, operation: str) -> dict[str, Any]:
 
 
 class Served:
-    """An engine with another client, who must never notice anything."""
+    """An engine with another client, which must never be affected."""
 
     def __init__(self, path: str | None) -> None:
         self.broker = Broker(EngineSettings(), path)
@@ -192,7 +192,7 @@ def test_any_stored_message_is_read_by_all_kinds_of_consumers_or_refused_by_them
     served.broker.request("purge", {"destination": "q"}, WAIT)
 
 
-#: Names are strings when they come to the engine: who brings them in looks at that.
+#: Names are strings when they come to the engine: the callers check that.
 _NAME = (
     st.text(max_size=20)
     | st.text(st.characters(), max_size=3)

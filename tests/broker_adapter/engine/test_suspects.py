@@ -1,4 +1,4 @@
-"""Messages that may have ended the process of the engine: who gives one to an application has it counted first."""
+"""Messages that may have ended the process of the engine: a delivery to an application is counted first."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_delivery_that_was_counted_when_it_began_is_not_counted_again_as_it_fa
     assert dead.payload == b"x"
 
 
-def test_a_delivery_that_nobody_has_seen_after_all_does_not_count(crash: Crash) -> None:
+def test_a_delivery_that_no_application_has_seen_after_all_does_not_count(crash: Crash) -> None:
     send(broker := crash(), connect(broker), Q, "x")
     prefetched(broker, 1)
     broker = crash()

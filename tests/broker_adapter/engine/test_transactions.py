@@ -25,7 +25,7 @@ def test_a_commit_is_all_or_nothing() -> None:
             )
         )
     assert not rules.effects.durable.messages
-    # The first message has failed, and has come again as delivery 3.
+    # The first message has failed, and was redelivered as delivery 3.
     rules.do(
         commit(client, 2, [(queue("out"), b"x")], [(consumer, 3, Outcome.ACCEPTED), (consumer, 2, Outcome.ACCEPTED)])
     )
@@ -101,7 +101,7 @@ def test_a_commit_that_a_fault_of_the_engine_ends_is_in_doubt_where_it_had_begun
     assert rules.depth("q") == (step != "before")
 
 
-def test_what_a_commit_in_doubt_was_to_settle_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_commit_in_doubt_was_to_settle_is_redelivered(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = Rules()
     client = rules.connect()
     rules.send(client, Q, b"a", b"b")

@@ -1,4 +1,4 @@
-"""Two administrators at once, and administrators beside traffic: what is confirmed stays, and nobody else's goes."""
+"""Two administrators at once, and administrators beside traffic: what is confirmed stays, and nothing else ends."""
 
 from __future__ import annotations
 

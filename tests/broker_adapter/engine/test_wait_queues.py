@@ -44,7 +44,7 @@ def test_what_has_ended_keeps_no_message() -> None:
 
 
 def test_a_connection_with_many_sends_that_wait_goes_in_time_that_grows_as_they_do() -> None:
-    """Each of them is looked at a few times, however many there are."""
+    """Each of them is examined a few times, however many there are."""
     looked = 0
 
     class Counted(BlockedSend):

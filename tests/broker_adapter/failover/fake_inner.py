@@ -48,7 +48,7 @@ class FakeInner:
     """Writes down what it is asked, and does what a test says.
 
     Attributes:
-        calls: the names and arguments of all calls that the broker would hear of.
+        calls: the names and arguments of all calls that would reach the broker.
         sent: messages, with what is called with their answers.
         raises: call → the errors that it raises next, each once; None: it works.
         resolves: what ``resolve_commit`` returns.

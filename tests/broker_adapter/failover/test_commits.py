@@ -84,7 +84,7 @@ def test_a_commit_whose_connection_ends_as_its_time_is_over_is_in_doubt(
 
 
 def test_a_commit_that_was_never_sent_is_rolled_back(servers: Callable[..., BrokerServer], client: MakeClient) -> None:
-    """The network is away for as long as the commit may take: nobody is in doubt."""
+    """The network is away for as long as the commit may take: it is not in doubt."""
     server = servers()
     made = client(url_of(server))
     made.open()
@@ -95,7 +95,7 @@ def test_a_commit_that_was_never_sent_is_rolled_back(servers: Callable[..., Brok
         made.transport.commit(1, 1, [(link, message(1))], [], 0.2)
 
 
-def test_a_loss_that_nobody_was_told_of_yet_rolls_back_one_commit(
+def test_a_loss_that_was_not_reported_yet_rolls_back_one_commit(
     servers: Callable[..., BrokerServer], client: MakeClient
 ) -> None:
     server = servers()

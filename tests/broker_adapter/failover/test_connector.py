@@ -43,7 +43,7 @@ def test_a_new_connection_takes_the_first_address_that_answers(
     assert made.events == []
 
 
-def test_a_new_connection_that_finds_nobody_says_how_often_it_tried(client: MakeClient) -> None:
+def test_a_new_connection_that_finds_no_server_says_how_often_it_tried(client: MakeClient) -> None:
     made = client(f"failover:(amqp://127.0.0.1:1,amqp://127.0.0.1:2)?{FAST}")
     with pytest.raises(ConnectionLostException, match="no connection after 2 attempts; the last one, at amqp"):
         made.open()

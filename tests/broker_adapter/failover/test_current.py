@@ -97,7 +97,7 @@ def test_a_loss_is_waited_for_where_a_call_knows_of_it_first() -> None:
     current, inner = failover.current, inner_of(failover)
     with pytest.raises(OperationTimedOutException):
         current.wait_until_lost(inner, failover.now, "the send")
-    current.wait_until_loss_is_announced(inner, failover.now)  # in vain
+    current.wait_until_loss_is_announced(inner, failover.now)  # without success
     failover.lose()
     current.wait_until_lost(inner, failover.now, "the send")
 

@@ -410,7 +410,7 @@ def test_a_link_that_the_broker_closes_has_its_sends_repeated_before_it_takes_ne
     assert answers == []
 
 
-def test_a_send_that_fails_between_the_last_look_and_the_news_that_its_link_is_there_is_repeated() -> None:
+def test_a_send_that_fails_between_the_last_check_and_the_event_that_its_link_is_there_is_repeated() -> None:
     failover = Failover()
     answers: list[Any] = []
     link = failover.sender()

@@ -253,7 +253,7 @@ def test_a_connection_that_is_lost_again_soon_counts_as_a_failed_attempt() -> No
     assert (fourth.address.port, fourth.at) == (1, LATE + 4), "a round is over, and its pause is kept"
 
 
-def test_a_connection_that_held_starts_anew() -> None:
+def test_the_rounds_start_again_after_a_connection_that_held() -> None:
     rules = connected(f"amqp://h:1{PLAIN}&reconnect_delay_seconds=1&stable_seconds=2&max_reconnect_attempts=3")
     for loss in (LATE, LATE + 2, LATE + 4):
         action = rules.process(Lost(LOST), loss)
@@ -286,7 +286,7 @@ def test_a_refused_login_asks_for_fresh_credentials_once() -> None:
     assert rules.process(AttemptFailed(REFUSED), LATE) == GiveUp(REFUSED)
 
 
-def test_a_connection_that_the_broker_closes_for_want_of_rights_asks_for_fresh_credentials() -> None:
+def test_a_connection_that_is_closed_for_a_missing_permission_asks_for_fresh_credentials() -> None:
     rules = connected("amqp://h:1", may_refresh=True)
     assert rules.process(Lost(REFUSED), LATE) == Try(rules.address, LATE, fresh_credentials=True)
     rules.process(Connected(), LATE)
@@ -302,7 +302,7 @@ def test_credentials_may_be_asked_for_again_after_they_held() -> None:
         rules.process(Connected(), loss)
 
 
-def test_a_refused_login_is_the_end_where_nobody_can_be_asked() -> None:
+def test_a_refused_login_is_the_end_where_credentials_cannot_be_refreshed() -> None:
     rules = connected(THREE)
     rules.process(Lost(LOST), LATE)
     assert rules.process(AttemptFailed(REFUSED), LATE) == GiveUp(REFUSED)
@@ -404,7 +404,7 @@ def rounds_of(rules: Reconnect, losses: int, led_to: list[Event]) -> list[float]
 @pytest.mark.parametrize(
     "led_to",
     [[AttemptFailed(LOST)], [Connected(), Lost(LOST)], [AttemptFailed(redirect("third", 8)), AttemptFailed(LOST)]],
-    ids=["nobody", "a broker that ends it at once", "a second redirect to nobody"],
+    ids=["no server", "a broker that ends it at once", "a second redirect to no server"],
 )
 def test_a_redirect_that_leads_nowhere_counts_as_a_failed_attempt(led_to: list[Event]) -> None:
     rules = machine(f"amqp://h:1{PLAIN}&reconnect_delay_seconds=1&stable_seconds=2")

@@ -436,7 +436,7 @@ def test_a_request_that_fails_while_the_connection_is_there_is_not_repeated() ->
 
 
 def test_a_send_that_fails_as_the_connection_is_restored_is_repeated_by_it() -> None:
-    """Its answer comes behind the last look at what is to be sent again, and ahead of the news that all is restored."""
+    """Its answer comes behind the last check of what is to be sent again, and ahead of the restored event."""
     connection = Connection().open()
     link = connection.sender()
     answers: list[JMSException | None] = []
@@ -477,7 +477,7 @@ def test_a_late_send_waits_for_its_place_without_keeping_events_from_being_told(
     restored = connection.next[0] if what == "connection" else first
     plain_connect, plain_attach = current.connect, links.attach
 
-    def fail_late() -> None:  # behind the last look at what has no answer
+    def fail_late() -> None:  # behind the last check of what has no answer
         restored.before["send"] = place
         late(LOST)
 

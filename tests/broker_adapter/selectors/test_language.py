@@ -226,7 +226,7 @@ def test_the_length_of_a_pattern_is_limited() -> None:
         parse_selector(f"a LIKE '{'x' * (MAX_PATTERN_LENGTH + 1)}'")
 
 
-def test_no_pattern_looks_back() -> None:
+def test_no_pattern_backtracks() -> None:
     assert not is_selected(f"a LIKE '{'%a' * 400}%b'", a="a" * 20_000)
 
 
@@ -258,13 +258,13 @@ def test_a_comment_has_an_end(text: str) -> None:
         parse_selector(text)
 
 
-def test_few_long_selectors_are_kept_for_the_next_one_who_asks() -> None:
+def test_few_long_selectors_are_kept_for_the_next_call() -> None:
     short = "kept = 1"
     long = [" OR ".join(f"kept = {number}" for number in range(first, first + 100)) for first in range(50)]
     assert parse_selector(short) is parse_selector(short)
     before = [parse_selector(text) for text in long]
     assert parse_selector(long[-1]) is before[-1]
-    assert parse_selector(long[0]) is not before[0]  # it was let go of
+    assert parse_selector(long[0]) is not before[0]  # it was dropped
     assert parse_selector(long[0]) == before[0]
 
 

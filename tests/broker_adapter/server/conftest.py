@@ -42,7 +42,7 @@ def client(broker: Broker) -> Client:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener looks at the clock so often that no test waits for it."""
+    """The listener reads the clock so often that no test waits for it."""
     monkeypatch.setattr(listener, "TICK_SECONDS", 0.05)
 
 

@@ -13,7 +13,7 @@ def make(places: int = 100, logins: int = 4, per_origin: int = 50) -> Admission[
 
 
 def come(admission: Admission[str], *connections: str, now: float = 0.0) -> list[str]:
-    """Connections named by their origin and a number, which speak at once; returns who may begin to log in."""
+    """Connections named by their origin and a number, which speak at once; returns those that may begin to log in."""
     for connection in connections:
         assert admission.accepted(connection, connection[0], now) is None
         admission.spoke(connection)
@@ -87,7 +87,7 @@ def test_where_all_places_are_taken_the_origin_with_the_most_pending_connections
     admission = make(places=6, logins=2)
     come(admission, "a1", "a2", "a3", "a4", "b1", "b2")
     assert admission.accepted("c1", "c", 0.0) is None
-    assert admission.advance(0.0) == ([], ["a4"]), "the newest of those who wait"
+    assert admission.advance(0.0) == ([], ["a4"]), "the newest of those that wait"
     assert admission.accepted("b3", "b", 0.0) is not None, "b would have as many as a then"
     assert admission.accepted("a5", "a", 0.0) is not None
     admission.opened("a1")
@@ -118,7 +118,7 @@ def test_with_one_place_for_logins_origins_take_turns() -> None:
     assert admission.advance(0.0)[0] == ["a2"]
 
 
-def test_who_has_said_nothing_has_no_turn_and_who_speaks_has_one_however_many_are_silent() -> None:
+def test_a_silent_connection_has_no_turn_and_one_that_speaks_has_one_however_many_are_silent() -> None:
     admission = make(logins=4)
     for number in range(40):
         assert admission.accepted(f"a{number}", "a", 0.0) is None

@@ -16,7 +16,7 @@ def test_what_only_the_client_can_end_is_refused_above_the_budget() -> None:
     assert Budget(100, unanswered=500, requests=500, output=500, answers=500).excess < 0
 
 
-def test_requests_are_refused_while_answers_that_nobody_takes_are_above_the_budget_and_reading_goes_on() -> None:
+def test_requests_are_refused_while_answers_that_are_not_taken_are_above_the_budget_and_reading_goes_on() -> None:
     assert Budget(100, answers=100).allows_requests()
     assert not Budget(100, answers=101).allows_requests()
     assert Budget(100, answers=60).allows_requests(40)

@@ -77,13 +77,13 @@ def test_an_unexpected_fault_ends_one_connection_and_time_goes_on_for_the_others
         peer = Peer(PeerLimits())
         peer.open("faulty")
         sock.sendall(peer.pending_output())
-        if fault == "receive":  # the first bytes are well, since they only tell who it is
+        if fault == "receive":  # the first bytes are well, since they only identify the client
             peer.receive(sock.recv(65536))
             peer.begin_session()
             sock.sendall(peer.pending_output())
         read_all(sock)
         change(served, handshake_timeout_seconds=0.001)
-        read_all(half)  # the clock still runs, so who says nothing is dropped
+        read_all(half)  # the clock still runs, so a silent connection is dropped
     assert f"a fault in {fault}" in caplog.text
     change(served, handshake_timeout_seconds=WAIT)
     assert served.works()
@@ -192,7 +192,7 @@ def test_a_connection_that_has_ended_is_freed_without_the_garbage_collector(
 def test_a_connection_whose_admission_comes_too_late_leaves_nothing_behind(
     serve: Callable[..., Served], ends: dict[str, list[weakref.ref[Any]]]
 ) -> None:
-    """The engine answers a client that is gone; nobody but its protocol is there to hear it."""
+    """The engine answers a client that is gone; only its protocol is there to receive that."""
     served = serve()
     gc.collect()
     gc.disable()
@@ -250,7 +250,7 @@ def test_what_is_postponed_waits_for_another_turn_though_there_is_output(monkeyp
 
 
 class SlowListener(Listener):
-    """Notes who had a turn; each KiB of the clients named "slow" takes a millisecond and more."""
+    """Notes the clients that had a turn; each KiB of the clients named "slow" takes a millisecond and more."""
 
     def protocol(self, connection: ClientConnection, certified: str | None) -> ServerProtocol:
         protocol = super().protocol(connection, certified)

@@ -20,7 +20,7 @@ from tests.contracts.transports import eventually
 pytestmark = pytest.mark.usefixtures("often")
 
 
-def test_a_client_that_comes_again_takes_the_place_of_its_old_connection(serve: Callable[..., Served]) -> None:
+def test_a_client_that_reconnects_takes_the_place_of_its_old_connection(serve: Callable[..., Served]) -> None:
     served = serve()
     first, first_peer = opened(served, "secret")
     assert heard(first, first_peer, RemoteOpen).properties["holdfast-store"] == served.broker.unique
@@ -33,7 +33,7 @@ def test_a_client_that_comes_again_takes_the_place_of_its_old_connection(serve: 
         each.close()
 
 
-def test_a_client_that_comes_again_needs_no_second_place(serve: Callable[..., Served]) -> None:
+def test_a_client_that_reconnects_needs_no_second_place(serve: Callable[..., Served]) -> None:
     served = serve(max_connections=1)
     first, first_peer = opened(served, "secret")
     heard(first, first_peer, RemoteOpen)

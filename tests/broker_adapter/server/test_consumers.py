@@ -76,7 +76,7 @@ def test_a_message_goes_through_unchanged(client: Client) -> None:
     again = client.receive(link, 2)[1]
     message = decoded(again.payload)
     assert (message.delivery_count, message.priority, message.durable) == (1, 9, True)
-    bare = sent.index(b"\x00\x53\x71")  # what follows the header and is nobody's to change
+    bare = sent.index(b"\x00\x53\x71")  # what follows the header and must not be changed
     assert again.payload.endswith(sent[bare:])
 
 
@@ -505,7 +505,7 @@ def test_messages_on_their_way_to_a_link_that_closes_go_back_as_they_were(client
 
 
 @pytest.mark.parametrize(
-    ("product", "failures"), [("Holdfast", 1), ("somebody else", 0)], ids=["our own client", "another client"]
+    ("product", "failures"), [("Holdfast", 1), ("another product", 0)], ids=["our own client", "another client"]
 )
 def test_the_end_of_a_session_gives_back_what_it_held(broker: Broker, product: str, failures: int) -> None:
     """Other clients say what has failed, and leave the rest, which the application has not seen, to the broker."""
@@ -541,7 +541,7 @@ def test_what_a_client_held_has_failed_where_it_left_without_a_word(
     assert [decoded(each.payload).delivery_count for each in other.messages(link)] == [failures]
 
 
-def test_messages_on_their_way_to_a_session_that_ends_come_again(client: Client, broker: Broker) -> None:
+def test_messages_on_their_way_to_a_session_that_ends_are_redelivered(client: Client, broker: Broker) -> None:
     client.send(client.sender("q"), "a", "b")
     session = client.peer.begin_session()
     link = client.receiver("q", session=session, name="r")

@@ -147,7 +147,7 @@ class Doomed:
         client.settle(self.consumer, client.receive(self.consumer, 1), in_transaction(self.txn_id, ACCEPTED_STATE))
 
     def fails(self, reason: str) -> None:
-        """Its discharge fails with this reason, nothing of it was done, and what it had taken comes again."""
+        """Its discharge fails with this reason, nothing of it was done, and what it had taken is redelivered."""
         client = self.client
         state = client.discharge(self.coordinator, self.txn_id)
         assert state.code == REJECTED
@@ -202,7 +202,7 @@ def test_every_message_that_is_dropped_is_rejected_with_a_reason(tight: Client) 
     assert closed.error.condition == "amqp:link:message-size-exceeded"
     tight.peer.close_link(doomed.producer)
     doomed.fails("larger than the limit")
-    assert tight.send(tight.sender("out", name="anew"), "the session goes on") == [ACCEPTED_STATE]
+    assert tight.send(tight.sender("out", name="again"), "the session goes on") == [ACCEPTED_STATE]
 
 
 class ByHand:

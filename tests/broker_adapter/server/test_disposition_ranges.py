@@ -226,7 +226,7 @@ def test_a_connection_ends_though_what_it_settled_meets_a_fault(
     assert not any(each.in_hand for each in broker.call(c.Statistics(), WAIT).queues)
 
 
-def test_a_client_that_has_gone_in_the_middle_of_its_turns_may_come_again_at_once(broker: Broker) -> None:
+def test_a_client_that_has_gone_in_the_middle_of_its_turns_may_reconnect_at_once(broker: Broker) -> None:
     client = held(broker, 15_000)
     client.server.receive(disposition(0, True, 0, 9_999), 1)
     client.server.receive_end()

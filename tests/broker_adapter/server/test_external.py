@@ -1,4 +1,4 @@
-"""SASL EXTERNAL: clients that are whom their certificate names, over mutual TLS."""
+"""SASL EXTERNAL: clients are the users that their certificates name, over mutual TLS."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_client_is_whom_its_certificate_names(
+def test_a_client_is_the_user_that_its_certificate_names(
     ca: Authority, serve: Callable[..., ServerProcess], users: Path
 ) -> None:
     server = serve("--users", str(users))
@@ -104,15 +104,15 @@ def test_a_client_is_whom_its_certificate_names(
         session.create_producer(session.create_queue("q")).send("x")
 
 
-def test_a_certificate_of_somebody_who_is_no_user_is_refused(
+def test_a_certificate_of_an_unknown_user_is_refused(
     ca: Authority, serve: Callable[..., ServerProcess], users: Path
 ) -> None:
     server = serve("--users", str(users))
-    with pytest.raises(JMSSecurityException, match="whom the client's certificate names"):
+    with pytest.raises(JMSSecurityException, match="the user that the client's certificate names"):
         factory(ca, server, ca.make("eve")).create_connection()
 
 
-def test_who_has_no_certificate_logs_in_with_a_password(
+def test_a_client_without_a_certificate_logs_in_with_a_password(
     ca: Authority, serve: Callable[..., ServerProcess], users: Path
 ) -> None:
     server = serve("--users", str(users))
@@ -121,13 +121,13 @@ def test_who_has_no_certificate_logs_in_with_a_password(
         factory(ca, server, None).create_connection()
 
 
-def test_a_certificate_that_somebody_else_signed_is_refused(
+def test_a_certificate_of_another_authority_is_refused(
     ca: Authority, serve: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
     server = serve()
-    stranger = authority(tmp_path / "other").make("ada")
+    foreign = authority(tmp_path / "other").make("ada")
     with pytest.raises(ConnectionLostException):
-        factory(ca, server, stranger).create_connection()
+        factory(ca, server, foreign).create_connection()
     with factory(ca, server, ca.make("anybody")).create_connection():
         pass  # without a users file whoever has a certificate may come
 
@@ -144,7 +144,7 @@ def test_asking_for_certificates_without_tls_is_a_mistake() -> None:
 
 
 class Ada:
-    """Users of whom there is one."""
+    """Users, of which there is one."""
 
     def verifier(self, username: str) -> None:
         return None
@@ -175,7 +175,7 @@ def test_external_is_offered_first_and_only_with_a_certificate() -> None:
 
 
 @pytest.mark.parametrize(("wish", "accepted"), [(b"", True), (b"ada", True), (b"root", False), (None, True)])
-def test_nobody_acts_as_somebody_else(wish: bytes | None, accepted: bool) -> None:
+def test_no_user_acts_as_another_one(wish: bytes | None, accepted: bool) -> None:
     server = ServerLogin(Ada(), plain=False)
     server.offer_external("ada")
     server.receive(SASL_HEADER)

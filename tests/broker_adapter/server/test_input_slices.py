@@ -35,7 +35,7 @@ def test_input_that_costs_much_is_taken_in_slices_of_one_turn() -> None:
 def test_a_slice_that_takes_much_too_long_makes_those_of_its_connection_small_for_a_while() -> None:
     slices = InputSlices()
     sizes(slices, bytes(512 * KIB), 0.0)
-    assert max(sizes(slices, bytes(256 * KIB), MUCH)) == 256 * KIB, "nobody could know"
+    assert max(sizes(slices, bytes(256 * KIB), MUCH)) == 256 * KIB, "it could not be known"
     for _ in range(10):
         sizes(slices, bytes(256 * KIB), 0.0)
         assert max(sizes(slices, bytes(256 * KIB), MUCH)) <= 48 * KIB

@@ -1,4 +1,4 @@
-"""The server's sockets against friends and strangers."""
+"""The server's sockets, with well-behaved and hostile clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ pytestmark = pytest.mark.usefixtures("often")
     ],
     ids=["http", "amqp 0-9-1", "tls", "a huge frame", "a frame too small"],
 )
-def test_who_speaks_no_amqp_is_answered_and_closed(serve: Callable[..., Served], data: bytes) -> None:
+def test_a_client_that_speaks_no_amqp_is_answered_and_closed(serve: Callable[..., Served], data: bytes) -> None:
     served = serve()
     with served.socket() as sock:
         sock.sendall(data)
@@ -72,7 +72,7 @@ def test_who_speaks_no_amqp_is_answered_and_closed(serve: Callable[..., Served],
 
 
 @pytest.mark.parametrize("data", [b"", b"AMQP", b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"])
-def test_who_stops_half_way_is_dropped(
+def test_a_client_that_stops_half_way_is_dropped(
     serve: Callable[..., Served], data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(handshake_timeout_seconds=0.2)
@@ -95,7 +95,7 @@ def users(tmp_path: Path) -> UsersFile:
 @pytest.mark.parametrize(
     ("username", "password"), [("alice", "guess"), ("alice", ""), ("mallory", "secret"), (None, None)]
 )
-def test_who_may_not_log_in_is_refused_and_others_are_served(
+def test_a_user_that_may_not_log_in_is_refused_and_others_are_served(
     serve: Callable[..., Served], users: UsersFile, mechanism: str, username: str | None, password: str | None
 ) -> None:
     served = serve(users=users)
@@ -108,7 +108,7 @@ def test_who_may_not_log_in_is_refused_and_others_are_served(
         assert served.broker.call(c.Statistics(), WAIT).clients == 1
 
 
-def test_who_skips_the_login_is_refused(serve: Callable[..., Served], users: UsersFile) -> None:
+def test_a_client_that_skips_the_login_is_refused(serve: Callable[..., Served], users: UsersFile) -> None:
     served = serve(users=users)
     with served.socket() as sock:
         peer = Peer(PeerLimits())
@@ -172,7 +172,7 @@ def test_a_client_that_is_one_too_many_is_told_so(serve: Callable[..., Served]) 
     assert served.works()
 
 
-def test_those_above_the_limit_who_are_still_to_be_told_so_are_limited_too(
+def test_connections_above_the_limit_that_are_still_to_be_refused_are_limited_too(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_files, "TOLD_AT_ONCE", 2)
@@ -211,7 +211,7 @@ def test_two_thousand_idle_connections_are_no_burden(serve: Callable[..., Served
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_stopping_does_not_wait_for_those_who_do_not_listen(serve: Callable[..., Served]) -> None:
+def test_stopping_does_not_wait_for_clients_that_do_not_read(serve: Callable[..., Served]) -> None:
     served = serve(max_output_bytes=65536)
     sock, _, _ = stalled(served, 300)
     with sock, served.socket() as half, served.socket() as silent:
@@ -224,7 +224,7 @@ def test_stopping_does_not_wait_for_those_who_do_not_listen(serve: Callable[...,
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_who_connects_while_the_server_stops_is_dropped(
+def test_a_connection_made_while_the_server_stops_is_dropped(
     serve: Callable[..., Served], tmp_path: Path, tls: bool
 ) -> None:
     served = serve(tls=server_context(tmp_path) if tls else None)
@@ -244,7 +244,7 @@ def test_who_connects_while_the_server_stops_is_dropped(
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"])
-def test_who_is_within_the_tls_handshake_is_dropped_when_the_server_stops(
+def test_a_connection_within_the_tls_handshake_is_dropped_when_the_server_stops(
     serve: Callable[..., Served], tmp_path: Path, begun: bytes
 ) -> None:
     served = serve(tls=server_context(tmp_path), handshake_timeout_seconds=10 * WAIT)
@@ -352,7 +352,7 @@ def test_servers_are_announced_from_the_own_machine_only(
     assert [each.host for each in served.listener.servers] == ["h"]
 
 
-def test_an_error_in_what_is_left_of_a_connection_keeps_nobody_waiting(
+def test_an_error_in_what_is_left_of_a_connection_blocks_no_other_one(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = Listener(broker, "127.0.0.1", 0, ServerSettings(), lambda: ServerLogin(None, plain=True))

@@ -1,4 +1,4 @@
-"""Which lines are written that strangers can cause."""
+"""Which log lines are written that any client can cause."""
 
 from __future__ import annotations
 

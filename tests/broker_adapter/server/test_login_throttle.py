@@ -24,8 +24,8 @@ def make(**settings: int) -> LoginThrottle[str]:
     return LoginThrottle(FIRST, LONGEST, **settings)
 
 
-def looked_at(throttle: LoginThrottle[str], pair: Pair, was_right: bool, now: float) -> float:
-    """When a claim that comes now is looked at; only claims of this pair wait."""
+def checked_at(throttle: LoginThrottle[str], pair: Pair, was_right: bool, now: float) -> float:
+    """When a claim that comes now is checked; only claims of this pair wait."""
     throttle.submit(pair, "x", now)
     at = throttle.next_at()
     while at is not None:
@@ -34,10 +34,10 @@ def looked_at(throttle: LoginThrottle[str], pair: Pair, was_right: bool, now: fl
             throttle.finished(pair, was_right, now)
             return now
         at = throttle.next_at()
-    raise AssertionError("it is never looked at")
+    raise AssertionError("it is never checked")
 
 
-def test_a_claim_is_looked_at_at_once() -> None:
+def test_a_claim_is_checked_at_once() -> None:
     throttle = make()
     assert throttle.take(0.0) is None
     throttle.submit(ALICE, "first", 1.0)
@@ -49,15 +49,15 @@ def test_a_claim_is_looked_at_at_once() -> None:
 def test_the_pause_after_a_wrong_password_doubles_up_to_a_limit_and_ends_with_a_right_one() -> None:
     throttle, now, pauses = make(), 0.0, []
     for _ in range(FREE_FAILURES + 6):
-        at = looked_at(throttle, ALICE, False, now)
+        at = checked_at(throttle, ALICE, False, now)
         pauses.append(at - now)
         now = at
     assert pauses == [*[0.0] * FREE_FAILURES, 0.5, 1.0, 2.0, 4.0, LONGEST, LONGEST]
-    now = looked_at(throttle, ALICE, True, now)
-    assert looked_at(throttle, ALICE, False, now) == now
+    now = checked_at(throttle, ALICE, True, now)
+    assert checked_at(throttle, ALICE, False, now) == now
 
 
-def test_claims_of_a_pair_are_looked_at_one_after_the_other_however_many_come_at_once() -> None:
+def test_claims_of_a_pair_are_checked_one_after_the_other_however_many_come_at_once() -> None:
     throttle, times = make(), []
     for number in range(FREE_FAILURES + 3):
         throttle.submit(ALICE, str(number), 0.0)
@@ -66,7 +66,7 @@ def test_claims_of_a_pair_are_looked_at_one_after_the_other_however_many_come_at
         now = max(now, at)
         taken = throttle.take(now)
         assert taken == (ALICE, str(len(times)))
-        assert throttle.take(now) is None, "the first is still being looked at"
+        assert throttle.take(now) is None, "the first is still being checked"
         times.append(now)
         throttle.finished(ALICE, False, now)
     assert times == [*[0.0] * FREE_FAILURES, 0.5, 1.5, 3.5]
@@ -75,50 +75,50 @@ def test_claims_of_a_pair_are_looked_at_one_after_the_other_however_many_come_at
 def test_what_one_origin_does_slows_down_no_other_and_no_other_user() -> None:
     throttle = make()
     for _ in range(20):
-        looked_at(throttle, ALICE, False, 0.0)
-    assert looked_at(throttle, Pair("2.2.2.2", "alice"), True, 0.0) == 0.0
-    assert looked_at(throttle, BOB, True, 0.0) == 0.0
+        checked_at(throttle, ALICE, False, 0.0)
+    assert checked_at(throttle, Pair("2.2.2.2", "alice"), True, 0.0) == 0.0
+    assert checked_at(throttle, BOB, True, 0.0) == 0.0
 
 
 def test_an_origin_that_tries_many_names_is_slowed_down_as_a_whole() -> None:
     throttle = make()
     for number in range(FREE_NAMES):
-        assert looked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0) == 0.0
-    times = [looked_at(throttle, Pair("1.1.1.1", f"other {number}"), False, 0.0) for number in range(5)]
+        assert checked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0) == 0.0
+    times = [checked_at(throttle, Pair("1.1.1.1", f"other {number}"), False, 0.0) for number in range(5)]
     assert times == [0.0, FIRST, *(FIRST + number * MAX_INTERVAL_SECONDS for number in (1, 2, 3))]
-    assert looked_at(throttle, Pair("2.2.2.2", "other"), False, 0.0) == 0.0
+    assert checked_at(throttle, Pair("2.2.2.2", "other"), False, 0.0) == 0.0
 
 
 def test_a_pair_that_was_right_is_not_slowed_down_with_its_origin() -> None:
     throttle = make()
-    looked_at(throttle, BOB, True, 0.0)
+    checked_at(throttle, BOB, True, 0.0)
     for number in range(FREE_NAMES + 10):
-        looked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0)
-    assert looked_at(throttle, BOB, True, 0.0) == 0.0
-    assert looked_at(throttle, ALICE, True, 0.0) > 0.0
-    assert looked_at(throttle, BOB, False, 0.0) == 0.0
-    assert looked_at(throttle, BOB, True, 0.0) > 0.0, "it was wrong since"
+        checked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0)
+    assert checked_at(throttle, BOB, True, 0.0) == 0.0
+    assert checked_at(throttle, ALICE, True, 0.0) > 0.0
+    assert checked_at(throttle, BOB, False, 0.0) == 0.0
+    assert checked_at(throttle, BOB, True, 0.0) > 0.0, "it was wrong since"
 
 
 def test_one_client_with_a_wrong_password_does_not_slow_down_its_origin() -> None:
     throttle, now = make(), 0.0
     for _ in range(10 * FREE_NAMES):
-        now = looked_at(throttle, ALICE, False, now)
-    assert looked_at(throttle, BOB, True, now) == now
+        now = checked_at(throttle, ALICE, False, now)
+    assert checked_at(throttle, BOB, True, now) == now
 
 
 def test_failures_are_forgotten_after_a_while() -> None:
     throttle = make()
     for number in range(FREE_NAMES + 5):
-        looked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0)
+        checked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0)
     last = 0.0
     for _ in range(10):
-        last = looked_at(throttle, ALICE, False, last)
+        last = checked_at(throttle, ALICE, False, last)
     much_later = last + REMOVE_SECONDS + 1
     for _ in range(FREE_FAILURES):
-        assert looked_at(throttle, ALICE, False, much_later) == much_later
-    assert looked_at(throttle, ALICE, False, much_later) == much_later + FIRST
-    assert looked_at(throttle, BOB, False, much_later) == much_later
+        assert checked_at(throttle, ALICE, False, much_later) == much_later
+    assert checked_at(throttle, ALICE, False, much_later) == much_later + FIRST
+    assert checked_at(throttle, BOB, False, much_later) == much_later
 
 
 def test_what_is_known_is_limited_and_the_oldest_is_forgotten() -> None:
@@ -126,13 +126,13 @@ def test_what_is_known_is_limited_and_the_oldest_is_forgotten() -> None:
     pairs = [Pair(f"origin {number}", "alice") for number in range(4)]
     for pair in pairs:
         for _ in range(FREE_FAILURES):
-            looked_at(throttle, pair, False, 0.0)
-    assert looked_at(throttle, pairs[0], False, 0.0) == 0.0
-    assert looked_at(throttle, pairs[3], False, 0.0) == FIRST
+            checked_at(throttle, pair, False, 0.0)
+    assert checked_at(throttle, pairs[0], False, 0.0) == 0.0
+    assert checked_at(throttle, pairs[3], False, 0.0) == FIRST
     assert repr(throttle) == "<LoginThrottle waiting=0 verifying=0 failed=3>"
 
 
-def test_claims_that_nobody_waits_for_are_passed_over_and_cost_no_pause() -> None:
+def test_abandoned_claims_are_skipped_and_cost_no_pause() -> None:
     gone: set[str] = set()
     throttle: LoginThrottle[str] = LoginThrottle(FIRST, LONGEST, is_abandoned=gone.__contains__)
     for number in range(FREE_FAILURES):
@@ -147,14 +147,14 @@ def test_claims_that_nobody_waits_for_are_passed_over_and_cost_no_pause() -> Non
     assert throttle.take(FIRST) == (ALICE, "here")
     throttle.finished(ALICE, None, FIRST)
     throttle.submit(ALICE, "next", FIRST)
-    assert throttle.take(FIRST) == (ALICE, "next"), "what was not looked at is no failure"
+    assert throttle.take(FIRST) == (ALICE, "next"), "what was not checked is no failure"
 
 
 def test_without_a_first_pause_there_is_none() -> None:
     throttle: LoginThrottle[str] = LoginThrottle(0.0, LONGEST)
     for number in range(50):
-        assert looked_at(throttle, ALICE, False, 0.0) == 0.0
-        assert looked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0) == 0.0
+        assert checked_at(throttle, ALICE, False, 0.0) == 0.0
+        assert checked_at(throttle, Pair("1.1.1.1", f"user {number}"), False, 0.0) == 0.0
 
 
 @settings(max_examples=300, deadline=None)

@@ -206,7 +206,7 @@ def test_large_messages_that_a_consumer_keeps_unsettled(
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_message_of_empty_lists(server: ServerProcess, version: int) -> None:
-    """Of version 2 the server does not look at the body, until a client that does not know the form is to have it."""
+    """Of version 2 the server does not read the body, until a client that does not know the form is to have it."""
     lists = 16 * MIB - 2_000
     body = b"\xdd" + lists.to_bytes(4) + b"\x90" * lists
     packed = pack(Envelope(queue("q0"), BodyKind.OBJECT, ["body"]), version)
@@ -261,7 +261,7 @@ def test_answers_to_requests_that_came_together(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     "answers", [(flow(1, 0, 1 << 30, window=0),), (flow(1, 0, 1 << 30, window=1),)], ids=["no window", "one frame"]
 )
-def test_answers_that_nobody_takes(server: ServerProcess, answers: tuple[bytes, ...]) -> None:
+def test_answers_that_are_not_taken(server: ServerProcess, answers: tuple[bytes, ...]) -> None:
     with ConnectionFactory(server.url).create_connection() as connection, connection.create_session() as session:
         for number in range(200):
             session.create_producer(session.create_queue(f"a queue with a long name {number:040d}"))
@@ -292,7 +292,7 @@ def test_answers_that_nobody_takes(server: ServerProcess, answers: tuple[bytes, 
 @pytest.mark.parametrize(
     "payload", [pack(Envelope(topic("t"), BodyKind.TEXT, "x")), b"\x9f"], ids=["accepted", "rejected"]
 )
-def test_answers_to_messages_that_nobody_takes(server: ServerProcess, payload: bytes) -> None:
+def test_answers_to_messages_that_are_not_taken(server: ServerProcess, payload: bytes) -> None:
     target = Described(ULong(TARGET), ["t", None, None, None, None, None, Symbols(["topic"])])
     link = frame(
         0, ATTACH, "l", UInt(0), False, None, None, Described(ULong(SOURCE), ["s"]), target, None, None, UInt(0)

@@ -1,4 +1,4 @@
-"""Messages that the engine has handed out, and that the connection's thread has not looked at yet."""
+"""Messages that the engine has handed out, and that the connection's thread has not processed yet."""
 
 from __future__ import annotations
 

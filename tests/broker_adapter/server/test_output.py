@@ -17,7 +17,7 @@ class Peer:
         return self.size
 
 
-def test_what_the_engine_has_handed_over_counts_until_it_is_looked_at_and_then_as_what_the_peer_has() -> None:
+def test_what_the_engine_has_handed_over_counts_until_it_is_processed_and_then_as_what_the_peer_has() -> None:
     peer: Any = Peer(10)
     output = Output(peer)
     output.arrived_bytes += 100

@@ -1,4 +1,4 @@
-"""Passwords at the server's sockets: what looking at them costs others, and what wrong ones cost."""
+"""Passwords at the server's sockets: what checking them costs others, and what wrong ones cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OUTCOME = 0x44
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener looks at the clock so often that no test waits for it."""
+    """The listener reads the clock so often that no test waits for it."""
     monkeypatch.setattr(listener, "TICK_SECONDS", 0.05)
 
 
@@ -186,7 +186,7 @@ def test_a_client_may_send_its_first_frames_of_amqp_ahead_of_the_outcome(serve: 
         eventually(lambda: any(each._protocol.is_open for each in server.listener.connections))
 
 
-def test_who_leaves_before_its_password_was_looked_at_costs_no_hash(serve: Serve) -> None:
+def test_a_client_that_leaves_before_its_password_is_checked_costs_no_hash(serve: Serve) -> None:
     server = serve(MAX_ITERATIONS, handshake_timeout_seconds=120.0)
     for number in range(50):
         server.claim("alice", f"guess {number}").close()

@@ -1,4 +1,4 @@
-"""The one door to destinations: every way to one asks there, with the user who has logged in, and takes a no."""
+"""The check of permissions: every access to a destination asks it, with the user that has logged in, and is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Door:
             raise JMSSecurityException(f"{user} may not {action} {destination}")
 
     def taken(self) -> list[tuple[str, Destination | None]]:
-        """What was asked for since the last look, all by one user."""
+        """What was asked for since the last call, all by one user."""
         asked, self.asked = self.asked, []
         assert {user for user, _, _ in asked} <= {"alice"}
         return [(action, destination) for _, action, destination in asked]
@@ -192,7 +192,7 @@ def test_what_is_refused_is_an_error_and_changes_nothing(
     act(connection)  # the connection goes on
 
 
-def test_everybody_may_do_everything_today() -> None:
+def test_every_user_may_do_everything_today() -> None:
     authorize(None, "send", Q)
     authorize("alice", "delete", None)
 

@@ -1,4 +1,4 @@
-"""Places at the server's sockets: those who have not logged in, many at once, and a process without descriptors."""
+"""Places at the server's sockets: clients that have not logged in, many at once, and a process without descriptors."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener looks at the clock so often that no test waits for it."""
+    """The listener reads the clock so often that no test waits for it."""
     monkeypatch.setattr(listener, "TICK_SECONDS", 0.05)
 
 
 class Server:
-    """A server for everybody, over an engine in memory."""
+    """A server without users, over an engine in memory."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, trusted: Path | None = None, **settings: Any) -> None:
         self._query = "failover=nofailover" + ("" if trusted is None else f"&tls_ca_file={trusted}")
@@ -53,17 +53,17 @@ class Server:
         self.port = self.listener.start()[1]
 
     def silent(self, host: str = "127.0.0.1") -> socket.socket:
-        """Somebody who connects from this address and says nothing."""
+        """A client that connects from this address and sends nothing."""
         return socket.create_connection(("127.0.0.1", self.port), WAIT, (host, 0))
 
     def stalled(self, host: str = "127.0.0.1") -> socket.socket:
-        """Somebody who begins a login, or a TLS handshake, and does not go on."""
+        """A client that begins a login, or a TLS handshake, and does not go on."""
         sock = self.silent(host)
         sock.sendall(b"AM" if self._scheme == "amqp" else b"\x16\x03")
         return sock
 
     def works(self, host: str = "127.0.0.1") -> bool:
-        """Whether somebody who behaves is served."""
+        """Whether a well-behaved client is served."""
         url = f"{self._scheme}://{host}:{self.port}?{self._query}"
         with ConnectionFactory(url).create_connection() as connection:
             return bool(connection.statistics().clients)
@@ -170,7 +170,7 @@ def test_few_handshakes_are_under_way_at_once(serve: Serve, sockets: contextlib.
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_who_speaks_is_served_beside_any_number_of_silent_connections_of_its_address(
+def test_a_client_that_speaks_is_served_beside_any_number_of_silent_connections_of_its_address(
     serve: Serve, sockets: contextlib.ExitStack, tmp_path: Path, tls: bool
 ) -> None:
     server = serve(
@@ -213,7 +213,7 @@ def test_one_address_does_not_take_all_places(serve: Serve, sockets: contextlib.
     greedy = [sockets.enter_context(server.silent("127.0.0.2")) for _ in range(50)]
     assert all(is_closed(each) for each in greedy[:-7])
     assert server.places == 7
-    assert server.works(), "somebody from another address"
+    assert server.works(), "a client from another address"
 
 
 def test_one_address_has_half_of_the_places_unless_an_option_says_otherwise(
@@ -304,7 +304,7 @@ def test_without_descriptors_the_server_pauses_logs_it_once_and_goes_on(
                 resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 1, hard))
                 late.connect(("127.0.0.1", server.port))
                 eventually(lambda: "accepting no connections for a moment" in caplog.text)
-                assert connection.statistics().clients == 1, "who is inside is served"
+                assert connection.statistics().clients == 1, "an open connection is served"
                 for _ in range(20):
                     assert connection.statistics().clients == 1
         finally:
@@ -352,7 +352,7 @@ def test_a_server_with_few_descriptors_serves_and_keeps_its_log_short(
     try:
         port = int(process.stdout.readline().split(":")[2].split()[0])
         process.send_signal(signal.SIGSTOP)
-        for number in range(400):  # who connect at once and say nothing, from five addresses
+        for number in range(400):  # that connect at once and send nothing, from five addresses
             silent = socket.create_connection(("127.0.0.1", port), WAIT, (f"127.0.0.{2 + number % 5}", 0))
             sockets.enter_context(silent)
         process.send_signal(signal.SIGCONT)

@@ -212,7 +212,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 @pytest.mark.parametrize("in_a_transaction", [False, True])
-def test_a_name_that_no_destination_can_have_is_refused_before_anybody_is_asked(
+def test_a_name_that_no_destination_can_have_is_refused_before_permissions_are_checked(
     asked: Asked, broker: Broker, in_a_transaction: bool
 ) -> None:
     client = Client(broker).open()

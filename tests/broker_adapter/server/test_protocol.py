@@ -84,7 +84,7 @@ def test_a_connection_is_answered_and_closed(broker: Broker) -> None:
         (["HOLDFAST-ENVELOPE-x", "HOLDFAST-ENVELOPES"], 0),
     ],
 )
-def test_our_format_is_offered_to_who_asks_for_it_in_the_lower_version(
+def test_our_format_is_offered_to_a_client_that_asks_for_it_in_the_lower_version(
     broker: Broker, asked: list[str], offered: int
 ) -> None:
     client = Client(broker).open(capabilities=tuple(asked))
@@ -301,7 +301,7 @@ def test_a_login_that_fails_is_answered_and_closed(broker: Broker) -> None:
     client.server.receive_end()
 
 
-def test_who_skips_a_login_that_is_needed_gets_the_header_that_is_expected(broker: Broker) -> None:
+def test_a_client_that_skips_a_required_login_gets_the_header_that_is_expected(broker: Broker) -> None:
     client = Client(broker, ServerLogin(OneUser(), plain=True))
     client.server.receive(AMQP_HEADER, client.now_ms)
     assert client.server.pending_output() == SASL_HEADER
@@ -460,7 +460,7 @@ def test_requests_that_are_carried_out_stop_the_reading_above_the_budget(broker:
     assert len(client.messages(answers)) == 1
 
 
-def test_answers_that_nobody_takes_stop_the_requests_and_are_bounded(broker: Broker) -> None:
+def test_answers_that_are_not_taken_stop_the_requests_and_are_bounded(broker: Broker) -> None:
     """Neither credit for answers without end, nor a session that takes none, makes them pile up."""
     client = SlowClient(broker, max_connection_bytes=1 << 20, max_output_bytes=1 << 16).open()
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
@@ -476,7 +476,7 @@ def test_answers_that_nobody_takes_stop_the_requests_and_are_bounded(broker: Bro
         assert carried_out < 1_000
         client.peer.receive(client.server.pending_output())  # and takes nothing out of the session
     assert carried_out < 150  # the credit for questions, and what one frame and the output take
-    assert client.server.wants_input, "or nobody would hear that the session takes more"
+    assert client.server.wants_input, "or the session's new window would not be read"
     client.rest()
     assert len(client.messages(answers)) == carried_out
     assert client.server.wants_input
@@ -494,7 +494,7 @@ def test_answers_above_the_budget_that_wait_for_credit_stop_the_requests_and_not
         if client.pending:
             client.pending.pop()("x" * 100_000)
             client.rest()
-    assert client.server.wants_input, "or nobody would hear of the credit"
+    assert client.server.wants_input, "or the credit would not be read"
     client.peer.credit(answers, count)
     found = [unpack_answer(each.payload) for each in client.receive(answers, count)]
     assert [each.number for each in found] == list(range(count))
@@ -520,7 +520,7 @@ def test_a_session_that_takes_nothing_does_not_stop_the_reading_and_a_socket_tha
         broker.call(c.Statistics(), WAIT)
         client.peer.receive(client.server.pending_output())
     assert client.server._output.waiting_bytes > 1 << 20
-    assert client.server.wants_input, "or nobody would hear that the session takes more"
+    assert client.server.wants_input, "or the session's new window would not be read"
     client.server.pause()
     assert not client.server.wants_input
     client.server.resume()

@@ -73,7 +73,7 @@ def test_answers_wait_for_credit(client: Client) -> None:
     assert unpack_answer(client.receive(answers, 1)[0].payload).number == 1
 
 
-def test_who_takes_no_answers_may_ask_no_more(client: Client) -> None:
+def test_a_client_that_takes_no_answers_gets_no_credit_for_requests(client: Client) -> None:
     asking = client.sender(MANAGEMENT_ADDRESS, name="ask")
     most = client.peer.remaining_credit(asking)
     for number in range(most):

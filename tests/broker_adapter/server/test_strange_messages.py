@@ -1,4 +1,4 @@
-"""Messages that cannot be what they say, and consumers of other libraries: nobody loses a connection over them."""
+"""Messages that cannot be what they say, and consumers of other libraries: no connection is lost over them."""
 
 from __future__ import annotations
 

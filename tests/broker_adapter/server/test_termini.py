@@ -83,10 +83,10 @@ def test_a_durable_subscription_is_kept_by_a_detach_and_ended_by_a_close(broker:
     client.settle(again, client.messages(again))
     assert client.close_link(again, closed=True).closed
     client.rest()
-    client.send(producer, "nobody listens")
-    anew = client.receiver(durable(), 9, name="reader")
-    client.drained(anew)
-    assert client.messages(anew) == []
+    client.send(producer, "without a consumer")
+    again = client.receiver(durable(), 9, name="reader")
+    client.drained(again)
+    assert client.messages(again) == []
 
 
 def test_a_durable_subscription_outlives_its_connection(broker: Broker) -> None:
@@ -159,7 +159,7 @@ def test_a_null_source_finds_a_subscription_to_end_it(broker: Broker) -> None:
     assert source is not None
     assert source.address == "reader"
     assert client.close_link(link).error is None
-    client.send(client.sender(Terminus("news", capabilities=TOPIC)), "nobody listens")
+    client.send(client.sender(Terminus("news", capabilities=TOPIC)), "without a consumer")
     assert [each.name for each in broker.call(c.Statistics(), WAIT).queues if each.kind != "topic"] == ["DLQ"]
     missing = client.peer.attach_receiver(client.session, "unknown", None, Terminus())
     assert client.refusal(missing).condition == "amqp:not-found"

@@ -15,7 +15,7 @@ from tests.broker_adapter.server.protocol_client import Client, decoded, encoded
 
 SIZE = 1_000_000
 COUNT = 5
-OWN, FOREIGN = "Holdfast", "somebody else"
+OWN, FOREIGN = "Holdfast", "another product"
 
 
 class Reader(Client):
@@ -361,8 +361,8 @@ def test_a_browser_that_takes_no_large_messages_is_closed_at_the_first(broker: B
     assert rest_of(broker) == untouched(0, 0)
 
 
-def test_what_the_server_gives_back_for_want_of_room_is_not_passed_by_what_comes_later(broker: Broker) -> None:
-    """The engine hands out the next message before it hears that the one before is given back."""
+def test_what_the_server_gives_back_for_lack_of_room_is_not_passed_by_what_comes_later(broker: Broker) -> None:
+    """The engine hands out the next message before it is told that the one before is given back."""
     client = Client(broker, max_connection_bytes=1 << 20).open()
     client.receiver("large", 10, name="large")
     link = client.receiver("small", 50, name="small")

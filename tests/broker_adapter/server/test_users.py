@@ -41,7 +41,7 @@ def logs_in(file: UsersFile, username: str, password: str) -> set[str]:
 # Who may log in.
 
 
-def test_a_user_logs_in_by_every_mechanism_and_nobody_else_does(path: Path) -> None:
+def test_a_user_logs_in_by_every_mechanism_and_an_unknown_one_does_not(path: Path) -> None:
     file = UsersFile.open_or_make(path)
     assert file.add("alice", "secret") is True
 
@@ -53,7 +53,7 @@ def test_a_user_logs_in_by_every_mechanism_and_nobody_else_does(path: Path) -> N
 
 
 @pytest.mark.parametrize("password", ["\x07", "\u0221", "\ud800", "", "x" * 100_000])
-def test_a_password_that_nobody_can_have_is_a_wrong_one(path: Path, password: str) -> None:
+def test_a_password_that_no_user_can_have_is_a_wrong_one(path: Path, password: str) -> None:
     file = UsersFile.open_or_make(path)
     file.add("alice", "secret")
 
@@ -98,7 +98,7 @@ def test_a_new_password_has_the_default_iterations_where_nothing_else_is_said(pa
     assert file.iterations == {"alice": ITERATIONS}
 
 
-def test_the_same_password_looks_different_each_time(path: Path) -> None:
+def test_the_same_password_is_stored_differently_each_time(path: Path) -> None:
     file = UsersFile.open_or_make(path)
     file.add("alice", "secret")
     file.add("bob", "secret")
@@ -164,7 +164,7 @@ def test_a_password_has_a_length(path: Path) -> None:
             file.add("alice", password)
 
 
-def test_an_unknown_user_looks_like_the_others_and_stays_the_same(path: Path) -> None:
+def test_an_unknown_user_has_a_verifier_like_the_others_and_stays_the_same(path: Path) -> None:
     path.write_text(GOOD + "\n")
     first, second = UsersFile(path), UsersFile(path)
     salt, stored, key, iterations = first.verifier("nobody")
@@ -202,7 +202,7 @@ def test_a_wrong_line_is_named(path: Path, line: str, reason: str) -> None:
 
 
 def test_comments_and_empty_lines_are_passed_over(path: Path) -> None:
-    path.write_text(f"# who may log in\n\n{GOOD}\r\n   \n")
+    path.write_text(f"# users that may log in\n\n{GOOD}\r\n   \n")
 
     assert UsersFile(path).names == ["alice"]
 
@@ -226,7 +226,7 @@ def test_a_file_is_read_up_to_its_limit(path: Path, monkeypatch: pytest.MonkeyPa
         UsersFile(path)
     monkeypatch.setattr(users, "MAX_FILE_BYTES", 1000)
     with pytest.raises(JMSSecurityException, match="larger than the limit"):
-        UsersFile("/dev/zero")  # a size that nobody tells beforehand
+        UsersFile("/dev/zero")  # a size that is not known beforehand
 
 
 def test_a_change_that_cannot_be_written_changes_nothing(path: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the client say to a scripted broker, and hear from it."""
+"""What the tests of the client send to a scripted broker, and receive from it."""
 
 from __future__ import annotations
 

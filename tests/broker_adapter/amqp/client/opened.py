@@ -79,7 +79,7 @@ class Pipe:
 
 
 def refused_port() -> int:
-    """A port where nobody listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

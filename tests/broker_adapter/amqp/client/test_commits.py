@@ -400,7 +400,7 @@ def test_a_session_that_ends_as_its_transaction_is_declared_ends_nothing_else(wi
     assert sent == [None]
 
 
-def test_a_coordinator_closed_by_the_broker_rolls_back_and_is_attached_anew(wired: Wired) -> None:
+def test_a_coordinator_closed_by_the_broker_rolls_back_and_is_attached_again(wired: Wired) -> None:
     wired.broker.credit = 1
     link = sender(wired)
     wired.broker.credit = 100

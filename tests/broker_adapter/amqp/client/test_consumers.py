@@ -139,7 +139,7 @@ def test_messages_of_other_brokers_are_standard_amqp(wired: Wired) -> None:
     assert got[0].envelope.destination == QUEUE
 
 
-def test_what_is_no_message_is_rejected_and_its_credit_given_again(wired: Wired) -> None:
+def test_what_is_no_message_is_rejected_and_its_credit_is_replaced(wired: Wired) -> None:
     got: list[Delivery] = []
     link = receiver(wired, got.extend)
     wired.client.credit(link, 1)

@@ -254,7 +254,7 @@ def test_a_drain_that_was_asked_for_just_now_is_waited_for_until_two_seconds_hav
     assert detached.value is None
 
 
-def test_those_who_wait_for_a_drain_are_told_when_the_connection_is_lost() -> None:
+def test_calls_that_wait_for_a_drain_fail_when_the_connection_is_lost() -> None:
     wired, link, _ = draining()
     other = receiver(wired, destination=queue("other"))
     wired.client.credit(other, 10)

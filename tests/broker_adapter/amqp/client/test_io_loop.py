@@ -24,7 +24,7 @@ from tests.broker_adapter.amqp.client.broker_server import BrokerServer
 from tests.broker_adapter.amqp.client.opened import MESSAGE, QUEUE, WAIT, Opened, Pipe, address_of, refused_port, url_of
 
 
-def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+def test_a_port_without_a_listener_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionLostException, match=r"no connection to 127\.0\.0\.1"):
         Opened(refused_port())
 
@@ -37,7 +37,7 @@ def test_a_host_that_cannot_be_one_is_told_at_once(host: str) -> None:
         AmqpTransport(url).open(Credentials(), lambda _event: None, WAIT)
 
 
-def test_tls_connects_to_whom_it_trusts_and_to_nobody_else(certificate: Path) -> None:
+def test_tls_connects_to_trusted_servers_only(certificate: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     server = BrokerServer(context=context)

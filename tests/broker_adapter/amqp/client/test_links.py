@@ -44,7 +44,7 @@ def test_refused_links_raise_the_reason(wired: Wired, condition: str, cls: type[
     assert wired.events == []
 
 
-def test_a_link_that_nobody_waits_for_any_more_is_detached(wired: Wired) -> None:
+def test_a_link_that_no_call_waits_for_any_more_is_detached(wired: Wired) -> None:
     for call, spec in (
         (wired.client.attach_sender, (SenderSpec(1, QUEUE),)),
         (wired.client.attach_receiver, (ReceiverSpec(1, QUEUE), lambda _deliveries: None)),

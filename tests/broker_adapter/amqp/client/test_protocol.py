@@ -38,7 +38,7 @@ from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBro
 # The connection.
 
 
-def test_open_says_who_we_are_and_what_we_want(wired: Wired) -> None:
+def test_open_names_the_client_and_its_capabilities(wired: Wired) -> None:
     (opened,) = wired.broker.of(RemoteOpen)
 
     assert (opened.container_id, opened.hostname) == ("client-1", "host")

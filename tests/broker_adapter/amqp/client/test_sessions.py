@@ -14,7 +14,7 @@ from tests.broker_adapter.amqp.client.conversations import attached, receiver, s
 from tests.broker_adapter.amqp.client.scripted_broker import Result, Wired
 
 
-def test_a_session_ended_by_the_broker_loses_its_links_and_is_begun_anew(wired: Wired) -> None:
+def test_a_session_ended_by_the_broker_loses_its_links_and_is_begun_again(wired: Wired) -> None:
     link = sender(wired)
     wired.broker.peer.end_session(attached(wired).session, AmqpError("amqp:resource-limit-exceeded", "too much"))
     wired.pump()
@@ -40,7 +40,7 @@ def test_sessions_of_the_port_have_sessions_of_their_own(wired: Wired) -> None:
 
 @pytest.mark.parametrize("attach", [sender, receiver])
 def test_a_detach_without_an_answer_is_done_when_the_client_ends_its_session(wired: Wired, attach: Any) -> None:
-    """The broker has let go of the session, and answers nothing on it any more."""
+    """The broker has dropped the session, and answers nothing on it any more."""
     link, other = attach(wired), attach(wired, session=2)
     detached, of_other = Result(), Result()
     wired.client.detach(link, detached)

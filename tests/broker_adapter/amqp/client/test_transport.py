@@ -286,7 +286,7 @@ def test_messages_are_sent_in_the_highest_version_that_the_broker_knows(version:
 # Outages.
 
 
-def test_an_outage_wakes_everybody_with_the_reason(server: BrokerServer, opened: Opened) -> None:
+def test_an_outage_wakes_all_calls_with_the_reason(server: BrokerServer, opened: Opened) -> None:
     broker = server.brokers[0]
     broker.accepts = broker.answers_drain = False
     link = opened.transport.attach(SenderSpec(1, QUEUE), None, WAIT)

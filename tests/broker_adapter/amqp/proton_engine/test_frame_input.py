@@ -110,7 +110,7 @@ def states(events: Sequence[Event]) -> list[tuple[int, int]]:
     return [(each.state.code, len(each.numbers)) for each in every(list(events), Dispositions)]
 
 
-def test_a_long_range_is_told_by_and_by_ahead_of_what_stands_behind_it() -> None:
+def test_a_long_range_is_reported_in_parts_ahead_of_what_follows_it() -> None:
     pair = outgoing(1000, settled_at_once=100)
     pair.server.receive(disposition(0, True, 0, 899) + disposition(0, True, 800, 999, 0x26) + end(0))
     assert pair.server.has_more

@@ -1,4 +1,4 @@
-"""The hash of a password is computed where it holds up neither the loop of all connections nor a deadline."""
+"""The hash of a password is computed where it blocks neither the loop of all connections nor a deadline."""
 
 from __future__ import annotations
 

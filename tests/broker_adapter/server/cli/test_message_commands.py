@@ -162,13 +162,13 @@ def test_a_tool_that_waits_is_told_when_the_server_dies(tmp_path: Path) -> None:
             assert process.stderr.read().startswith("holdfast: ")
 
 
-#: A message of another client that nobody can read: its body is cut short.
+#: An unreadable message of another client: its body is cut short.
 UNREADABLE = b"\x00\x53\x77\xa1\x05he"
 
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server whose queue has a message between two others that nobody can read."""
+    """A server whose queue has an unreadable message between two others."""
     broker = Broker(EngineSettings(), str(tmp_path / "data"))
     client = connect(broker)
     messages = [c.NewMessage(AMQP_FORMAT, body) for body in (b"\x00\x53\x77\xa1\x01a", UNREADABLE)]
@@ -179,7 +179,7 @@ def damaged(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_a_message_that_nobody_can_read_is_told_and_the_others_are_received(damaged: ServerProcess) -> None:
+def test_an_unreadable_message_is_reported_and_the_others_are_received(damaged: ServerProcess) -> None:
     url = ("--url", damaged.url)
     finished = holdfast("receive", "q", *url, "--count", "2")
     assert (finished.returncode, finished.stdout) == (1, "a\n0\n")
@@ -192,7 +192,7 @@ def test_a_message_that_nobody_can_read_is_told_and_the_others_are_received(dama
     assert done("receive", "q", *url, "--timeout", "0.5").splitlines() == [str(number) for number in range(1, 300)]
 
 
-def test_a_browser_skips_what_nobody_can_read_and_says_so(damaged: ServerProcess) -> None:
+def test_a_browser_skips_unreadable_messages_and_says_so(damaged: ServerProcess) -> None:
     finished = holdfast("browse", "q", "--url", damaged.url, "--count", "2")
     assert (finished.returncode, finished.stdout) == (1, "a\n0\n")
     assert "cannot be read" in finished.stderr
@@ -226,7 +226,7 @@ def test_an_interrupt_costs_no_delivery_of_what_was_not_printed(server: ServerPr
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.read(3) == "000"
-        # Python does not hear of a signal that comes just before it waits for the pipe: a user presses the keys again.
+        # Python does not notice a signal that comes just before it waits for the pipe: a user presses the keys again.
         for _ in range(12):
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -248,7 +248,7 @@ def test_a_reader_that_goes_away_costs_one_delivery_of_one_message(server: Serve
     assert sorted(deliveries(server, "left").values()) == [*[1] * 299, 2]
 
 
-def test_who_sends_is_told_what_was_confirmed_before_it_failed(tmp_path: Path) -> None:
+def test_a_failed_send_reports_what_was_confirmed_before(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--option", "max_message_bytes=2000") as server:
         url = ("--url", server.url)
         finished = holdfast("send", "q", *url, text="".join(f"{number}\n" for number in range(50)) + "x" * 3000 + "\n")
@@ -258,7 +258,7 @@ def test_who_sends_is_told_what_was_confirmed_before_it_failed(tmp_path: Path) -
         assert len(done("browse", "q", *url).splitlines()) == 50
 
 
-def test_who_sends_to_a_server_that_dies_is_told_what_was_confirmed(tmp_path: Path) -> None:
+def test_a_send_to_a_server_that_is_killed_reports_what_was_confirmed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         command = [sys.executable, "-m", "broker_adapter.server.cli", "send", "q", "--url", server.url]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

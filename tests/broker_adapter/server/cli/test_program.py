@@ -22,7 +22,7 @@ def test_an_error_is_a_line_and_a_status_of_the_process() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2>/dev/null", "2>&1 >/dev/null | :"])
-def test_the_status_says_whether_the_work_was_done_though_nobody_reads_the_notes(
+def test_the_status_says_whether_the_work_was_done_though_the_notes_are_not_read(
     server: ServerProcess, stream: str, tmp_path: Path
 ) -> None:
     url = ("--url", server.url)

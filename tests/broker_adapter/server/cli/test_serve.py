@@ -75,8 +75,8 @@ def test_it_serves_over_tls_with_users(tmp_path: Path) -> None:
         tools = ("--username", "alice", "--url", f"{url}?tls_ca_file={certificate}.crt")
         assert done("send", "q", "safe", *tools, HOLDFAST_PASSWORD="secret") == "sent 1 to q\n"
         assert done("receive", "q", "--timeout", "0.3", *tools, HOLDFAST_PASSWORD="secret") == "safe\n"
-        stranger = holdfast("stat", "--url", url)
-        assert (stranger.returncode, "TLS" in stranger.stderr) == (1, True)
+        untrusting = holdfast("stat", "--url", url)
+        assert (untrusting.returncode, "TLS" in untrusting.stderr) == (1, True)
         plain = holdfast("stat", "--url", f"amqp://127.0.0.1:{server.port}?connect_timeout_seconds=2")
         assert (plain.returncode, "Traceback" in plain.stderr) == (1, False)
 
@@ -96,7 +96,7 @@ def test_a_store_in_use_and_a_port_in_use_are_named(server: ServerProcess, tmp_p
     assert not (tmp_path / "data").exists(), "no store is made where it cannot be served"
 
 
-def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> None:
+def test_what_is_deleted_because_it_is_not_in_use_is_logged(tmp_path: Path) -> None:
     log = tmp_path / "log"
     options = ("--option", "delete_idle_subscriptions_seconds=1", "--option", "delete_idle_queues_seconds=1")
     with ServerProcess(tmp_path / "data", *options, log=log) as server:
@@ -114,7 +114,7 @@ def test_what_is_deleted_because_nobody_uses_it_is_logged(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("streams", ["stdout", "stdout and stderr"])
-def test_a_server_whose_output_nobody_reads_stops_cleanly(tmp_path: Path, streams: str) -> None:
+def test_a_server_whose_output_is_not_read_stops_cleanly(tmp_path: Path, streams: str) -> None:
     command = [sys.executable, "-m", "broker_adapter.server.cli", "serve", "--data", str(tmp_path / "data")]
     errors = subprocess.PIPE if streams != "stdout" else None
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Text from strangers on a terminal."""
+"""Untrusted text on a terminal."""
 
 from __future__ import annotations
 
