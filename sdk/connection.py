@@ -395,7 +395,9 @@ class Connection:
             if event.peer.store is not None and event.peer.store == self._peer.store:
                 self._lost_acknowledgements.give_again(event.request)
                 uncount_deliveries(
-                    event.request, [each for session in sessions for each in session._links.never_delivered()]
+                    event.request,
+                    [each for session in sessions for each in session._links.never_delivered()],
+                    event.token,
                 )
                 self._lost_acknowledgements.uncount_rest(event.request, event.token)
             else:

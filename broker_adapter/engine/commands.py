@@ -390,14 +390,17 @@ class Trim(NamedTuple):
 
 
 class Forgive(NamedTuple):
-    """The last delivery of what waits at these positions of a queue does not count: nobody saw it.
+    """A delivery of the messages at these positions of a queue does not count: nobody saw it.
 
-    Each position has the number of failed deliveries before that one (None: any): so it is taken back once, also where
-    it is asked for twice.  Replies with the number of messages.
+    It is the one that the connection of this ``token`` lost.  Where it is not known what that had, it is the last one,
+    if as many had failed before as are given with the position (None: any number).  So it is taken back once, also
+    where it is asked for twice.  Replies with the number of messages.
     """
 
     queue: int
     positions: Sequence[tuple[int, int | None]]
+    token: str | None = None
+    found: Sequence[RawEntry] = ()  #: supplied by the driver: those that are not in memory
     reply: Reply | None = None
 
 
@@ -411,7 +414,7 @@ class Seen(NamedTuple):
 
 
 class ForgiveRest(NamedTuple):
-    """All else that a lost connection had, nobody saw: its last delivery does not count.
+    """All else that a lost connection had, nobody saw: that delivery does not count.
 
     Replies with the number of messages, and whether more may be left: it takes ``most`` of them at most.  What it had
     is forgotten, so that asking twice takes nothing back twice.
@@ -419,6 +422,7 @@ class ForgiveRest(NamedTuple):
 
     token: str
     most: int
+    found: Sequence[RawEntry] = ()  #: supplied by the driver: those that are not in memory
     reply: Reply | None = None
 
 

@@ -2,12 +2,13 @@
 
 A delivery is settled by its consumer, fails with the commit that was to settle it, or is given back when its consumer
 or connection goes.  Deliveries that count as failed since their connection was lost are uncounted once its client
-says that it never saw them.
+says that it never saw them: whether their messages wait by then, in memory or behind it, or others have them in hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from ack_modes import Outcome
 from broker_adapter.engine import commands as c
@@ -15,12 +16,15 @@ from broker_adapter.engine.consumers import Consumers
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import TOO_OFTEN, Endings
-from broker_adapter.engine.losses import Losses
+from broker_adapter.engine.losses import Losses, Place
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import Consumer
+from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.errors import JMSException
+
+P = TypeVar("P", Place, RawEntry)
 
 
 class Deliveries:
@@ -106,7 +110,7 @@ class Deliveries:
             entry = consumer.unsettled.pop(number)
             counts = why.failed and not consumer.has_not_seen(number) and not (once and entry.delivery_count)
             if counts and token is not None:
-                self._losses.note(token, consumer.queue.id, entry.position, entry.delivery_count)
+                self._losses.note(token, Place(consumer.queue.id, entry.lane.number, entry.position))
             self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED if counts else Outcome.RELEASED, effects)
 
     def detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
@@ -176,20 +180,69 @@ class Deliveries:
 
     def uncount(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
         """Carry out a Forgive."""
-        queue = self._directory.queues.get(command.queue)
-        uncounted = 0
-        if queue is not None:
-            uncounted = sum([queue.uncount(position, failures, effects) for position, failures in command.positions])
-            self._changed[queue.id] = queue
-        effects.answer(command, uncounted)
+        token, number = command.token, command.queue
+        wanted = dict(command.positions)
+        if token is not None and self._losses.knows(token):
+            wanted = {each: None for each in wanted if self._losses.take_one(token, number, each)}
+        effects.answer(command, self._uncount(number, wanted, command.found, effects))
 
     def uncount_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
         """Carry out a ForgiveRest."""
-        uncounted = 0
         lost = self._losses.take(command.token, command.most)
-        for (number, position), failures in lost:
+        found = _by_queue(command.found)
+        uncounted = 0
+        for number, places in _by_queue(lost).items():
+            wanted = {each.position: None for each in places}
+            uncounted += self._uncount(number, wanted, found.get(number, ()), effects)
+        effects.answer(command, (uncounted, len(lost) == command.most))
+
+    def _uncount(
+        self, number: int, wanted: Mapping[int, int | None], found: Iterable[RawEntry], effects: Effects
+    ) -> int:
+        """Take a failed delivery back of each of some messages, wherever these are; returns of how many.
+
+        Args:
+            number: of the queue.
+            wanted: position → how many deliveries had failed before that one; None: any number.
+            found: what the stores have of those that are not in memory.
+            effects: of the decision.
+        """
+        queue = self._directory.queues.get(number)
+        if queue is None:
+            return 0
+        entries = queue.all_in_memory(wanted)
+        for raw in found:
+            if raw.position in wanted and raw.position not in entries:
+                entry = queue.behind(raw, effects)
+                if entry is not None:
+                    entries[raw.position] = entry
+        uncounted = 0
+        for position, entry in entries.items():
+            if entry.delivery_count and wanted[position] in (None, entry.delivery_count - 1):
+                queue.count(entry, -1, effects)
+                uncounted += 1
+        return uncounted
+
+    def lost_elsewhere(self, command: c.Forgive | c.ForgiveRest) -> list[Place]:
+        """What such a command is about that is not in memory: where it may be in the stores."""
+        if isinstance(command, c.ForgiveRest):
+            places = self._losses.places(command.token, command.most)
+        elif command.token is not None:
+            positions = [position for position, _ in command.positions]
+            places = self._losses.places_of(command.token, command.queue, positions)
+        else:
+            places = []
+        found: list[Place] = []
+        for number, part in _by_queue(places).items():
             queue = self._directory.queues.get(number)
             if queue is not None:
-                uncounted += queue.uncount(position, failures, effects)
-                self._changed[number] = queue
-        effects.answer(command, (uncounted, len(lost) == command.most))
+                there = queue.all_in_memory([each.position for each in part])
+                found += [each for each in part if each.position not in there]
+        return found
+
+
+def _by_queue(places: Iterable[P]) -> dict[int, list[P]]:
+    found: dict[int, list[P]] = {}
+    for each in places:
+        found.setdefault(each.queue, []).append(each)
+    return found

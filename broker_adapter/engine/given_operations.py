@@ -67,7 +67,8 @@ def forgive(arguments: Arguments) -> Steps:
     failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
 
     def forgive(queue: int, positions: list[int]) -> Steps:
-        return (yield c.Forgive(queue, [(position, failures.get(position)) for position in positions]))
+        wanted = [(position, failures.get(position)) for position in positions]
+        return (yield c.Forgive(queue, wanted, arguments["token"]))
 
     return (yield from _with_given(arguments, forgive))
 

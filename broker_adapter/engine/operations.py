@@ -60,14 +60,15 @@ identity (as a list) or else its message id, and the failures are the failed del
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
-the one that was lost
-    The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.  At most
-    10,000 messages at once.
+the one that was lost, and ``token`` (of a connection, as its client says it in the open frame; or None)
+    The number of messages of which a delivery does not count any more: it was lost with that connection, unseen;
+    whether they wait, or others have them in hand.  Where the engine does not know what that connection had, the last
+    delivery does not count, if as many as given had failed before.  At most 10,000 messages at once.
 ``seen`` of a queue, with ``token`` (of a connection, as its client says it in the open frame) and ``positions``
     True.  The client had these when the connection was lost, and its application has seen them.  At most 10,000
     messages at once.
 ``forgive_rest`` with ``token``
-    The number of messages whose last delivery does not count any more: all that this connection had when it was lost
+    The number of messages of which a delivery does not count any more: all that this connection had when it was lost
     but what was ``seen``.  Of the last 200,000 deliveries that were lost, since the engine began.
 ``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
 was made; default 0)
@@ -339,7 +340,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "run": _RUN,
     },
     "settle_positions": {**QUEUE, "given": _GIVEN},
-    "forgive": {**QUEUE, "given": _GIVEN},
+    "forgive": {**QUEUE, "given": _GIVEN, "token": Argument(str, None)},
     "seen": {**QUEUE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
     "forgive_rest": {"token": Argument(str)},
     "confirm": {},

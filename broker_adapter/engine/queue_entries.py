@@ -417,6 +417,24 @@ class QueueEntries:
             self.tidy(lane)  # without consumers, positions without an entry would pile up
         return entry
 
+    def behind(self, raw: RawEntry, effects: Effects) -> Entry | None:
+        """The entry of a record that stands behind the window of its lane, and stays there; to be counted.
+
+        Args:
+            raw: as the store has it; read in this cycle.
+            effects: what the cycle has changed so far.
+        """
+        lane = self._lane(raw.lane)
+        if raw.position <= lane.loaded_through or raw.position in lane.early:
+            return None
+        effects.touches_unloaded = True
+        key = entry_key(raw.queue, raw.lane, raw.position)
+        for changed in (effects.durable.entries, effects.volatile.entries):
+            if key in changed:
+                entry = changed[key]
+                return entry if isinstance(entry, Entry) else None
+        return entry_of(raw, lane, raw.delivery_count)
+
     def _from_behind(self, raw: RawEntry, lane: Lane) -> Entry:
         lane.behind -= 1
         self._behind_bytes -= raw.size
