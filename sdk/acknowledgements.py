@@ -158,7 +158,7 @@ class LostAcknowledgements:
         with self._changing:
             return self._lost.pop(record[:2], _NOT_THERE) is not _NOT_THERE
 
-    def give_again(self, request: Request) -> None:
+    def give_again(self, request: Request, token: str | None = None) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
         What another consumer has in hand by now, or has processed since, is processed twice: the session hears of that.
@@ -166,6 +166,7 @@ class LostAcknowledgements:
 
         Args:
             request: asks the broker, as ``Transport.request``.
+            token: what the broker knows the lost connection by.
 
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
@@ -176,7 +177,7 @@ class LostAcknowledgements:
         failures = {each: each[3] for each, _ in lost}
         late: dict[TooLate, list[str]] = {}
         try:
-            for part, answer in _asked(request, "settle_positions", failures, None):
+            for part, answer in _asked(request, "settle_positions", failures, token):
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
                 _log.debug("= %d acknowledgements given again, %d of which had not arrived", len(part), settled)
                 for each in part:

@@ -393,7 +393,7 @@ class Connection:
         elif isinstance(event, Restoring):
             # In the order of what happens: what was lost is given again before the broker hands anything out.
             if event.peer.store is not None and event.peer.store == self._peer.store:
-                self._lost_acknowledgements.give_again(event.request)
+                self._lost_acknowledgements.give_again(event.request, event.token)
                 uncount_deliveries(
                     event.request,
                     [each for session in sessions for each in session._links.never_delivered()],

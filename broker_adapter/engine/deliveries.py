@@ -31,7 +31,8 @@ class Deliveries:
     """Ends deliveries.
 
     Attributes:
-        redelivered: messages that were accepted after an earlier delivery had failed.
+        losses: deliveries that count as failed since their connection was lost.
+        redelivered: messages that were processed after an earlier delivery had failed.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Deliveries:
         self._holds_less = removal.holds_less
         self._endings = endings
         self._totals = totals
-        self._losses = Losses()
+        self.losses = Losses()
         self.redelivered = Redelivered()
 
     def settle(self, command: c.Settle, now_ms: int, effects: Effects) -> None:
@@ -63,7 +64,7 @@ class Deliveries:
                 settled += 1
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
                     if entry.delivery_count:
-                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                        queue.note_processed(entry, effects)
                     queue.remove(entry, effects)
                 else:
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
@@ -74,14 +75,14 @@ class Deliveries:
 
     def settle_committed(self, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]], effects: Effects) -> None:
         """Settle the deliveries of a commit, which are all held, by consumer."""
-        redelivered, not_accepted = self.redelivered, self._endings.not_accepted
+        not_accepted = self._endings.not_accepted
         for consumer, outcomes in settled:
             queue, unsettled = consumer.queue, consumer.unsettled
             for number, outcome in outcomes.items():
                 entry = unsettled.pop(number)
                 if outcome is Outcome.ACCEPTED:
                     if entry.delivery_count:
-                        redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                        queue.note_processed(entry, effects)
                     queue.remove(entry, effects)
                 else:
                     not_accepted(queue, entry, outcome, effects)
@@ -110,7 +111,7 @@ class Deliveries:
             entry = consumer.unsettled.pop(number)
             counts = why.failed and not consumer.has_not_seen(number) and not (once and entry.delivery_count)
             if counts and token is not None:
-                self._losses.note(token, Place(consumer.queue.id, entry.lane.number, entry.position))
+                self.losses.note(token, Place(consumer.queue.id, entry.lane.number, entry.position))
             self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED if counts else Outcome.RELEASED, effects)
 
     def detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
@@ -175,20 +176,20 @@ class Deliveries:
 
     def seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
         """Carry out a Seen."""
-        self._losses.seen(command.token, command.queue, command.positions)
+        self.losses.seen(command.token, command.queue, command.positions)
         effects.answer(command, None)
 
     def uncount(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
         """Carry out a Forgive."""
         token, number = command.token, command.queue
         wanted = dict(command.positions)
-        if token is not None and self._losses.knows(token):
-            wanted = {each: None for each in wanted if self._losses.take_one(token, number, each)}
+        if token is not None and self.losses.knows(token):
+            wanted = {each: None for each in wanted if self.losses.take_one(token, number, each)}
         effects.answer(command, self._uncount(number, wanted, command.found, effects))
 
     def uncount_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
         """Carry out a ForgiveRest."""
-        lost = self._losses.take(command.token, command.most)
+        lost = self.losses.take(command.token, command.most)
         found = _by_queue(command.found)
         uncounted = 0
         for number, places in _by_queue(lost).items():
@@ -223,13 +224,28 @@ class Deliveries:
                 uncounted += 1
         return uncounted
 
+    def processed_by_others(self, token: str | None, queue: int, given: Mapping[int, int | None]) -> list[int]:
+        """Which messages of a lost connection others have processed, though its client had acknowledged them.
+
+        Args:
+            token: of the connection; None: not known.
+            queue: of the messages.
+            given: position → the failures before the delivery that was acknowledged; None: not known.  That tells
+                where it is not known what the connection had.
+        """
+        if token is not None and self.losses.knows(token):
+            has, has_ended = self.losses.has, self.redelivered.has_ended
+            return [each for each in given if has_ended(queue, each) and has(token, queue, each)]
+        was = self.redelivered.ended_later
+        return [each for each, failures in given.items() if failures is not None and was(queue, each, failures)]
+
     def lost_elsewhere(self, command: c.Forgive | c.ForgiveRest) -> list[Place]:
         """What such a command is about that is not in memory: where it may be in the stores."""
         if isinstance(command, c.ForgiveRest):
-            places = self._losses.places(command.token, command.most)
+            places = self.losses.places(command.token, command.most)
         elif command.token is not None:
             positions = [position for position, _ in command.positions]
-            places = self._losses.places_of(command.token, command.queue, positions)
+            places = self.losses.places_of(command.token, command.queue, positions)
         else:
             places = []
         found: list[Place] = []

@@ -53,7 +53,8 @@ transaction) and ``messages`` (packed envelopes)
     The number of staged transactions dropped.  At most 10,000 names, and 1,000 each of ``prefixes`` and ``keep``, at
     once.
 ``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
-identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
+identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged;
+and with ``token`` (of the connection that was lost, as its client says it in the open frame; or None)
     A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
     hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
     that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
@@ -339,7 +340,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "incarnation": Argument(str, None),
         "run": _RUN,
     },
-    "settle_positions": {**QUEUE, "given": _GIVEN},
+    "settle_positions": {**QUEUE, "given": _GIVEN, "token": Argument(str, None)},
     "forgive": {**QUEUE, "given": _GIVEN, "token": Argument(str, None)},
     "seen": {**QUEUE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
     "forgive_rest": {"token": Argument(str)},

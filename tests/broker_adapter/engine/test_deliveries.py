@@ -168,7 +168,7 @@ def test_what_rests_after_its_listener_raised_is_uncounted_and_goes_on_resting()
 def test_a_connection_of_which_nothing_is_known_has_its_last_delivery_taken_back_by_its_count() -> None:
     networks = Networks()
     networks.take("a")
-    networks.rules.state.deliveries._losses.note = lambda *_: None  # type: ignore[method-assign]
+    networks.rules.state.deliveries.losses.note = lambda *_: None  # type: ignore[method-assign]
     networks.lose("a")
     assert networks.forgive("a", (1, 1), (2, 0)) == 1
     networks.take("b")

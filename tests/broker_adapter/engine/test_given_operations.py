@@ -150,6 +150,78 @@ def test_what_another_consumer_has_processed_meanwhile_is_told(broker: Broker, c
     assert ask(broker, "settle_positions", destination="q", given=after_the_loss)["lost"] == [], "it was this delivery"
 
 
+def lost_by(broker: Broker, token: str, messages: int) -> None:
+    """A connection with this token takes these, and breaks."""
+    client = broker.call(c.Connect(None, token=token), WAIT)
+    _, inbox = attach(broker, client, "q", credit=messages)
+    inbox.wait_for(messages)
+    broker.call(c.Disconnect(client), WAIT)
+
+
+def settled_again(broker: Broker, token: str | None, failures: int, *positions: int) -> Any:
+    """What the client of a lost connection hears that had acknowledged these."""
+    wanted = [(*each, failures) for each in given(*((position, position) for position in positions))]
+    return ask(broker, "settle_positions", destination="q", given=wanted, token=token)
+
+
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+@pytest.mark.parametrize("how", ["presettled", "presettled in turns", "given again", "through a position"])
+def test_what_others_have_processed_is_told_however_that_ended(broker: Broker, how: str, token: str | None) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 4)]), WAIT)
+    lost_by(broker, "a", 3)
+    if how == "given again":
+        lost_by(broker, "b", 3)
+        answer = {"settled": 3, "lost": []}
+        assert settled_again(broker, "b", 1, 1, 2, 3) == answer
+        assert settled_again(broker, "b", 1, 1, 2, 3) == {"settled": 0, "lost": []}, (
+            "it was itself, when it asked before"
+        )
+        assert settled_again(broker, None, 1, 1, 2, 3) == {"settled": 0, "lost": []}
+    elif how == "through a position":
+        assert ask(broker, "settle_through", destination="q", position=3) == 3
+    else:
+        client = connect(broker)
+        count = 1 if how == "presettled" else 2
+        consumers = [attach(broker, client, "q", presettled=True) for _ in range(count)]
+        for consumer, _ in consumers:
+            broker.submit(c.Credit(consumer, 3))
+        broker.call(c.Drain(consumers[0][0]), WAIT)
+    assert depth(broker, "q") == 0
+    for _ in range(2):  # it may be asked twice
+        assert settled_again(broker, token, 0, 1, 2, 3) == {"settled": 0, "lost": [1, 2, 3]}
+
+
+def test_what_was_purged_meanwhile_was_processed_by_nobody_else(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    lost_by(broker, "a", 2)
+    assert ask(broker, "purge", destination="q") == 2
+    for token in ("a", None):
+        assert settled_again(broker, token, 0, 1, 2)["lost"] == []
+
+
+def test_what_another_has_processed_is_told_though_a_third_one_never_saw_it(broker: Broker) -> None:
+    """The loss of the third one does not count any more, so the counts of the other two do not tell."""
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    lost_by(broker, "unseen", 1)
+    lost_by(broker, "a", 1)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=1)
+    got = inbox.wait_for(1)
+    assert ask(broker, "forgive_rest", token="unseen") == 1
+    settle(broker, consumer, got, Outcome.ACCEPTED)
+    assert settled_again(broker, "a", 1, 1)["lost"] == [1]
+
+
+def test_what_had_arrived_before_the_loss_is_not_told_though_it_was_redelivered(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    lost_by(broker, "unseen", 2)
+    client = broker.call(c.Connect(None, token="a"), WAIT)
+    consumer, inbox = attach(broker, client, "q", credit=2)
+    got = inbox.wait_for(2)
+    settle(broker, consumer, got[:1], Outcome.ACCEPTED)
+    broker.call(c.Disconnect(client), WAIT)
+    assert settled_again(broker, "a", 0, 1, 2) == {"settled": 1, "lost": []}
+
+
 def test_a_message_without_an_identity_is_settled_by_its_id(broker: Broker) -> None:
     client = connect(broker)
     payload = envelope("x", message_id="ID:1")
