@@ -161,7 +161,8 @@ class LostAcknowledgements:
     def give_again(self, request: Request, token: str | None = None) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
-        What another consumer has in hand by now, or has processed since, is processed twice: the session hears of that.
+        What another consumer has in hand by now, or has processed since, is processed twice; what has failed too often
+        by the loss is a dead letter.  The session hears of both.
         What else is not there any more had arrived.
 
         Args:

@@ -69,7 +69,7 @@ class BackgroundCommands:
                 entry = queue.find(raw, effects)
                 if entry is not None:
                     if entry.delivery_count and command.processed:
-                        queue.note_processed(entry, effects, entry.delivery_count - command.again)
+                        queue.note_ended(entry, effects, entry.delivery_count - command.again)
                     if command.token is not None:
                         self._losses.take_one(command.token, queue.id, entry.position)
                     queue.remove(entry, effects)

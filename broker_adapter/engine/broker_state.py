@@ -305,9 +305,9 @@ class BrokerState:
                 changed |= left_out  # these are the first ones in the next cycle
                 changed |= later
                 break
-        for each in effects.processed:
+        for each in effects.ended_again:
             self.deliveries.redelivered.ended(*each)
-        effects.processed.clear()
+        effects.ended_again.clear()
         consumers = self.consumers
         if consumers.drains:
             consumers.answer_drains(effects)

@@ -32,7 +32,7 @@ class Deliveries:
 
     Attributes:
         losses: deliveries that count as failed since their connection was lost.
-        redelivered: messages that were processed after an earlier delivery had failed.
+        redelivered: messages that were processed, or became dead letters, after an earlier delivery had failed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Deliveries:
                 settled += 1
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
                     if entry.delivery_count:
-                        queue.note_processed(entry, effects)
+                        queue.note_ended(entry, effects)
                     queue.remove(entry, effects)
                 else:
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
@@ -82,7 +82,7 @@ class Deliveries:
                 entry = unsettled.pop(number)
                 if outcome is Outcome.ACCEPTED:
                     if entry.delivery_count:
-                        queue.note_processed(entry, effects)
+                        queue.note_ended(entry, effects)
                     queue.remove(entry, effects)
                 else:
                     not_accepted(queue, entry, outcome, effects)
@@ -224,8 +224,10 @@ class Deliveries:
                 uncounted += 1
         return uncounted
 
-    def processed_by_others(self, token: str | None, queue: int, given: Mapping[int, int | None]) -> list[int]:
-        """Which messages of a lost connection others have processed, though its client had acknowledged them.
+    def ended_elsewhere(self, token: str | None, queue: int, given: Mapping[int, int | None]) -> list[int]:
+        """Which messages of a lost connection its client had acknowledged in vain.
+
+        Others have processed them since, or they are dead letters.
 
         Args:
             token: of the connection; None: not known.

@@ -174,7 +174,7 @@ def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn
             messages.append(_new(Outgoing, fields))
             if consumer.presettled:
                 if entry.delivery_count:
-                    queue.note_processed(entry, effects)
+                    queue.note_ended(entry, effects)
                 queue.remove(entry, effects)
             else:
                 unsettled[number] = entry
@@ -297,7 +297,7 @@ class _Turn:
         )
         if consumer.presettled:
             if entry.delivery_count:
-                self._queue.note_processed(entry, self.effects)
+                self._queue.note_ended(entry, self.effects)
             self._queue.remove(entry, self.effects)
             return
         consumer.unsettled[number] = entry

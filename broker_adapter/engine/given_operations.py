@@ -50,7 +50,7 @@ def settle_positions(arguments: Arguments) -> Steps:
             queue = arguments.queue(reader.state).id
         except InvalidDestinationException:
             return []  # it was deleted meanwhile
-        return reader.state.deliveries.processed_by_others(token, queue, failures)
+        return reader.state.deliveries.ended_elsewhere(token, queue, failures)
 
     lost += yield processed
     return {"settled": settled, "lost": lost}

@@ -56,8 +56,9 @@ transaction) and ``messages`` (packed envelopes)
 identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged;
 and with ``token`` (of the connection that was lost, as its client says it in the open frame; or None)
     A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
-    hand; ``lost``, the positions that somebody else has in hand, or has processed since (of the last 50,000 messages
-    that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
+    hand; ``lost``, the positions of those that somebody else has in hand or has processed since, or that are dead
+    letters by now (of the last 50,000 messages that ended so after a failed delivery, since the engine began).  At most
+    10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before

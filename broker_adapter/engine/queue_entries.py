@@ -353,15 +353,17 @@ class QueueEntries:
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
         batch.entries[entry.key] = entry
 
-    def note_processed(self, entry: Entry, effects: Effects, failures: int | None = None) -> None:
-        """Note that a message ends as processed of which a delivery had failed; whoever had that may ask for it.
+    def note_ended(self, entry: Entry, effects: Effects, failures: int | None = None) -> None:
+        """Note that a message is processed, or a dead letter, of which a delivery had failed.
+
+        Whoever had that delivery, and lost its connection, may say that it had acknowledged it.
 
         Args:
             entry: of the message.
             effects: of the decision.
             failures: before the delivery that processed it; None: as many as count.
         """
-        effects.processed.append((self.id, entry.position, entry.delivery_count if failures is None else failures))
+        effects.ended_again.append((self.id, entry.position, entry.delivery_count if failures is None else failures))
 
     def remove(self, entry: Entry, effects: Effects, *, keep_message: bool = False) -> None:
         """Remove an entry; with ``keep_message`` another place takes the message over."""

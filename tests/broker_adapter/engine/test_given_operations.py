@@ -191,6 +191,31 @@ def test_what_others_have_processed_is_told_however_that_ended(broker: Broker, h
         assert settled_again(broker, token, 0, 1, 2, 3) == {"settled": 0, "lost": [1, 2, 3]}
 
 
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_was_acknowledged_and_is_a_dead_letter_by_its_loss_is_told(
+    tmp_path: Path, most: int, token: str | None
+) -> None:
+    broker = Broker(EngineSettings(max_deliveries=most), str(tmp_path))
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    for _ in range(most - 1):
+        lose(broker, 2)
+    lost_by(broker, "a", 2)
+    assert depth(broker, "DLQ") == 2
+    for _ in range(2):
+        assert settled_again(broker, token, most - 1, 2) == {"settled": 0, "lost": [2]}
+    broker.close()
+
+
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+def test_what_was_acknowledged_and_another_one_rejects_is_told(broker: Broker, token: str | None) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    lost_by(broker, "a", 1)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=1)
+    settle(broker, consumer, inbox.wait_for(1), Outcome.REJECTED)
+    assert settled_again(broker, token, 0, 1) == {"settled": 0, "lost": [1]}
+
+
 def test_what_was_purged_meanwhile_was_processed_by_nobody_else(broker: Broker) -> None:
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
     lost_by(broker, "a", 2)
