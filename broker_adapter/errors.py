@@ -61,11 +61,12 @@ class IllegalStateException(JMSException):
 class StaleAcknowledgementException(IllegalStateException):
     """Messages that were held when the connection was lost can no longer be acknowledged.
 
-    Or they were acknowledged, the acknowledgements were lost with the connection, and others have the messages.
+    Or they were acknowledged, the acknowledgements were lost with the connection, and others have the messages, or the
+    dead-letter queue has them.
 
     Attributes:
         stale_count: how many deliveries it concerned.
-        message_ids: of those that were acknowledged, and that another consumer has all the same.
+        message_ids: of those that were acknowledged, and that others have all the same.
     """
 
     def __init__(

@@ -138,6 +138,12 @@ class LostAcknowledgements:
                 self._seen.popitem(last=False)
             self._bound_untold()
 
+    def _tell_seen(self, record: AckRecord) -> None:
+        """The application had this, and others may have it in hand by now: the delivery that was lost counts."""
+        with self._changing:
+            self._note_seen(record)
+            self._bound_untold()
+
     def _note_seen(self, record: AckRecord) -> None:
         """Under the lock: what has a position is to be told to our own broker."""
         source, _, position = record[:3]
@@ -159,15 +165,17 @@ class LostAcknowledgements:
         with self._changing:
             return self._lost.pop(record[:2], _NOT_THERE) is not _NOT_THERE
 
-    def give_again(self, request: Request) -> None:
+    def give_again(self, request: Request, token: str | None = None) -> None:
         """Say all of it again to our own broker, before it hands anything out.
 
-        What another consumer has in hand by now, or has processed since, is processed twice: the session hears of that.
-        What else is not there any more had arrived.  What was lost at another store is kept for that, and what the
-        broker refuses to hear is said again when its message comes again.
+        What another consumer has in hand by now, or has processed since, is processed twice; what has failed too often
+        by the loss is a dead letter.  Both are reported to the session.  What else is not there any more had arrived.
+        What was lost at another store is kept for that, and what the broker refuses is repeated when its message is
+        redelivered.
 
         Args:
             request: asks the broker, as ``Transport.request``.
+            token: what the broker knows the lost connection by.
 
         Raises:
             JMSException: the connection is lost again; nothing is forgotten.
@@ -178,13 +186,17 @@ class LostAcknowledgements:
         failures = {each: each[3] for each, _ in lost}
         late: dict[TooLate, list[str]] = {}
         try:
-            for part, answer in _asked(request, "settle_positions", failures):
+            for part, answer in _asked(request, "settle_positions", failures, token):
                 if answer is REFUSED:
+                    for each in part:
+                        self._tell_seen(each)
                     continue
                 settled, taken = (answer["settled"], set(answer["lost"])) if answer is not None else (0, set())
                 _log.debug("= %d acknowledgements repeated, %d of which had not arrived", len(part), settled)
                 for each in part:
                     self.take(each)
+                    if answer is None or each[2] in taken:
+                        self._tell_seen(each)
                     if each[2] in taken:
                         late.setdefault(told[each[0], each[2]], []).append(each[4] or str(each[1]))
         finally:
@@ -241,7 +253,9 @@ class LostAcknowledgements:
             self._untold = {}
 
 
-def uncount_deliveries(request: Request, never_delivered: Iterable[tuple[AckRecord, int]]) -> None:
+def uncount_deliveries(
+    request: Request, never_delivered: Iterable[tuple[AckRecord, int]], token: str | None = None
+) -> None:
     """Say to our own broker that these, lost with the connection, were never delivered: do not count them as failed.
 
     Else a message that waits behind others in a client would become a dead letter by the losses of a bad network alone.
@@ -250,11 +264,12 @@ def uncount_deliveries(request: Request, never_delivered: Iterable[tuple[AckReco
         request: asks the broker, as ``Transport.request``.
         never_delivered: what had come, each with its deliveries that had failed before this one; so that asking twice
             takes back one delivery.
+        token: what the broker knows the lost connection by.
 
     Raises:
         JMSException: the connection is lost again.
     """
-    for part, done in _asked(request, "forgive", dict(never_delivered)):
+    for part, done in _asked(request, "forgive", dict(never_delivered), token):
         if done is not None and done is not REFUSED:
             _log.debug("= of %d messages that were never delivered %d do not count as failed", len(part), done)
 
@@ -264,7 +279,7 @@ def _named(source: Source) -> dict[str, Any]:
 
 
 def _asked(
-    request: Request, operation: str, failures: Mapping[AckRecord, int]
+    request: Request, operation: str, failures: Mapping[AckRecord, int], token: str | None
 ) -> Iterator[tuple[list[AckRecord], Any]]:
     """Ask something of the messages that have a position, source by source, in parts.
 
@@ -277,7 +292,7 @@ def _asked(
         if each[2] is not None:
             by_source.setdefault(each[0], []).append(each)
     for source, all_of_it in by_source.items():
-        arguments = _named(source)
+        arguments = _named(source) if token is None else {**_named(source), "token": token}
         for first in range(0, len(all_of_it), _REQUEST_POSITIONS):
             part = all_of_it[first : first + _REQUEST_POSITIONS]
             named = [

@@ -398,10 +398,12 @@ class Connection:
             if not is_same:
                 lost.move(store, self._standing[0])
             if store is not None:
-                lost.give_again(event.request)
+                lost.give_again(event.request, event.token)
             if is_same:
                 uncount_deliveries(
-                    event.request, [each for session in sessions for each in session._links.never_delivered()]
+                    event.request,
+                    [each for session in sessions for each in session._links.never_delivered()],
+                    event.token,
                 )
                 lost.uncount_rest(event.request, event.token)
             return

@@ -58,12 +58,13 @@ _CONNECTION_LOST: Final = "the connection was lost"
 
 
 def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementException:
-    """What the application is told of messages that were acknowledged, and that other consumers have."""
+    """What the application is told of messages that were acknowledged, and that others have all the same."""
     named = ", ".join(message_ids[:_NAMED_IDS])
     more = len(message_ids) - _NAMED_IDS
     return StaleAcknowledgementException(
-        f"{len(message_ids)} messages that {session} has acknowledged are processed twice: the acknowledgements were "
-        f"lost with the connection, and other consumers have them: {named}{f' and {more} more' if more > 0 else ''}",
+        f"{len(message_ids)} messages that {session} has acknowledged are processed twice, or dead letters: the "
+        "acknowledgements were lost with the connection, and others have the messages: "
+        f"{named}{f' and {more} more' if more > 0 else ''}",
         stale_count=len(message_ids),
         message_ids=tuple(message_ids),
     )
@@ -387,7 +388,7 @@ class SessionState:
             self.report(too_late(self.name, message_ids))
 
     def take_too_late(self) -> list[str]:
-        """What is to be raised once: the ids of messages that were acknowledged, and that other consumers have."""
+        """What is to be raised once: the ids of messages that were acknowledged, and that others have all the same."""
         if not self._too_late:
             return []
         with self.lock:

@@ -16,6 +16,7 @@ from broker_adapter.engine.directory import Directory, named_queue
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import DEAD_LETTER_CLIENT_ID, Endings
 from broker_adapter.engine.identities import LastNumbers
+from broker_adapter.engine.losses import Losses
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import (
     AGE,
@@ -44,6 +45,7 @@ class BackgroundCommands:
         directory: Directory,
         admission: Admission,
         endings: Endings,
+        losses: Losses,
         totals: Totals,
         time: DecisionTime,
         names: Sequence[LastNumbers],
@@ -53,6 +55,7 @@ class BackgroundCommands:
         self._durable = directory.durable
         self._admission = admission
         self._endings = endings
+        self._losses = losses
         self._totals = totals
         self._time = time
         self._names = names
@@ -65,6 +68,10 @@ class BackgroundCommands:
             for raw in command.found:
                 entry = queue.find(raw, effects)
                 if entry is not None:
+                    if entry.delivery_count and command.processed:
+                        queue.note_ended(entry, effects, entry.delivery_count - command.again)
+                    if command.token is not None:
+                        self._losses.take_one(command.token, queue.id, entry.position)
                     queue.remove(entry, effects)
                     dropped += 1
             self._changed[queue.id] = queue

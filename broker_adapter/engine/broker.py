@@ -140,7 +140,9 @@ class Broker:
         self._add_due = self._background.add_due
         self._take = self._inbox.take
         self._measure_room = self._room_checks.measure
-        self._supply = CommandInputs(self._stores, self._reads, state.commits, state.published).supplied
+        self._supply = CommandInputs(
+            self._stores, self._reads, state.commits, state.published, state.deliveries
+        ).supplied
         self._load = self._loading.load
         self._persist = self._stores.commit
         self._handouts = messages.handouts

@@ -126,7 +126,9 @@ class BrokerState:
         attachments = Attachments(directory, consumers, removal)
         destinations = Destinations(directory, removal, blocked, time)
         connections = Connections(directory, consumers, removal, deliveries, destinations, resumption)
-        background = BackgroundCommands(directory, admission, endings, totals, time, (commits, published))
+        background = BackgroundCommands(
+            directory, admission, endings, deliveries.losses, totals, time, (commits, published)
+        )
         self._steps: dict[type, Callable[[Any, int, Effects], None]] = {
             c.Connect: connections.connect,
             c.Disconnect: connections.disconnect,
@@ -303,6 +305,9 @@ class BrokerState:
                 changed |= left_out  # these are the first ones in the next cycle
                 changed |= later
                 break
+        for each in effects.ended_again:
+            self.deliveries.redelivered.ended(*each)
+        effects.ended_again.clear()
         consumers = self.consumers
         if consumers.drains:
             consumers.answer_drains(effects)

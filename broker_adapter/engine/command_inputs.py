@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker_adapter.engine import commands as c
+from broker_adapter.engine.deliveries import Deliveries
 from broker_adapter.engine.entry_reads import EntryReads
 from broker_adapter.engine.identities import LastNumbers
+from broker_adapter.engine.losses import Place
+from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.staging import batch_of
 from broker_adapter.engine.stores import Stores
 
@@ -17,13 +22,22 @@ class CommandInputs:
         reads: of its entries.
         commits: the commits that were done.
         published: the batches that were published.
+        deliveries: knows what lost connections had.
     """
 
-    def __init__(self, stores: Stores, reads: EntryReads, commits: LastNumbers, published: LastNumbers) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        reads: EntryReads,
+        commits: LastNumbers,
+        published: LastNumbers,
+        deliveries: Deliveries,
+    ) -> None:
         self._stores = stores
         self._reads = reads
         self._commits = commits
         self._published = published
+        self._deliveries = deliveries
         self._look_up = stores.look_up
 
     def supplied(self, command: c.Command) -> c.Command:
@@ -38,6 +52,8 @@ class CommandInputs:
         if type(command) is c.Redrive:
             found, after = self._reads.of_range(command.range)
             return command._replace(found=[(each, self._stores.annotations_of(each)) for each in found], next=after)
+        if type(command) is c.Forgive or type(command) is c.ForgiveRest:
+            return command._replace(found=self._entries_at(self._deliveries.lost_elsewhere(command)))
         if type(command) is c.Commit or type(command) is c.ResolveCommit:
             if command.commit_id is not None:
                 self._look_up(self._commits, command.commit_id.session)
@@ -48,3 +64,10 @@ class CommandInputs:
             if number is not None:
                 self._look_up(self._published, group)
         return command
+
+    def _entries_at(self, places: Sequence[Place]) -> list[RawEntry]:
+        found: list[RawEntry] = []
+        for queue, lane, position in places:
+            read = self._reads.repaired(self._stores.load, queue, lane, position - 1, 1).entries
+            found += [each for each in read if each.position == position]
+        return found

@@ -386,18 +386,24 @@ class Trim(NamedTuple):
     found: Sequence[RawEntry] = ()  #: supplied by the driver
     next: int | None = None  #: supplied by the driver
     of_ended: bool = False  #: the queue is deleted, and being cleared up; otherwise nothing of such a one is dropped
+    processed: bool = False  #: they were processed, by whoever has them dropped
+    again: bool = False  #: in a delivery that counts as failed since: it was lost with its connection
+    token: str | None = None  #: of that connection
     reply: Reply | None = None
 
 
 class Forgive(NamedTuple):
-    """The last delivery of what waits at these positions of a queue does not count: no application saw it.
+    """A delivery of the messages at these positions of a queue does not count: nobody saw it.
 
-    Each position has the number of failed deliveries before that one (None: any): so it is taken back once, also where
-    it is asked for twice.  Replies with the number of messages.
+    It is the one that the connection of this ``token`` lost.  Where it is not known what that had, it is the last one,
+    if as many had failed before as are given with the position (None: any number).  So it is taken back once, also
+    where it is asked for twice.  Replies with the number of messages.
     """
 
     queue: int
     positions: Sequence[tuple[int, int | None]]
+    token: str | None = None
+    found: Sequence[RawEntry] = ()  #: supplied by the driver: those that are not in memory
     reply: Reply | None = None
 
 
@@ -411,7 +417,7 @@ class Seen(NamedTuple):
 
 
 class ForgiveRest(NamedTuple):
-    """No application saw what else a lost connection had: its last delivery does not count.
+    """All else that a lost connection had, nobody saw: that delivery does not count.
 
     Replies with the number of messages, and whether more may be left: it takes ``most`` of them at most.  What it had
     is forgotten, so that asking twice takes nothing back twice.
@@ -419,6 +425,7 @@ class ForgiveRest(NamedTuple):
 
     token: str
     most: int
+    found: Sequence[RawEntry] = ()  #: supplied by the driver: those that are not in memory
     reply: Reply | None = None
 
 

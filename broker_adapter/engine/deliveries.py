@@ -2,12 +2,13 @@
 
 A delivery is settled by its consumer, fails with the commit that was to settle it, or is given back when its consumer
 or connection goes.  Deliveries that count as failed since their connection was lost are uncounted once its client
-says that it never saw them.
+says that it never saw them: whether their messages wait by then, in memory or behind it, or others have them in hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from ack_modes import Outcome
 from broker_adapter.engine import commands as c
@@ -15,19 +16,23 @@ from broker_adapter.engine.consumers import Consumers
 from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import TOO_OFTEN, Endings
-from broker_adapter.engine.losses import Losses
+from broker_adapter.engine.losses import Losses, Place
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import Consumer
+from broker_adapter.engine.records import RawEntry
 from broker_adapter.engine.redelivered import Redelivered
 from broker_adapter.engine.statistics import Totals
 from broker_adapter.errors import JMSException
+
+P = TypeVar("P", Place, RawEntry)
 
 
 class Deliveries:
     """Ends deliveries.
 
     Attributes:
-        redelivered: messages that were accepted after an earlier delivery had failed.
+        losses: deliveries that count as failed since their connection was lost.
+        redelivered: messages that were processed, or became dead letters, after an earlier delivery had failed.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class Deliveries:
         self._holds_less = removal.holds_less
         self._endings = endings
         self._totals = totals
-        self._losses = Losses()
+        self.losses = Losses()
         self.redelivered = Redelivered()
 
     def settle(self, command: c.Settle, now_ms: int, effects: Effects) -> None:
@@ -59,7 +64,7 @@ class Deliveries:
                 settled += 1
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
                     if entry.delivery_count:
-                        self.redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                        queue.note_ended(entry, effects)
                     queue.remove(entry, effects)
                 else:
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
@@ -70,14 +75,14 @@ class Deliveries:
 
     def settle_committed(self, settled: Iterable[tuple[Consumer, Mapping[int, Outcome]]], effects: Effects) -> None:
         """Settle the deliveries of a commit, which are all held, by consumer."""
-        redelivered, not_accepted = self.redelivered, self._endings.not_accepted
+        not_accepted = self._endings.not_accepted
         for consumer, outcomes in settled:
             queue, unsettled = consumer.queue, consumer.unsettled
             for number, outcome in outcomes.items():
                 entry = unsettled.pop(number)
                 if outcome is Outcome.ACCEPTED:
                     if entry.delivery_count:
-                        redelivered.accepted(queue.id, entry.position, entry.delivery_count)
+                        queue.note_ended(entry, effects)
                     queue.remove(entry, effects)
                 else:
                     not_accepted(queue, entry, outcome, effects)
@@ -106,7 +111,7 @@ class Deliveries:
             entry = consumer.unsettled.pop(number)
             counts = why.failed and not consumer.has_not_seen(number) and not (once and entry.delivery_count)
             if counts and token is not None:
-                self._losses.note(token, consumer.queue.id, entry.position, entry.delivery_count)
+                self.losses.note(token, Place(consumer.queue.id, entry.lane.number, entry.position))
             self._endings.not_accepted(consumer.queue, entry, Outcome.MODIFIED if counts else Outcome.RELEASED, effects)
 
     def detach(self, command: c.Detach, now_ms: int, effects: Effects) -> None:
@@ -171,25 +176,91 @@ class Deliveries:
 
     def seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
         """Carry out a Seen."""
-        self._losses.seen(command.token, command.queue, command.positions)
+        self.losses.seen(command.token, command.queue, command.positions)
         effects.answer(command, None)
 
     def uncount(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:
         """Carry out a Forgive."""
-        queue = self._directory.queues.get(command.queue)
-        uncounted = 0
-        if queue is not None:
-            uncounted = sum([queue.uncount(position, failures, effects) for position, failures in command.positions])
-            self._changed[queue.id] = queue
-        effects.answer(command, uncounted)
+        token, number = command.token, command.queue
+        wanted = dict(command.positions)
+        if token is not None and self.losses.knows(token):
+            wanted = {each: None for each in wanted if self.losses.take_one(token, number, each)}
+        effects.answer(command, self._uncount(number, wanted, command.found, effects))
 
     def uncount_rest(self, command: c.ForgiveRest, now_ms: int, effects: Effects) -> None:
         """Carry out a ForgiveRest."""
+        lost = self.losses.take(command.token, command.most)
+        found = _by_queue(command.found)
         uncounted = 0
-        lost = self._losses.take(command.token, command.most)
-        for (number, position), failures in lost:
+        for number, places in _by_queue(lost).items():
+            wanted = {each.position: None for each in places}
+            uncounted += self._uncount(number, wanted, found.get(number, ()), effects)
+        effects.answer(command, (uncounted, len(lost) == command.most))
+
+    def _uncount(
+        self, number: int, wanted: Mapping[int, int | None], found: Iterable[RawEntry], effects: Effects
+    ) -> int:
+        """Take a failed delivery back of each of some messages, wherever these are; returns of how many.
+
+        Args:
+            number: of the queue.
+            wanted: position → how many deliveries had failed before that one; None: any number.
+            found: what the stores have of those that are not in memory.
+            effects: of the decision.
+        """
+        queue = self._directory.queues.get(number)
+        if queue is None:
+            return 0
+        entries = queue.all_in_memory(wanted)
+        for raw in found:
+            if raw.position in wanted and raw.position not in entries:
+                entry = queue.behind(raw, effects)
+                if entry is not None:
+                    entries[raw.position] = entry
+        uncounted = 0
+        for position, entry in entries.items():
+            if entry.delivery_count and wanted[position] in (None, entry.delivery_count - 1):
+                queue.count(entry, -1, effects)
+                uncounted += 1
+        return uncounted
+
+    def ended_elsewhere(self, token: str | None, queue: int, given: Mapping[int, int | None]) -> list[int]:
+        """Which messages of a lost connection its client had acknowledged in vain.
+
+        Others have processed them since, or they are dead letters.
+
+        Args:
+            token: of the connection; None: not known.
+            queue: of the messages.
+            given: position → the failures before the delivery that was acknowledged; None: not known.  That tells
+                where it is not known what the connection had.
+        """
+        if token is not None and self.losses.knows(token):
+            has, has_ended = self.losses.has, self.redelivered.has_ended
+            return [each for each in given if has_ended(queue, each) and has(token, queue, each)]
+        was = self.redelivered.ended_later
+        return [each for each, failures in given.items() if failures is not None and was(queue, each, failures)]
+
+    def lost_elsewhere(self, command: c.Forgive | c.ForgiveRest) -> list[Place]:
+        """What such a command is about that is not in memory: where it may be in the stores."""
+        if isinstance(command, c.ForgiveRest):
+            places = self.losses.places(command.token, command.most)
+        elif command.token is not None:
+            positions = [position for position, _ in command.positions]
+            places = self.losses.places_of(command.token, command.queue, positions)
+        else:
+            places = []
+        found: list[Place] = []
+        for number, part in _by_queue(places).items():
             queue = self._directory.queues.get(number)
             if queue is not None:
-                uncounted += queue.uncount(position, failures, effects)
-                self._changed[number] = queue
-        effects.answer(command, (uncounted, len(lost) == command.most))
+                there = queue.all_in_memory([each.position for each in part])
+                found += [each for each in part if each.position not in there]
+        return found
+
+
+def _by_queue(places: Iterable[P]) -> dict[int, list[P]]:
+    found: dict[int, list[P]] = {}
+    for each in places:
+        found.setdefault(each.queue, []).append(each)
+    return found

@@ -173,6 +173,8 @@ def _hand_out_next(queue: QueueState, consumer: Consumer, room: int, turn: _Turn
             fields = (number, position, entry.delivery_count, entry.number, entry.flags, entry.key)
             messages.append(_new(Outgoing, fields))
             if consumer.presettled:
+                if entry.delivery_count:
+                    queue.note_ended(entry, effects)
                 queue.remove(entry, effects)
             else:
                 unsettled[number] = entry
@@ -294,6 +296,8 @@ class _Turn:
             Outgoing(number, entry.position, entry.delivery_count, entry.number, entry.flags, entry.key)
         )
         if consumer.presettled:
+            if entry.delivery_count:
+                self._queue.note_ended(entry, self.effects)
             self._queue.remove(entry, self.effects)
             return
         consumer.unsettled[number] = entry

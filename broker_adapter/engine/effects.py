@@ -120,6 +120,7 @@ class Effects:
         "distrusted",
         "durable",
         "ended",
+        "ended_again",
         "faults",
         "handouts",
         "loads",
@@ -141,6 +142,8 @@ class Effects:
         self.scans: list[Scan] = []
         self.candidates: list[Candidate] = []  #: what came in or back
         self.browsers: list[Any] = []  #: those that have something to do once the commit is done
+        #: queue, position and failures of what was processed or dead-lettered after deliveries of it had failed
+        self.ended_again: list[tuple[int, int, int]] = []
         self.published: list[
             int
         ] = []  #: staged queues whose entries are to be moved, in order, and which are then to be dropped

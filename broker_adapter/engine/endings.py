@@ -131,6 +131,8 @@ class Endings:
     def dead_letter(self, queue: QueueState, entry: Entry, reason: str, effects: Effects) -> None:
         """Put a message that no consumer holds into the dead-letter queue."""
         self._totals.dead_lettered += 1
+        if entry.delivery_count:
+            queue.note_ended(entry, effects)
         self._set_aside(queue, entry, self._settings.dead_letter_queue, reason, effects)
 
     def expire(self, queue: QueueState, entry: Entry, effects: Effects) -> None:

@@ -27,12 +27,13 @@ from broker_adapter.errors import (
 
 def settle_positions(arguments: Arguments) -> Steps:
     """Drop the messages at positions, where they have the names given."""
-    failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
+    failures = {each[0]: each[2] if len(each) == 3 else None for each in arguments.given()}
+    token = arguments["token"]
     lost: list[int] = []
 
     def trim(queue: int, positions: list[int]) -> Steps:
         wanted = c.Range(queue, positions[0], positions[-1], SETTLE_ENTRIES, frozenset(positions))
-        dropped, _ = yield c.Trim(wanted)
+        dropped, _ = yield c.Trim(wanted, processed=True, again=True, token=token)
         if dropped < len(positions):
 
             def left(reader: Reader) -> list[int]:
@@ -49,8 +50,7 @@ def settle_positions(arguments: Arguments) -> Steps:
             queue = arguments.queue(reader.state).id
         except InvalidDestinationException:
             return []  # it was deleted meanwhile
-        was = reader.state.deliveries.redelivered.was_accepted_later
-        return [position for position, count in failures.items() if was(queue, position, count)]
+        return reader.state.deliveries.ended_elsewhere(token, queue, failures)
 
     lost += yield processed
     return {"settled": settled, "lost": lost}
@@ -67,7 +67,8 @@ def forgive(arguments: Arguments) -> Steps:
     failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
 
     def forgive(queue: int, positions: list[int]) -> Steps:
-        return (yield c.Forgive(queue, [(position, failures.get(position)) for position in positions]))
+        wanted = [(position, failures.get(position)) for position in positions]
+        return (yield c.Forgive(queue, wanted, arguments["token"]))
 
     return (yield from _with_given(arguments, forgive))
 

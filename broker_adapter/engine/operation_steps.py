@@ -98,11 +98,12 @@ class Arguments:
         return queue
 
 
-def settle(queue: int, last: int, *, first: int = 0, delayed: bool = False) -> Steps:
-    """Drop what has positions from ``first`` to ``last``, except what consumers hold."""
+def settle(queue: int, last: int, *, first: int = 0, delayed: bool = False, processed: bool = False) -> Steps:
+    """Drop what has positions from ``first`` to ``last``, except what consumers hold; it may be ``processed``."""
     dropped = 0
     position: int | None = first
     while position is not None:
-        some, position = yield c.Trim(c.Range(queue, position, last, SETTLE_ENTRIES, delayed=delayed))
+        wanted = c.Range(queue, position, last, SETTLE_ENTRIES, delayed=delayed)
+        some, position = yield c.Trim(wanted, processed=processed)
         dropped += some
     return dropped

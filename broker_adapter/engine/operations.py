@@ -55,21 +55,24 @@ transaction) and ``messages`` (packed envelopes)
     The number of staged transactions dropped.  At most 10,000 names, and 1,000 each of ``prefixes`` and ``keep``, at
     once.
 ``settle_positions`` of a queue, with ``given``: (position, name, failures) each, where the name is the message's
-identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged
-    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and no consumer
-    has in hand; ``lost``, the positions that another consumer has in hand, or has processed since (of the last 50,000
-    messages that were processed after a failed delivery, since the engine began).  At most 10,000 messages at once.
+identity (as a list) or else its message id, and the failures are the failed deliveries before the one acknowledged;
+and with ``token`` (of the connection that was lost, as its client says it in the open frame; or None)
+    A map: ``settled``, the number of messages dropped, which wait at such a position under that name and nobody has in
+    hand; ``lost``, the positions of those that somebody else has in hand or has processed since, or that are dead
+    letters by now (of the last 50,000 messages that ended so after a failed delivery, since the engine began).  At most
+    10,000 messages at once.
 ``confirm`` without arguments
     True, when what the connection has settled and sent before is done, and on disk.
 ``forgive`` of a queue, with ``given``: (position, name, failures) each, the last being the failed deliveries before
-the one that was lost
-    The number of messages whose last delivery does not count any more: it was lost with a connection, unseen.  At most
-    10,000 messages at once.
+the one that was lost, and ``token`` (of a connection, as its client says it in the open frame; or None)
+    The number of messages of which a delivery does not count any more: it was lost with that connection, unseen;
+    whether they wait, or others have them in hand.  Where the engine does not know what that connection had, the last
+    delivery does not count, if as many as given had failed before.  At most 10,000 messages at once.
 ``seen`` of a queue, with ``token`` (of a connection, as its client says it in the open frame) and ``positions``
     True.  The client had these when the connection was lost, and its application has seen them.  At most 10,000
     messages at once.
 ``forgive_rest`` with ``token``
-    The number of messages whose last delivery does not count any more: all that this connection had when it was lost
+    The number of messages of which a delivery does not count any more: all that this connection had when it was lost
     but what was ``seen``.  Of the last 200,000 deliveries that were lost, since the engine began.
 ``resolve_commit`` with ``session`` (the name in the commit's id), ``number`` and ``age_ms`` (how long ago the commit
 was made; default 0)
@@ -342,8 +345,8 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
         "incarnation": Argument(str, None),
         "run": _RUN,
     },
-    "settle_positions": {**_SOURCE, "given": _GIVEN},
-    "forgive": {**_SOURCE, "given": _GIVEN},
+    "settle_positions": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
+    "forgive": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
     "seen": {**_SOURCE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
     "forgive_rest": {"token": Argument(str)},
     "confirm": {},

@@ -353,6 +353,18 @@ class QueueEntries:
         batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
         batch.entries[entry.key] = entry
 
+    def note_ended(self, entry: Entry, effects: Effects, failures: int | None = None) -> None:
+        """Note that a message is processed, or a dead letter, of which a delivery had failed.
+
+        Whoever had that delivery, and lost its connection, may say that it had acknowledged it.
+
+        Args:
+            entry: of the message.
+            effects: of the decision.
+            failures: before the delivery that processed it; None: as many as count.
+        """
+        effects.ended_again.append((self.id, entry.position, entry.delivery_count if failures is None else failures))
+
     def remove(self, entry: Entry, effects: Effects, *, keep_message: bool = False) -> None:
         """Remove an entry; with ``keep_message`` another place takes the message over."""
         flags = entry.flags
@@ -416,6 +428,24 @@ class QueueEntries:
         if entry is not None:
             self.tidy(lane)  # without consumers, positions without an entry would pile up
         return entry
+
+    def behind(self, raw: RawEntry, effects: Effects) -> Entry | None:
+        """The entry of a record that stands behind the window of its lane, and stays there; to be counted.
+
+        Args:
+            raw: as the store has it; read in this cycle.
+            effects: what the cycle has changed so far.
+        """
+        lane = self._lane(raw.lane)
+        if raw.position <= lane.loaded_through or raw.position in lane.early:
+            return None
+        effects.touches_unloaded = True
+        key = entry_key(raw.queue, raw.lane, raw.position)
+        for changed in (effects.durable.entries, effects.volatile.entries):
+            if key in changed:
+                entry = changed[key]
+                return entry if isinstance(entry, Entry) else None
+        return entry_of(raw, lane, raw.delivery_count)
 
     def _from_behind(self, raw: RawEntry, lane: Lane) -> Entry:
         lane.behind -= 1

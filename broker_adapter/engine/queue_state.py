@@ -570,26 +570,19 @@ class QueueState(QueueEntries):
         self.suspects[entry.position] = Suspect.UNCOUNTED if first else Suspect.COUNTED
         return True
 
-    def uncount(self, position: int, failures: int | None, effects: Effects) -> bool:
-        """Take back the last failed delivery of what waits in memory.
-
-        Args:
-            position: of the message.
-            failures: how many deliveries had failed before that one; None: any number.
-            effects: of the decision.
-
-        Returns:
-            Whether there is such a message, and that delivery counts.
-        """
-        entry = self.ready.get(position) or self.backoff.get(position)
-        if entry is None or not entry.delivery_count or failures not in (None, entry.delivery_count - 1):
-            return False
-        if self.backoff.take(position) is not None:
-            self.give_back(entry, effects)
-        entry.delivery_count -= 1
-        batch = effects.durable if entry.flags & FLAG_PERSISTENT else effects.volatile
-        batch.entries[entry.key] = entry
-        return True
+    def all_in_memory(self, positions: Iterable[int]) -> dict[int, Entry]:
+        """The entries at these positions that are in memory, by position: they wait, or a consumer holds them."""
+        found: dict[int, Entry] = {}
+        others: set[int] = set()
+        for position in positions:
+            entry = self.ready.get(position) or self.backoff.get(position)
+            if entry is None:
+                others.add(position)
+            else:
+                found[position] = entry
+        if others:
+            found |= {entry.position: entry for entry in self._in_hands() if entry.position in others}
+        return found
 
     def now_due(self, entry: Entry, effects: Effects) -> Entry:
         """Give a delayed message its place at the end of its lane."""

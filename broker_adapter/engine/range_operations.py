@@ -128,7 +128,7 @@ def settle_through(arguments: Arguments) -> Steps:
         return queue.id, first, last, reader.state.directory.settled_group(queue)
 
     number, first, last, group = yield through
-    dropped = yield from settle(number, last, first=first)
+    dropped = yield from settle(number, last, first=first, processed=True)
 
     def still(reader: Reader) -> None:
         try:

@@ -1,8 +1,9 @@
-"""Which messages were processed by the consumer that got them after another one: remembered for a while.
+"""Which messages ended in the hands of others than the first who got them, or as dead letters: remembered for a while.
 
 A client whose connection was lost says again what it had acknowledged.  Where such a message is gone, either its
-acknowledgement had arrived, or another consumer got it and has processed it too.  The delivery that was accepted tells
-them apart: it had failed more often than the one that the client had.
+acknowledgement had arrived, or others got the message and have processed it too, or it failed too often with this
+loss, and is a dead letter.  What is remembered tells them apart: each message that was processed after a delivery of it
+had failed, and each dead letter that had failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MAX_REMEMBERED: Final = 50_000
 
 
 class Redelivered:
-    """Messages that were accepted after a delivery of them had failed."""
+    """Messages that ended after a delivery of them had failed."""
 
     def __init__(self, most: int = MAX_REMEMBERED) -> None:
         self._most = most
@@ -24,13 +25,17 @@ class Redelivered:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def accepted(self, queue: int, position: int, failures: int) -> None:
-        """A consumer has processed a message whose delivery had failed so often before."""
+    def ended(self, queue: int, position: int, failures: int) -> None:
+        """A message has ended in a delivery before which so many had failed; a dead letter, after them."""
         self._failures[queue, position] = failures
         if len(self._failures) > self._most:
             self._failures.popitem(last=False)
 
-    def was_accepted_later(self, queue: int, position: int, failures: int) -> bool:
-        """Whether a later delivery was accepted than the one before which so many had failed."""
-        accepted = self._failures.get((queue, position))
-        return accepted is not None and accepted > failures
+    def has_ended(self, queue: int, position: int) -> bool:
+        """Whether a message has ended after a delivery had failed."""
+        return (queue, position) in self._failures
+
+    def ended_later(self, queue: int, position: int, failures: int) -> bool:
+        """Whether a message has ended in a later delivery than the one before which so many had failed."""
+        ended = self._failures.get((queue, position))
+        return ended is not None and ended > failures

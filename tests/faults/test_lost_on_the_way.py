@@ -85,3 +85,37 @@ def test_a_network_that_is_lost_again_and_again_makes_no_dead_letters(
             assert [each.delivery_count for each in again] == [2, *[1] * LOSSES]
             with pytest.raises(StaleAcknowledgementException, match="1 messages"):
                 again[-1].acknowledge()
+
+
+def test_two_consumers_whose_networks_are_lost_in_turn_make_no_dead_letters(
+    proxy: Proxy, direct: Connection, connect: Connect
+) -> None:
+    name = f"queue {uuid4()}"
+    with direct.create_session() as sending:
+        producer = sending.create_producer(sending.create_queue(name))
+        for number in range(5):
+            producer.send(str(number))
+    client = connect("reconnect_delay_seconds=0.01")
+    consumers = []
+    for connection in (client.connection, direct):
+        session = connection.create_session(AcknowledgeMode.CLIENT)
+        consumers.append(session.create_consumer(session.create_queue(name), prefetch=10))
+    mine = consumers[0]
+    assert wait_for(lambda: len(mine._prefetch.buffer) == 5)
+    for loss in range(1, LOSSES + 1):
+        proxy.refuse()
+        proxy.cut()
+        assert wait_for(lambda: len(consumers[1]._prefetch.buffer) == 5), "the other one gets what was lost"
+        proxy.refuse(False)
+        client.wait_for_restore(loss)
+        client.connection.stop()
+        client.connection.start()  # which gives credit again
+        consumers[1].close()  # which gives back what it has prefetched
+        assert wait_for(
+            lambda: sum(not mine._prefetch.is_stale(each.tag) for each in mine._prefetch.buffer.copy()) == 5
+        )
+        session = direct.create_session(AcknowledgeMode.CLIENT)
+        consumers[1] = session.create_consumer(session.create_queue(name), prefetch=10)
+    again = [received(mine) for _ in range(5)]
+    assert [(str(each), each.delivery_count) for each in again] == [(str(number), 1) for number in range(5)]
+    again[-1].acknowledge()

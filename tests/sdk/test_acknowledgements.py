@@ -288,6 +288,39 @@ def test_what_was_never_delivered_is_uncounted_where_it_has_a_position() -> None
     assert len(asked) == 1
 
 
+def test_the_connection_that_lost_what_was_never_delivered_is_named() -> None:
+    asked: list[Any] = []
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> int:
+        asked.append(arguments.get("token", "none"))
+        return 1
+
+    uncount_deliveries(request, [(record(1), 3)], "token")
+    uncount_deliveries(request, [(record(1), 3)])
+    assert asked == ["token", "none"]
+
+
+@pytest.mark.parametrize("answer", [{"settled": 1, "lost": [2]}, ResourceAllocationException("the disk is full")])
+def test_what_was_acknowledged_and_others_may_have_was_seen(answer: Any) -> None:
+    """Else the engine takes the delivery back, in the hands of the others."""
+    lost = LostAcknowledgements()
+    told: list[list[str]] = []
+    lost.add([record(1), record(2)], told.append)
+    asked: list[tuple[str, Any]] = []
+
+    def request(operation: str, arguments: Mapping[str, Any], timeout: float | None) -> Any:
+        asked.append((operation, arguments.get("positions")))
+        if operation == "settle_positions" and isinstance(answer, JMSException):
+            raise answer
+        return answer
+
+    lost.give_again(request)
+    lost.uncount_rest(request, "token")
+    seen = [1, 2] if isinstance(answer, JMSException) else [2]
+    assert told == ([] if isinstance(answer, JMSException) else [["ID:2"]])
+    assert asked == [("settle_positions", None), ("seen", seen), ("forgive_rest", None)]
+
+
 class Told:
     """Answers as our own broker does; keeps what it was asked."""
 

@@ -150,6 +150,103 @@ def test_what_another_consumer_has_processed_meanwhile_is_reported(broker: Broke
     assert ask(broker, "settle_positions", destination="q", given=after_the_loss)["lost"] == [], "it was this delivery"
 
 
+def lost_by(broker: Broker, token: str, messages: int) -> None:
+    """A connection with this token takes these, and breaks."""
+    client = broker.call(c.Connect(None, token=token), WAIT)
+    _, inbox = attach(broker, client, "q", credit=messages)
+    inbox.wait_for(messages)
+    broker.call(c.Disconnect(client), WAIT)
+
+
+def settled_again(broker: Broker, token: str | None, failures: int, *positions: int) -> Any:
+    """What the client of a lost connection hears that had acknowledged these."""
+    wanted = [(*each, failures) for each in given(*((position, position) for position in positions))]
+    return ask(broker, "settle_positions", destination="q", given=wanted, token=token)
+
+
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+@pytest.mark.parametrize("how", ["presettled", "presettled in turns", "given again", "through a position"])
+def test_what_others_have_processed_is_told_however_that_ended(broker: Broker, how: str, token: str | None) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 4)]), WAIT)
+    lost_by(broker, "a", 3)
+    if how == "given again":
+        lost_by(broker, "b", 3)
+        answer = {"settled": 3, "lost": []}
+        assert settled_again(broker, "b", 1, 1, 2, 3) == answer
+        assert settled_again(broker, "b", 1, 1, 2, 3) == {"settled": 0, "lost": []}, (
+            "it was itself, when it asked before"
+        )
+        assert settled_again(broker, None, 1, 1, 2, 3) == {"settled": 0, "lost": []}
+    elif how == "through a position":
+        assert ask(broker, "settle_through", destination="q", position=3) == 3
+    else:
+        client = connect(broker)
+        count = 1 if how == "presettled" else 2
+        consumers = [attach(broker, client, "q", presettled=True) for _ in range(count)]
+        for consumer, _ in consumers:
+            broker.submit(c.Credit(consumer, 3))
+        broker.call(c.Drain(consumers[0][0]), WAIT)
+    assert depth(broker, "q") == 0
+    for _ in range(2):  # it may be asked twice
+        assert settled_again(broker, token, 0, 1, 2, 3) == {"settled": 0, "lost": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_was_acknowledged_and_is_a_dead_letter_by_its_loss_is_told(
+    tmp_path: Path, most: int, token: str | None
+) -> None:
+    broker = Broker(EngineSettings(max_deliveries=most), str(tmp_path))
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    for _ in range(most - 1):
+        lose(broker, 2)
+    lost_by(broker, "a", 2)
+    assert depth(broker, "DLQ") == 2
+    for _ in range(2):
+        assert settled_again(broker, token, most - 1, 2) == {"settled": 0, "lost": [2]}
+    broker.close()
+
+
+@pytest.mark.parametrize("token", ["a", None], ids=["by its token", "by the count"])
+def test_what_was_acknowledged_and_another_one_rejects_is_told(broker: Broker, token: str | None) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    lost_by(broker, "a", 1)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=1)
+    settle(broker, consumer, inbox.wait_for(1), Outcome.REJECTED)
+    assert settled_again(broker, token, 0, 1) == {"settled": 0, "lost": [1]}
+
+
+def test_what_was_purged_meanwhile_was_processed_by_nobody_else(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    lost_by(broker, "a", 2)
+    assert ask(broker, "purge", destination="q") == 2
+    for token in ("a", None):
+        assert settled_again(broker, token, 0, 1, 2)["lost"] == []
+
+
+def test_what_another_has_processed_is_told_though_a_third_one_never_saw_it(broker: Broker) -> None:
+    """The loss of the third one does not count any more, so the counts of the other two do not tell."""
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1)]), WAIT)
+    lost_by(broker, "unseen", 1)
+    lost_by(broker, "a", 1)
+    consumer, inbox = attach(broker, connect(broker), "q", credit=1)
+    got = inbox.wait_for(1)
+    assert ask(broker, "forgive_rest", token="unseen") == 1
+    settle(broker, consumer, got, Outcome.ACCEPTED)
+    assert settled_again(broker, "a", 1, 1)["lost"] == [1]
+
+
+def test_what_had_arrived_before_the_loss_is_not_told_though_it_was_redelivered(broker: Broker) -> None:
+    broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
+    lost_by(broker, "unseen", 2)
+    client = broker.call(c.Connect(None, token="a"), WAIT)
+    consumer, inbox = attach(broker, client, "q", credit=2)
+    got = inbox.wait_for(2)
+    settle(broker, consumer, got[:1], Outcome.ACCEPTED)
+    broker.call(c.Disconnect(client), WAIT)
+    assert settled_again(broker, "a", 0, 1, 2) == {"settled": 1, "lost": []}
+
+
 def test_a_message_without_an_identity_is_settled_by_its_id(broker: Broker) -> None:
     client = connect(broker)
     payload = envelope("x", message_id="ID:1")
@@ -192,7 +289,7 @@ def test_a_delivery_is_taken_back_once_however_often_it_is_asked_for(broker: Bro
             ask(broker, "forgive", destination="q", given=wrong)
 
 
-def test_a_delayed_redelivery_is_uncounted_and_comes_at_once(tmp_path: Path) -> None:
+def test_a_delayed_redelivery_is_uncounted_and_stays_delayed(tmp_path: Path) -> None:
     broker = Broker(EngineSettings(redelivery_delay_seconds=60, max_redelivery_delay_seconds=60), str(tmp_path))
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(1), named(2)]), WAIT)
     consumer, inbox = attach(broker, connect(broker), "q", credit=4)
@@ -200,17 +297,19 @@ def test_a_delayed_redelivery_is_uncounted_and_comes_at_once(tmp_path: Path) -> 
         settle(broker, consumer, inbox.wait_for(count)[-2:], Outcome.FAILED)
     assert counts(broker) == {}, "both rest"
     assert ask(broker, "forgive", destination="q", given=given((2, 2))) == 1
-    assert counts(broker) == {2: 1}
+    assert counts(broker) == {}
+    broker.call(c.Detach(consumer), WAIT)
+    assert counts(broker) == {1: 2, 2: 1}
     broker.close()
 
 
-def test_what_was_never_delivered_or_is_in_hand_cannot_be_uncounted(broker: Broker) -> None:
+def test_what_was_never_delivered_cannot_be_uncounted_and_what_others_have_in_hand_can(broker: Broker) -> None:
     client = connect(broker)
     broker.call(c.Enqueue(client, queue("q"), [named(1), named(2)]), WAIT)
     lose(broker, 1)
     _, inbox = attach(broker, client, "q", credit=1)
     inbox.wait_for(1)
-    assert ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) == 0
+    assert [ask(broker, "forgive", destination="q", given=given((1, 1), (2, 2))) for _ in range(2)] == [1, 0]
 
 
 def test_settling_in_a_queue_that_was_deleted_is_refused(broker: Broker) -> None:

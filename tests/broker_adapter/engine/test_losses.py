@@ -11,7 +11,8 @@ from broker_adapter.destination import queue
 from broker_adapter.engine import commands as c
 from broker_adapter.engine import losses
 from broker_adapter.engine.broker import Broker
-from broker_adapter.engine.losses import Losses
+from broker_adapter.engine.losses import Losses, Place
+from broker_adapter.envelope import ENVELOPE_FORMAT, Envelope, Identity, pack
 from broker_adapter.errors import InvalidDestinationException, MessageFormatException
 from broker_adapter.settings import EngineSettings
 from tests.broker_adapter.engine.driving import WAIT, attach, connect, drained, send, settle
@@ -22,25 +23,47 @@ Q = queue("q")
 def test_what_was_seen_is_taken_out_and_the_rest_is_taken_once() -> None:
     found = Losses()
     for position in range(5):
-        found.note("token", 1, position, position * 10)
-    found.note("token", 2, 0, 7)
-    found.note("other", 1, 0, 9)
+        found.note("token", Place(1, 5, position))
+    found.note("token", Place(2, 4, 0))
+    found.note("other", Place(1, 5, 0))
     assert found.seen("token", 1, [0, 3, 99]) == 2
     assert found.seen("nobody", 1, [0]) == 0
-    assert found.take("token", 3) == [((1, 1), 10), ((1, 2), 20), ((1, 4), 40)]
+    assert found.take("token", 3) == [(1, 5, 1), (1, 5, 2), (1, 5, 4)]
     assert len(found) == 2
-    assert found.take("token", 3) == [((2, 0), 7)]
+    assert found.take("token", 3) == [(2, 4, 0)]
     assert found.take("token", 3) == []
     assert len(found) == 1
-    assert found.take("other", 1) == [((1, 0), 9)]
+    assert found.take("other", 1) == [(1, 5, 0)]
     assert len(found) == 0
 
 
-def test_what_is_lost_again_has_the_later_count() -> None:
+def test_one_of_them_is_taken_once_by_the_token_of_its_connection() -> None:
     found = Losses()
-    found.note("token", 1, 1, 0)
-    found.note("token", 1, 1, 1)
-    assert (len(found), found.take("token", 9)) == (1, [((1, 1), 1)])
+    for token in ("a", "b"):
+        found.note(token, Place(1, 5, 7))
+    assert found.places_of("a", 1, [6, 7]) == [(1, 5, 7)]
+    assert [found.take_one("a", *place) for place in ((1, 6), (2, 7), (1, 7), (1, 7))] == [False, False, True, False]
+    assert (found.has("a", 1, 7), found.has("b", 1, 7), len(found)) == (False, True, 1)
+
+
+def test_what_is_lost_again_is_there_once() -> None:
+    found = Losses()
+    found.note("token", Place(1, 5, 1))
+    found.note("token", Place(1, 5, 1))
+    assert (len(found), found.take("token", 9)) == (1, [(1, 5, 1)])
+
+
+def test_a_connection_of_which_nothing_is_left_is_known_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "MAX_EMPTY", 2)
+    found = Losses()
+    assert not found.knows("a")
+    for token in ("a", "b", "c"):
+        found.note(token, Place(1, 5, 1))
+        assert found.knows(token)
+        found.take(token, 9)
+    assert [found.knows(token) for token in ("a", "b", "c")] == [False, True, True]
+    found.note("b", Place(1, 5, 1))
+    assert found.knows("b")
 
 
 def test_the_connection_that_was_lost_first_is_forgotten_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,11 +71,12 @@ def test_the_connection_that_was_lost_first_is_forgotten_at_the_limit(monkeypatc
     found = Losses()
     for token in ("a", "b"):
         for position in range(5):
-            found.note(token, 1, position, 0)
-    found.note("c", 1, 0, 0)
+            found.note(token, Place(1, 5, position))
+    found.note("c", Place(1, 5, 0))
+    assert not found.knows("a")
     assert [len(found.take(token, 9)) for token in ("a", "b", "c")] == [0, 5, 1]
     for position in range(12):
-        found.note("alone", 1, position, 0)
+        found.note("alone", Place(1, 5, position))
     assert len(found.take("alone", 9)) == 1, "what alone is more than the limit is forgotten, and noted from there on"
     assert len(found) == 0
 
@@ -101,16 +125,49 @@ def test_what_was_seen_counts(broker: Broker) -> None:
     assert len(drained(broker, connect(broker), queue("DLQ"))) == 2
 
 
-def test_what_others_have_by_now_or_failed_on_since_is_theirs(broker: Broker) -> None:
+def test_what_others_have_in_hand_by_now_is_uncounted_there(broker: Broker) -> None:
     send(broker, connect(broker), Q, *range(3))
     lose(broker, 3)
-    consumer, inbox = attach(broker, connect(broker), Q, credit=2)
+    client = connect(broker)
+    consumer, inbox = attach(broker, client, Q, credit=2)
     first, second = inbox.wait_for(2)
     settle(broker, consumer, [first])
-    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 1, "the second one is in the hands of another"
+    assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 2, "all but the one that is processed"
     assert second.delivery_count == 1
+    broker.call(c.Disconnect(client, failed=False), WAIT)
     lose(broker, 1, token=None)
     assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 0
+    assert counts(broker) == {2: 1, 3: 0}
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["persistent", "not persistent"])
+@pytest.mark.parametrize("operation", ["forgive", "forgive_rest"])
+def test_what_is_not_in_memory_any_more_is_uncounted_in_the_store(
+    broker: Broker, operation: str, durable: bool, tmp_path: Path
+) -> None:
+    client = connect(broker)
+    names = [Identity("producer", 1, number) for number in range(1, 5)]
+    messages = [
+        c.NewMessage(ENVELOPE_FORMAT, pack(Envelope(Q, identity=name)), durable, identity=name) for name in names
+    ]
+    broker.call(c.Enqueue(client, Q, messages), WAIT)
+    for _ in range(2):
+        lose(broker, 4)
+        broker.call(c.Disconnect(connect(broker)), WAIT)
+        waiting = broker._state.directory.by_destination[Q]
+        with broker.reading() as reader:  # in the engine's turn
+            reader.state.consumers.idle_windows.pop(waiting.id).drop_window()
+        assert not waiting.ready
+        if operation == "forgive_rest":
+            assert broker.request("seen", {"destination": "q", "token": "token", "positions": [2]}, WAIT)
+            assert broker.request("forgive_rest", {"token": "token"}, WAIT) == 3
+        else:
+            given = [(position, list(names[position - 1]), 0) for position in (1, 3, 4)]
+            wanted = {"destination": "q", "token": "token", "given": given}
+            assert [broker.request("forgive", wanted, WAIT) for _ in range(2)] == [3, 0]
+            broker.request("seen", {"destination": "q", "token": "token", "positions": [2]}, WAIT)
+        assert not waiting.ready, "they stay where they are"
+    assert counts(broker) == {1: 0, 2: 2, 3: 0, 4: 0}
 
 
 def test_an_unknown_token_uncounts_nothing_and_bad_arguments_are_refused(broker: Broker) -> None:
