@@ -124,7 +124,8 @@ class LostAcknowledgements:
                 else:  # it is redelivered as any other
                     self._note_seen(each)
             while len(self._lost) > MAX_ACK_RECORDS:
-                self._lost.popitem(last=False)
+                _, (forgotten, _) = self._lost.popitem(last=False)
+                self._note_seen(forgotten)  # it comes again
             self._bound_untold()
 
     def add_seen(self, records: Iterable[AckRecord]) -> None:

@@ -321,6 +321,16 @@ def test_what_was_acknowledged_and_others_may_have_was_seen(answer: Any) -> None
     assert asked == [("settle_positions", None), ("seen", seen), ("forgive_rest", None)]
 
 
+def test_an_acknowledgement_that_is_forgotten_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message comes again, and is marked."""
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 10)
+    lost = LostAcknowledgements()
+    lost.add([record(number) for number in range(12)], ignore)
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen", [0, 1]), ("forgive_rest", None)]
+
+
 class Told:
     """Answers as our own broker does; keeps what it was asked."""
 
