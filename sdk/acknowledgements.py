@@ -124,8 +124,9 @@ class LostAcknowledgements:
                 else:  # it is redelivered as any other
                     self._note_seen(each)
             while len(self._lost) > MAX_ACK_RECORDS:
-                _, (forgotten, _) = self._lost.popitem(last=False)
-                self._note_seen(forgotten)  # it comes again
+                _, (forgotten, _, store) = self._lost.popitem(last=False)
+                if store == self.store:
+                    self._note_seen(forgotten)  # it is redelivered
             self._bound_untold()
 
     def add_seen(self, records: Iterable[AckRecord]) -> None:
