@@ -79,9 +79,10 @@ class AckPolicy(Protocol):
         """``receive`` is about to return it, or its listener has returned."""
 
     def withdrawn(self, tag: DeliveryTag) -> bool:
-        """``receive`` was interrupted, and did not return the last delivery: it may be delivered again.
+        """The application did not get the last delivery: it may be delivered again, or passed over.
 
-        Returns whether that is so; False: it is settled, or lost with the connection.
+        ``receive`` was interrupted, or the SDK has received for itself.  Returns whether that is so; False: it is
+        settled, or lost with the connection.
         """
 
     def listener_raised(self, tag: DeliveryTag, now: float) -> Sequence[Settlement]:

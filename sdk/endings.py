@@ -104,6 +104,16 @@ class Endings:
         if late:
             raise too_late(state.name, late)
 
+    def accept(self, tag: DeliveryTag) -> None:
+        """Accept the last delivery, which the application did not receive but the SDK, and nothing else.
+
+        Where the network is away it comes again, to whoever received it.
+        """
+        state = self._state
+        with state.settling:
+            if state.policy.withdrawn(tag):
+                state.pass_over((tag,), Outcome.ACCEPTED)
+
     def give_back(self, settlements: Sequence[Settlement], consumers: Sequence[MessageConsumer] | None = None) -> None:
         """Settle, such that what is redelivered precedes what these consumers (None: all) have prefetched.
 

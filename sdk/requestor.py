@@ -30,6 +30,10 @@ class Requestor:
             print(requestor.request("2 + 2", timeout=5))
 
     The connection must be started.  For one thread at a time, as its session.
+
+    ``request`` acknowledges the replies that it takes, in every acknowledge mode, and nothing else: what other
+    consumers of a session in CLIENT mode have received stays unacknowledged, and no reply comes again after
+    ``recover()``.
     """
 
     # A misspelt attribute is an error.
@@ -46,7 +50,8 @@ class Requestor:
         """A requestor; it makes its temporary queue at once.
 
         Args:
-            session: not transacted: a request would not be sent before the commit.
+            session: not transacted: a request would not be sent before the commit.  JMS allows the modes AUTO and
+                DUPS_OK here; every mode that is not transacted does.
             destination: where the requests go.
 
         Raises:
@@ -108,7 +113,7 @@ class Requestor:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise OperationTimedOutException(f"no reply to {request.message_id!r} within {timeout:g} s")
                 raise IllegalStateException("the requestor was closed while it waited for a reply")
-            self._session.acknowledge()
+            self._session._accept(reply)
             if reply.correlation_id in expected:
                 return reply
 

@@ -39,6 +39,7 @@ from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, dropped
 from sdk.endings import Endings
 from sdk.lifecycle import Event, State
+from sdk.message import Message
 from sdk.message_factory import MessageFactory
 from sdk.producer import MessageProducer
 from sdk.session_links import SessionLinks
@@ -473,6 +474,11 @@ class Session(MessageFactory):
     def _acknowledge(self, tag: DeliveryTag) -> None:
         """What ``message.acknowledge()`` does."""
         self._state.in_one_call(self._acknowledge_now, tag)
+
+    def _accept(self, message: Message) -> None:
+        """End one message that the SDK has received for itself, whatever the mode."""
+        if message._tag is not None:
+            self._state.in_one_call(self._endings.accept, message._tag)
 
     def _redeliver(self, consumer: MessageConsumer, settlements: Sequence[Settlement]) -> None:
         """Give back what the listener of a consumer raised on: it is redelivered next."""

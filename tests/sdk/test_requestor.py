@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,50 @@ def test_each_request_gets_its_own_reply(connection: Connection, name: str, mode
     ):
         for number in range(5):
             assert requestor.request(str(number), timeout=WAIT).body == f"{number}!"
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL], ids=lambda mode: mode.name)
+def test_a_request_acknowledges_its_reply_and_nothing_else(
+    connection: Connection, name: str, mode: AcknowledgeMode
+) -> None:
+    """What other consumers of the session hold is the application's to acknowledge or to recover."""
+    serve(connection, name, lambda session, message: reply(session, message, message.body))
+    with connection.create_session(mode) as session:
+        orders = session.create_queue(f"{name} orders")
+        session.create_producer(orders).send("order")
+        consumer = session.create_consumer(orders)
+        with Requestor(session, session.create_queue(name)) as requestor:
+            order = consumer.receive(timeout=WAIT)
+            assert order is not None
+            assert requestor.request("price?", timeout=WAIT).body == "price?"
+            session.recover()
+            again = consumer.receive(timeout=WAIT)
+            assert again is not None
+            assert (again.body, again.redelivered) == ("order", True)
+            # The reply is not held: it neither comes again in place of another, nor waits to be acknowledged.
+            assert requestor.request("stock?", timeout=WAIT).body == "stock?"
+            queues = connection.statistics().queues
+            assert [each.in_hand for each in queues if each.name.startswith("temporary-queue/")] == [0]
+            again.acknowledge()
+            session.recover()
+            assert consumer.receive(timeout=0.5) is None
+
+
+@pytest.mark.parametrize(
+    "mode", [mode for mode in AcknowledgeMode if mode is not AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name
+)
+def test_a_requestor_makes_more_requests_than_a_consumer_may_hold(
+    tmp_path: Path, name: str, mode: AcknowledgeMode
+) -> None:
+    with ConnectionFactory(f"embedded:{tmp_path}/data?max_unsettled_messages=5").create_connection() as connection:
+        connection.start()
+        serve(connection, name, lambda session, message: reply(session, message, message.body))
+        with (
+            connection.create_session(mode) as session,
+            Requestor(session, session.create_queue(name)) as requestor,
+        ):
+            for number in range(12):
+                assert requestor.request(str(number), timeout=WAIT).body == str(number)
 
 
 def test_a_correlation_id_of_the_application_is_kept(connection: Connection, name: str) -> None:
