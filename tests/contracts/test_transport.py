@@ -291,14 +291,14 @@ def test_accepted_messages_are_gone(client: Client) -> None:
 
 
 def test_released_messages_come_again_in_their_place_without_a_raised_count(client: Client) -> None:
-    client.send("q", "a", "b", "c")
+    client.send("q", "a", "b", "c", "d")
     receiver = client.receiver(queue("q"), 3)
-    first, second, _ = receiver.wait_for(3)
-    client.settle([second, first], Outcome.RELEASED)
-    client.transport.credit(receiver.link, 2)
-    again = receiver.wait_for(5)[3:]
-    assert sorted(each.envelope.body for each in again) == ["a", "b"]
-    assert [each.delivery_count for each in again] == [0, 0]
+    first, second, third = receiver.wait_for(3)
+    client.settle([third, first, second], Outcome.RELEASED)
+    client.transport.credit(receiver.link, 4)
+    again = receiver.wait_for(7)[3:]
+    assert [each.envelope.body for each in again] == ["a", "b", "c", "d"]
+    assert [each.delivery_count for each in again] == [0, 0, 0, 0]
 
 
 def test_modified_messages_come_again_with_a_raised_count(client: Client) -> None:

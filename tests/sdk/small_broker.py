@@ -65,6 +65,7 @@ class SmallBroker:
         self.held: dict[DeliveryTag, tuple[Destination, Stored]] = {}
         self.settled: list[Settlement] = []
         self.drains = 0
+        self.drain_limits: list[float] = []  #: seconds that each drain could have taken, where that was said
         self.credits: list[int] = []
         self.commits: list[tuple[int, int]] = []
         self.hold_drains = False
@@ -176,6 +177,8 @@ class SmallBroker:
     def drain(self, link: int, timeout: float | None) -> bool:
         self._check()
         self.drains += 1
+        if timeout is not None:
+            self.drain_limits.append(timeout)
         if self.hold_drains:
             raise OperationTimedOutException("the drain had no answer")
         self._push()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ack_modes import Outcome
+from broker_adapter.settings import ClientSettings
 from broker_adapter.transport import TransportEvent
 from sdk import (
     AcknowledgeMode,
@@ -104,8 +105,13 @@ def test_timed_receive_keeps_its_deadline_when_the_broker_does_not_answer(
     consumer = consumer_of(session)
     broker.hold_drains = True
 
-    assert consumer.receive(timeout=0.02) is None
+    began = time.monotonic()
+    for _ in range(10):
+        assert consumer.receive(timeout=0.02) is None
+    assert time.monotonic() - began < 15  # 0.2 s, and much for a busy machine
+    assert 0 < max(broker.drain_limits) <= 0.02  # nor does it let the broker take longer
     assert consumer.receive_nowait() is None
+    assert 0.02 < broker.drain_limits[-1] <= ClientSettings().poll_timeout_seconds
 
     broker.hold_drains = False
     fill(session, 1)
