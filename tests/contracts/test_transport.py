@@ -388,6 +388,22 @@ def test_a_topic_without_subscribers_forgets(client: Client) -> None:
     assert receiver.deliveries == []
 
 
+def test_a_subscription_without_a_name_is_there_as_long_as_its_consumer(client: Client) -> None:
+    client.send(topic("t"), "before")
+    first = client.receiver(topic("t"), 10)
+    client.send(topic("t"), "while it is there")
+    client.settle(first.wait_for(1))
+    client.transport.detach(first.link, WAIT)
+    client.send(topic("t"), "after")
+    queues = client.transport.request("statistics", {}, WAIT)["queues"]
+    assert [each for each in queues if each["kind"] == "subscription"] == []
+    second = client.receiver(topic("t"), 10)
+    client.send(topic("t"), "for the next one")
+    second.wait_for(1)
+    client.transport.drain(second.link, WAIT)
+    assert (first.bodies(), second.bodies()) == (["while it is there"], ["for the next one"])
+
+
 def test_no_local_keeps_a_connections_own_messages_away(engine: Engine) -> None:
     mine, other = engine.open(), engine.open()
     receiver = mine.receiver(topic("t"), 10, no_local=True)
