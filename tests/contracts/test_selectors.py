@@ -120,18 +120,37 @@ def test_a_message_in_a_transaction_goes_where_it_is_selected(client: Client) ->
     assert bodies(receiver.wait_for(1)) == ["red"]
 
 
-def test_another_selector_replaces_a_durable_subscription(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"selector": "colour = 'red'"}, {"selector": "colour = 'blue'"}, ["blue 1"]),
+        ({"selector": "colour = 'red'"}, {}, ["red 0", "blue 1", "mine"]),
+        ({}, {"selector": "colour = 'blue'"}, ["blue 1"]),
+        ({"no_local": True}, {}, ["red 0", "blue 1", "mine"]),
+        ({}, {"no_local": True}, ["red 0", "blue 1"]),
+    ],
+)
+def test_another_selector_or_no_local_replaces_a_durable_subscription(
+    engine: Engine, before: dict[str, Any], after: dict[str, Any], expected: list[str]
+) -> None:
     subscription = Subscription("s", durable=True, shared=False)
-    client = engine.open(client_id="c")
-    first = client.receiver(topic("t"), subscription=subscription, selector="colour = 'red'")
+    client, other = engine.open(client_id="c"), engine.open()
+    first = client.receiver(topic("t"), subscription=subscription, **before)
     client.transport.detach(first.link, WAIT)
-    send(client, "red", "blue", to=topic("t"))
-    same = client.receiver(topic("t"), 10, subscription=subscription, selector="colour = 'red'")
-    assert bodies(same.wait_for(1)) == ["red 0"]
+    send(other, "red", "red", to=topic("t"))
+    same = client.receiver(topic("t"), 1, subscription=subscription, **before)
+    assert bodies(same.wait_for(1)) == ["red 0"]  # and one more waits
+    client.settle(same.deliveries)
     client.transport.detach(same.link, WAIT)
-    other = client.receiver(topic("t"), 10, subscription=subscription, selector="colour = 'blue'")
-    client.transport.drain(other.link, WAIT)
-    assert other.bodies() == []
+    changed = client.receiver(topic("t"), 10, subscription=subscription, **after)
+    client.transport.drain(changed.link, WAIT)
+    assert changed.bodies() == []
+    client.transport.detach(changed.link, WAIT)
+    send(other, "red", "blue", to=topic("t"))
+    client.send(topic("t"), "mine", properties={"colour": "grey"})
+    changed = client.receiver(topic("t"), 10, subscription=subscription, **after)
+    client.transport.drain(changed.link, WAIT)
+    assert changed.bodies() == expected
 
 
 def test_a_durable_subscription_keeps_its_selector_over_a_restart(make_engine: MakeEngine) -> None:

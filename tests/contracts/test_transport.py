@@ -238,10 +238,13 @@ def test_an_exclusive_consumer_gets_everything_until_it_goes(client: Client) -> 
 
 def test_a_message_group_stays_with_one_consumer(client: Client) -> None:
     receivers = [client.receiver(queue("q"), 10) for _ in range(2)]
-    for group in "abab":
-        client.send("q", group, group_id=group)
-    groups = {tuple(each.envelope.body for each in receiver.wait_for(2)) for receiver in receivers}
-    assert groups == {("a", "a"), ("b", "b")}
+    for number, group in enumerate("abbaab"):  # in turn they would get "aba" and "bab"
+        client.send("q", group, group_id=group, group_sequence=number)
+    deliveries = [receiver.wait_for(3) for receiver in receivers]
+    found = {"".join(each.envelope.body for each in received) for received in deliveries}
+    assert found == {"aaa", "bbb"}
+    sequences = {tuple(each.envelope.group_sequence for each in received) for received in deliveries}
+    assert sequences == {(0, 3, 4), (1, 2, 5)}
 
 
 def test_priorities_go_first(client: Client) -> None:
@@ -385,6 +388,22 @@ def test_a_topic_without_subscribers_forgets(client: Client) -> None:
     assert receiver.deliveries == []
 
 
+def test_a_subscription_without_a_name_is_there_as_long_as_its_consumer(client: Client) -> None:
+    client.send(topic("t"), "before")
+    first = client.receiver(topic("t"), 10)
+    client.send(topic("t"), "while it is there")
+    client.settle(first.wait_for(1))
+    client.transport.detach(first.link, WAIT)
+    client.send(topic("t"), "after")
+    queues = client.transport.request("statistics", {}, WAIT)["queues"]
+    assert [each for each in queues if each["kind"] == "subscription"] == []
+    second = client.receiver(topic("t"), 10)
+    client.send(topic("t"), "for the next one")
+    second.wait_for(1)
+    client.transport.drain(second.link, WAIT)
+    assert (first.bodies(), second.bodies()) == (["while it is there"], ["for the next one"])
+
+
 def test_no_local_keeps_a_connections_own_messages_away(engine: Engine) -> None:
     mine, other = engine.open(), engine.open()
     receiver = mine.receiver(topic("t"), 10, no_local=True)
@@ -434,8 +453,9 @@ def test_a_shared_subscription_is_shared(engine: Engine, durable: bool) -> None:
     first, second = engine.open(), engine.open()
     receivers = [each.receiver(topic("t"), 10, subscription=subscription) for each in (first, second)]
     first.send(topic("t"), *[str(number) for number in range(10)])
-    eventually(lambda: sum(len(each.deliveries) for each in receivers) == 10)
+    eventually(lambda: sum(len(each.deliveries) for each in receivers) >= 10)
     assert all(each.deliveries for each in receivers)
+    assert sorted(body for each in receivers for body in each.bodies()) == [str(number) for number in range(10)]
 
 
 def test_a_shared_subscription_that_is_not_durable_ends_with_its_last_consumer(engine: Engine) -> None:
@@ -444,7 +464,10 @@ def test_a_shared_subscription_that_is_not_durable_ends_with_its_last_consumer(e
     first = client.receiver(topic("t"), subscription=subscription)
     second = client.receiver(topic("t"), subscription=subscription)
     client.transport.detach(first.link, WAIT)
-    client.send(topic("t"), "kept")
+    client.send(topic("t"), "a", "b", "c")
+    client.transport.credit(second.link, 1)
+    assert second.wait_for(1)[0].envelope.body == "a"  # it is there as long as one consumer is
+    client.settle(second.deliveries)
     client.transport.detach(second.link, WAIT)
     third = client.receiver(topic("t"), 10, subscription=subscription)
     client.transport.drain(third.link, WAIT)

@@ -603,8 +603,11 @@ def test_a_durable_subscription_on_another_topic_is_a_new_one(engine: Engine) ->
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_subscription_does_not_change_its_kind(engine: Engine, shared: bool) -> None:
     client = engine.open("me")
-    client.receiver(topic("t"), subscription=Subscription("s", durable=True, shared=shared))
+    receiver = client.receiver(topic("t"), subscription=Subscription("s", durable=True, shared=shared))
     with pytest.raises(IllegalStateException, match="subscription 's'"):
+        client.receiver(topic("t"), subscription=Subscription("s", durable=True, shared=not shared))
+    client.transport.detach(receiver.link, WAIT)
+    with pytest.raises(IllegalStateException, match="subscription 's'"):  # nor while nobody uses it
         client.receiver(topic("t"), subscription=Subscription("s", durable=True, shared=not shared))
 
 

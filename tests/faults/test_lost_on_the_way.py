@@ -103,20 +103,20 @@ def test_two_consumers_whose_networks_are_lost_in_turn_make_no_dead_letters(
 
     mine = consumer_of(client.connection)
     assert wait_for(lambda: len(mine._prefetch.buffer) == 5)
-    other = consumer_of(direct)
+    others = [consumer_of(direct)]
     for loss in range(1, LOSSES + 1):
         proxy.refuse()
         proxy.cut()
-        assert wait_for(lambda: len(other._prefetch.buffer) == 5), "the other one gets what was lost"
+        assert wait_for(lambda: len(others[-1]._prefetch.buffer) == 5), "the other one gets what was lost"
         proxy.refuse(False)
         client.wait_for_restore(loss)
         client.connection.stop()
         client.connection.start()  # which gives credit again
-        other.close()  # which gives back what it has prefetched
+        others[-1].close()  # which gives back what it has prefetched
         assert wait_for(
             lambda: sum(not mine._prefetch.is_stale(each.tag) for each in mine._prefetch.buffer.copy()) == 5
         )
-        other = consumer_of(direct)
+        others.append(consumer_of(direct))
     again = [received(mine) for _ in range(5)]
     assert [(str(each), each.delivery_count) for each in again] == [(str(number), 1) for number in range(5)]
     again[-1].acknowledge()

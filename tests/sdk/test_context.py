@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -70,6 +71,7 @@ def test_a_producer_sets_what_it_was_told(context: JMSContext, name: str) -> Non
         .set_priority(7)
         .set_delivery_mode(DeliveryMode.NON_PERSISTENT)
         .set_time_to_live(60)
+        .set_delivery_delay(0.05)
         .set_correlation_id("c")
         .set_type("t")
         .set_reply_to(queue)
@@ -77,16 +79,20 @@ def test_a_producer_sets_what_it_was_told(context: JMSContext, name: str) -> Non
     )
     message = context.create_text_message("x")
     message.properties.update({"colour": "blue", "size": 5})
+    before_ms = time.time_ns() // 1_000_000
     producer.send(queue, message)
-    producer.clear_properties().set_correlation_id(None).set_disable_message_id(True).send(queue, "y")
+    producer.clear_properties().set_delivery_delay(None).set_time_to_live(None).set_correlation_id(None)
+    producer.set_disable_message_id(True).set_priority(3).send(queue, "y")
     consumer = context.create_consumer(queue)
-    first, second = consumer.receive(WAIT), consumer.receive(WAIT)
-    assert first is not None
-    assert second is not None
+    found = {message.body: message for message in (consumer.receive(WAIT), consumer.receive(WAIT)) if message}
+    first, second = found["x"], found["y"]
     assert dict(first.properties) == {"colour": "red", "size": 5}
     assert (first.priority, first.delivery_mode, first.sent_at_ms) == (7, DeliveryMode.NON_PERSISTENT, None)
     assert (first.correlation_id, first.type, first.reply_to) == ("c", "t", queue)
-    assert first.expires_at_ms is not None
+    assert first.deliver_at_ms is not None
+    assert before_ms + 50 <= first.deliver_at_ms < before_ms + 60_000
+    assert first.expires_at_ms == first.deliver_at_ms + 60_000 - 50
+    assert (second.deliver_at_ms, second.expires_at_ms, second.priority) == (None, None, 3)
     assert (dict(second.properties), second.correlation_id, second.message_id) == ({}, None, None)
 
 

@@ -27,6 +27,7 @@ from sdk import (
     JMSException,
     MapMessage,
     Message,
+    MessageFormatException,
     MessageNotWriteableException,
     ObjectMessage,
     Session,
@@ -347,6 +348,9 @@ def test_an_object_message_carries_plain_data(connection: Connection, name: str)
         message = session.create_consumer(queue).receive(timeout=WAIT)
         assert type(message) is ObjectMessage
         assert message.body == {"deep": [1, {"er": None}]}
+        for code in (object(), Path("x"), print, {"deep": [print]}):
+            with pytest.raises(MessageFormatException, match="a message cannot carry"):
+                session.create_object_message(code)
 
 
 def test_headers_and_properties_arrive(connection: Connection, name: str) -> None:
@@ -387,8 +391,13 @@ def test_priority_expiry_and_delay(connection: Connection, name: str) -> None:
         producer.send("late", priority=0, delivery_delay=0.4)
         time.sleep(0.1)  # what expires has expired
         consumer = session.create_consumer(queue)
-        assert [_body(consumer.receive(timeout=WAIT)) for _ in range(3)] == ["high", "low", "late"]
+        found = [consumer.receive(timeout=WAIT) for _ in range(3)]
         assert time.monotonic() - sent >= 0.35
+        assert [_body(each) for each in found] == ["high", "low", "late"]
+        assert [each.priority for each in found if each] == [9, 1, 0]
+        assert [each.expires_at_ms for each in found if each] == [None] * 3
+        delays = [each.deliver_at_ms and each.deliver_at_ms - (each.sent_at_ms or 0) for each in found if each]
+        assert delays == [None, None, 400]
         assert consumer.receive_nowait() is None
 
 

@@ -31,7 +31,13 @@ def test_property_can_be_named_so(name: str) -> None:
     assert dict(sent(message).properties) == {name: 1}
 
 
-@pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "a.b", "null", "TRUE", "Between", "JMSXGroupID", 7, None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "1a", "a-b", "a b", "a.b", "JMSXGroupID", 7, None),
+        *("null", "TRUE", "False", "NOT", "and", "Or", "Between", "LIKE", "in", "IS", "escape"),
+    ],
+)
 def test_property_cannot_be_named_so(name: Any) -> None:
     with pytest.raises(MessageFormatException, match="property name"):
         TextMessage("x").properties[name] = 1
@@ -50,18 +56,36 @@ def test_properties_are_a_mapping() -> None:
         TextMessage("x").properties["z"]
 
 
+def test_properties_are_iterated_and_cleared() -> None:
+    message = TextMessage("x")
+    message.properties.update(a=1, b=None, c="3")
+
+    assert list(message.properties) == ["a", "b", "c"]
+    assert list(message.properties.items()) == [("a", 1), ("b", None), ("c", "3")]
+    message.clear_properties()
+    assert (dict(message.properties), message.body) == ({}, "x")
+    found = sent(message)
+    assert (dict(found.properties), found.body) == ({}, "x")
+
+
 def test_received_message_is_read_only_until_cleared() -> None:
-    message = sent(TextMessage("x"))
+    message = TextMessage("x")
+    message.properties["before"] = True
+    message = sent(message)
 
     with pytest.raises(MessageNotWriteableException, match=r"clear_body\(\)"):
         message.body = "y"
     with pytest.raises(MessageNotWriteableException, match=r"clear_properties\(\)"):
         message.properties["a"] = 1
     with pytest.raises(MessageNotWriteableException):
-        del message.properties["a"]
+        del message.properties["before"]
 
     message.clear_body()
+    assert (message.body, dict(message.properties)) == (None, {"before": True})
+    with pytest.raises(MessageNotWriteableException):
+        message.properties["a"] = 1  # the one is not the other
     message.clear_properties()
+    assert dict(message.properties) == {}
     message.body = "y"
     message.properties["a"] = 1
     assert (message.body, dict(message.properties)) == ("y", {"a": 1})

@@ -14,7 +14,7 @@ import pytest
 
 from ack_modes import Outcome
 from broker_adapter import InvalidURLException, queue, topic
-from sdk import AcknowledgeMode, Connection, ConnectionFactory, Message
+from sdk import AcknowledgeMode, Connection, ConnectionFactory, JMSException, Message
 from tests.sdk.small_broker import SmallBroker
 
 WAIT = 120.0
@@ -120,16 +120,27 @@ def sent(connection: Connection) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("policy", "pattern"), [("producer", r"ID:[-0-9a-f]{36}:\d+:\d+-1"), ("uuid", r"ID:[-0-9a-f]{36}"), ("none", None)]
+    ("policy", "pattern"),
+    [("producer", r"ID:[-0-9a-f]{36}:\d+:\d+-[123]"), ("uuid", r"ID:[-0-9a-f]{36}"), ("none", None)],
 )
 def test_message_ids_are_made_as_the_policy_says(tmp_path: Path, policy: str, pattern: str | None) -> None:
     with with_options(tmp_path, f"message_id_policy={policy}") as connection:
-        message_id = sent(connection).message_id
-        if pattern is None:
-            assert message_id is None
-        else:
-            assert message_id is not None
-            assert re.fullmatch(pattern, message_id)
+        session = connection.create_session()
+        producer, consumer = session.create_producer(queue("q")), session.create_consumer(queue("q"))
+        given, received = [], []
+        for _ in range(3):
+            message = session.create_text_message("x")
+            producer.send(message)
+            given.append(message.message_id)
+            arrived = consumer.receive(WAIT)
+            assert arrived is not None
+            received.append(arrived.message_id)
+    assert received == given
+    if pattern is None:
+        assert given == [None] * 3
+    else:
+        assert all(each is not None and re.fullmatch(pattern, each) for each in given)
+        assert len(set(given)) == 3
 
 
 def test_an_unknown_policy_is_refused() -> None:
@@ -276,8 +287,14 @@ def test_a_commit_returns_when_the_callbacks_of_its_sends_have_returned(connecti
     told: list[Any] = []
     with connection.create_session(AcknowledgeMode.TRANSACTED) as session:
         producer = session.create_producer(session.create_queue("q"))
+
+        def completed(message: Message, error: JMSException | None) -> None:
+            if message.body == "19":
+                threading.Event().wait(0.2)  # a commit that does not wait returns meanwhile
+            told.append((message.body, error))
+
         for number in range(20):
-            producer.send(str(number), on_completion=lambda message, error: told.append((message.body, error)))
+            producer.send(str(number), on_completion=completed)
         assert told == []
         session.commit()
         assert told == [(str(number), None) for number in range(20)]

@@ -89,6 +89,8 @@ def test_a_shared_subscription_that_is_in_use_does_not_move() -> None:
     rules.attach(client, topic("t"), subscription=SHARED)
     with pytest.raises(IllegalStateException, match="in use on topic 't'"):
         rules.attach(client, topic("other"), subscription=SHARED)
+    with pytest.raises(IllegalStateException, match="in use on topic 't' with selector None"):
+        rules.attach(client, topic("t"), subscription=SHARED, selector="a = 1")
 
 
 @pytest.mark.parametrize("subscription", [None, SHARED], ids=["plain", "shared"])
