@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from ack_modes import Outcome
@@ -16,7 +18,7 @@ from sdk import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
+from tests.sdk.small_broker import SmallBroker, all_again, lose, received, started, with_messages
 
 
 def test_dirty_client_session_says_so_once(broker: SmallBroker, connection: Connection) -> None:
@@ -141,6 +143,83 @@ def test_client_is_stale_once_before_the_news_of_a_loss_and_after_it(
     assert consumer.receive(0.05) is None
     assert all_again(broker, consumer) == [(str(number), True) for number in range(4)]
     session.close()
+
+
+class Interrupt(Exception):
+    """What the handler of a signal raises."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, broker: SmallBroker, method: str) -> None:
+    """The handler of a signal raises in the next call of this method of the transport."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise Interrupt
+
+    monkeypatch.setattr(broker, method, interrupted)
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
+@pytest.mark.parametrize("place", ["drain", "settle", "credit"])
+def test_a_loss_is_told_by_the_next_call_where_the_one_that_was_to_tell_it_is_interrupted(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, place: str
+) -> None:
+    session, consumer = with_messages(connection, mode, 3)
+    received(consumer)
+    lose(broker)
+    last = received(consumer)
+    end = session.commit if mode is AcknowledgeMode.TRANSACTED else last.acknowledge
+    interrupt(monkeypatch, broker, place)
+    broker.settles_twice = True
+    with pytest.raises(Interrupt):
+        end()
+    with pytest.raises((StaleAcknowledgementException, TransactionRolledBackException), match="connection was lost"):
+        end()
+    end()
+
+
+def test_nothing_of_a_transaction_is_committed_whose_rollback_was_interrupted(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 3)
+    out = session.create_queue("out")
+    producer = session.create_producer(out)
+    producer.send(received(consumer).body)
+    monkeypatch.setattr(session._state, "end_sends", raising(Interrupt()))
+    with pytest.raises(Interrupt):
+        session.rollback()
+    monkeypatch.undo()
+    producer.send(received(consumer).body)
+    with pytest.raises(TransactionRolledBackException, match="interrupted during it, with 1 received"):
+        session.commit()
+    assert broker.waiting.get(out) is None
+    assert [str(received(consumer)) for _ in range(3)] == ["0", "1", "2"]
+    session.commit()
+    assert broker.outcomes().count(Outcome.ACCEPTED) == 3
+
+
+def test_a_batch_is_acknowledged_by_the_next_call_where_its_recover_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = SmallBroker(dups_ok_delay_seconds=60.0)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.DUPS_OK, 3)
+        for _ in range(2):
+            received(consumer)
+        interrupt(monkeypatch, broker, "settle")
+        with pytest.raises(Interrupt):
+            session.recover()
+        session.recover()
+        assert broker.outcomes() == [Outcome.ACCEPTED] * 2
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """What raises an error."""
+
+    def call(*_: object) -> None:
+        raise error
+
+    return call
 
 
 def test_refused_commit_rolls_back(broker: SmallBroker, connection: Connection) -> None:
