@@ -229,9 +229,10 @@ class Endings:
             lambda: not state.completions, time.monotonic() + state.settings.request_timeout_seconds
         ):
             log.warning("! a completion callback of %s has not returned in time", state.name)
-        links, self._detach_later = self._detach_later, []
-        for link in links:
-            state.detach(link)
+        deadline = time.monotonic() + state.settings.close_timeout_seconds  # for all of them
+        while self._detach_later:
+            state.detach(self._detach_later[0], deadline)
+            del self._detach_later[0]  # behind that: what the handler of a signal interrupts is detached by the next
 
     def _begin_to_take_back(self) -> None:
         """From here on nothing that the session has can be acknowledged or committed, whatever interrupts this."""

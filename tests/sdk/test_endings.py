@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from ack_modes import Outcome
 from broker_adapter import OperationTimedOutException
+from broker_adapter import queue as queue_of
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -211,6 +213,58 @@ def test_a_batch_is_acknowledged_by_the_next_call_where_its_recover_was_interrup
             session.recover()
         session.recover()
         assert broker.outcomes() == [Outcome.ACCEPTED] * 2
+
+
+def test_producers_that_closed_in_a_transaction_have_one_time_out_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = SmallBroker(close_timeout_seconds=0.5)
+    with started(broker) as connection:
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        for _ in range(5):
+            with session.create_producer(session.create_queue("q")) as producer:
+                producer.send("x")
+        detached: list[int] = []
+
+        def detach(link: int, timeout: float) -> None:
+            detached.append(link)
+            time.sleep(timeout)
+            raise OperationTimedOutException("the network stalls")
+
+        monkeypatch.setattr(broker, "detach", detach)
+        began = time.monotonic()
+        session.rollback()
+        assert time.monotonic() - began < 1.5
+        assert len(detached) == 5
+        monkeypatch.undo()
+
+
+def test_a_producer_waits_for_answers_and_for_the_broker_with_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(close_timeout_seconds=0.5)
+    with started(broker) as connection:
+        producer = connection.create_session().create_producer(queue_of("q"))
+        broker.hold_answers = True
+        producer.send("x", on_completion=lambda *_: None)
+        waits: list[float] = []
+        monkeypatch.setattr(broker, "detach", lambda _link, timeout: waits.append(timeout))
+        producer.close()
+        assert 0 < waits[0] < 0.1
+        broker.answers[0](None)
+
+
+def test_producers_that_closed_in_a_transaction_are_detached_by_the_next_call_where_one_is_interrupted(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    for _ in range(3):
+        with session.create_producer(session.create_queue("q")) as producer:
+            producer.send("x")
+    interrupt(monkeypatch, broker, "detach")
+    with pytest.raises(Interrupt):
+        session.rollback()
+    assert len(broker._senders) == 3
+    session.rollback()
+    assert not broker._senders
 
 
 def raising(error: Exception) -> Callable[..., None]:
