@@ -49,6 +49,9 @@ class AutoPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        pass
+
     def sent(self) -> None:
         pass
 
@@ -59,8 +62,11 @@ class AutoPolicy:
         pass
 
     def recover(self) -> Sequence[Settlement]:
-        tag, self._in_hand = self._in_hand, None
+        tag = self._in_hand
         return NOTHING if tag is None else (Settlement(tag, Outcome.MODIFIED),)
+
+    def recovered(self) -> None:
+        self._in_hand = None
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING

@@ -11,7 +11,7 @@ from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
 class ClientPolicy:
     """Holds what was delivered; remembers how much of it was lost with a connection."""
 
-    __slots__ = ("_epoch", "_held", "_lost_links", "_stale_count")
+    __slots__ = ("_epoch", "_held", "_lost_links", "_returned", "_stale_count")
 
     transacted = False
     presettled = False
@@ -21,6 +21,7 @@ class ClientPolicy:
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
+        self._returned: list[DeliveryTag] = []  #: is being given back
         self._epoch = 0
         self._lost_links: set[int] = set()
         self._stale_count = 0
@@ -47,11 +48,13 @@ class ClientPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         if self._stale_count:
             stale_count = self._stale_count
-            return Ending(self.recover(), dirty=True, stale_count=stale_count)
+            return Ending(settle_all(self._returned + self._held, Outcome.MODIFIED), True, stale_count)
         if not self._held or 0 <= tag.epoch < self._epoch or tag.link in self._lost_links:
             return NOTHING_ENDS  # what came since is not what the caller means
-        held, self._held = self._held, []
-        return Ending(settle_all(held, Outcome.ACCEPTED))
+        return Ending(settle_all(self._held, Outcome.ACCEPTED))
+
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        self._held, self._returned, self._stale_count = [], [], 0
 
     def sent(self) -> None:
         pass
@@ -63,8 +66,12 @@ class ClientPolicy:
         pass
 
     def recover(self) -> Sequence[Settlement]:
-        held, self._held, self._stale_count = self._held, [], 0
-        return settle_all(held, Outcome.MODIFIED)
+        count, returned = self._stale_count + len(self._held), self._returned + self._held
+        self._held, self._returned, self._stale_count = [], returned, count  # no handler runs within this
+        return settle_all(returned, Outcome.MODIFIED)
+
+    def recovered(self) -> None:
+        self._held, self._returned, self._stale_count = [], [], 0
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -76,7 +83,7 @@ class ClientPolicy:
         self._epoch = epoch
         self._lost_links.clear()
         self._stale_count += len(self._held)
-        self._held = []
+        self._held, self._returned = [], []
 
     def restored(self, epoch: int) -> None:
         self._epoch = epoch
@@ -86,3 +93,4 @@ class ClientPolicy:
         kept = [tag for tag in self._held if tag.link != link]
         self._stale_count += len(self._held) - len(kept)
         self._held = kept
+        self._returned = [tag for tag in self._returned if tag.link != link]

@@ -59,6 +59,9 @@ class DupsOkPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        pass
+
     def sent(self) -> None:
         pass
 
@@ -69,11 +72,14 @@ class DupsOkPolicy:
         pass
 
     def recover(self) -> Sequence[Settlement]:
-        settlements = list(self._flush())
+        settlements = self._batch.copy()
         if self._in_hand is not None:
             settlements.append(Settlement(self._in_hand, Outcome.MODIFIED))
-            self._in_hand = None
         return settlements
+
+    def recovered(self) -> None:
+        self._in_hand = None
+        self._flush()
 
     def due(self, now: float) -> Sequence[Settlement]:
         return self._flush() if self.due_at is not None and now >= self.due_at else NOTHING

@@ -15,7 +15,7 @@ class IndividualPolicy:
     through, whatever else was lost.
     """
 
-    __slots__ = ("_epoch", "_held", "_stale")
+    __slots__ = ("_epoch", "_held", "_returned", "_stale")
 
     transacted = False
     presettled = False
@@ -25,6 +25,7 @@ class IndividualPolicy:
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
         self._held: dict[DeliveryTag, None] = {}
+        self._returned: dict[DeliveryTag, None] = {}  #: is being given back
         self._epoch = 0
         self._stale: set[DeliveryTag] = set()
 
@@ -45,12 +46,20 @@ class IndividualPolicy:
         return NOTHING
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
-        if self._held.pop(tag, tag) is None:  # one step: the handler of a signal may recover between two
+        if tag in self._held:
             return Ending((Settlement(tag, Outcome.ACCEPTED),))
+        if tag in self._returned:
+            return Ending(settle_all(self._returned, Outcome.MODIFIED), dirty=True, stale_count=1)
         if tag in self._stale:
-            self._stale.discard(tag)
             return Ending(NOTHING, dirty=True, stale_count=1)
         return NOTHING_ENDS
+
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        if self._held.pop(tag, tag) is None:
+            return
+        if tag in self._returned:
+            self._returned = {}
+        self._stale.discard(tag)
 
     def sent(self) -> None:
         pass
@@ -62,9 +71,12 @@ class IndividualPolicy:
         pass
 
     def recover(self) -> Sequence[Settlement]:
-        held, self._held = self._held, {}
+        self._returned, self._held = self._returned | self._held, {}  # no handler runs within this
+        return settle_all(self._returned, Outcome.MODIFIED)
+
+    def recovered(self) -> None:
+        self._held, self._returned = {}, {}
         self._stale.clear()
-        return settle_all(held, Outcome.MODIFIED)
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -74,14 +86,15 @@ class IndividualPolicy:
 
     def interrupted(self, epoch: int) -> None:
         self._epoch = epoch
-        self._stale.update(self._held)
-        self._held = {}
+        self._stale.update(self._held, self._returned)
+        self._held, self._returned = {}, {}
 
     def restored(self, epoch: int) -> None:
         self._epoch = epoch
 
     def link_lost(self, link: int) -> None:
-        lost = [tag for tag in self._held if tag.link == link]
-        self._stale.update(lost)
-        for tag in lost:
-            del self._held[tag]
+        for tags in (self._held, self._returned):
+            lost = [tag for tag in tags if tag.link == link]
+            self._stale.update(lost)
+            for tag in lost:
+                del tags[tag]

@@ -37,6 +37,9 @@ class NoAckPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        pass
+
     def sent(self) -> None:
         pass
 
@@ -48,6 +51,9 @@ class NoAckPolicy:
 
     def recover(self) -> Sequence[Settlement]:
         return NOTHING
+
+    def recovered(self) -> None:
+        pass
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING

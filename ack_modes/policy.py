@@ -11,6 +11,10 @@ Theory of operation
 
     The policy promises the law of the package: each delivery is settled exactly once, unless the connection was lost
     meanwhile, in which case it is forgotten.
+
+    The handler of a signal may raise between any two steps of what ends deliveries.  So ``acknowledge``, ``commit`` and
+    ``recover`` only say what is to be done, and forget nothing: that is for ``acknowledged``, ``committed`` and
+    ``recovered``, once it is done.  Asked again before that, they give the same answer.
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ class Batch(NamedTuple):
 class Ending(NamedTuple):
     """What ``acknowledge()`` or ``commit()`` comes to.
 
-    Where ``dirty`` is set, work was lost with the connection: the settlements then give back what was delivered
-    since, the session is clean again, and the application must be told.
+    Where ``dirty`` is set, work was lost with the connection, or a call that gives it back was interrupted: the
+    settlements then give back what is left of it and what was delivered since, and the application must be told.
     """
 
     settlements: Sequence[Settlement]
     dirty: bool = False
-    stale_count: int = 0  #: deliveries that were held when the connection was lost
+    stale_count: int = 0  #: deliveries that were held when the connection was lost, or when giving back began
 
 
 NOTHING_ENDS: Final = Ending(NOTHING)
@@ -89,7 +93,10 @@ class AckPolicy(Protocol):
         """Its listener has raised.  What this gives back as failed is redelivered next, before anything prefetched."""
 
     def acknowledge(self, tag: DeliveryTag) -> Ending:
-        """The application called ``acknowledge()`` on it."""
+        """The application called ``acknowledge()`` on it.  Nothing is forgotten before ``acknowledged``."""
+
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        """What ``acknowledge`` has answered, for this delivery, is done, or the application is told."""
 
     def sent(self) -> None:
         """The session sent a message."""
@@ -101,7 +108,13 @@ class AckPolicy(Protocol):
         """The commit is done, or it is not known whether it is: what it settled is not ours any more."""
 
     def recover(self) -> Sequence[Settlement]:
-        """``rollback()``, ``recover()`` or ``close()``: nothing is left afterwards, and the session is clean."""
+        """``rollback()``, ``recover()`` or ``close()``: what is to be given back, and accepted by nobody from here on.
+
+        Nothing is forgotten before ``recovered``; until then the session is dirty.
+        """
+
+    def recovered(self) -> None:
+        """What ``recover`` or a dirty ending has answered is done: nothing is left, and the session is clean."""
 
     def due(self, now: float) -> Sequence[Settlement]:
         """What has waited long enough."""

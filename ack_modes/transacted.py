@@ -11,7 +11,7 @@ from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
 class TransactedPolicy:
     """Holds what was delivered in this transaction, and knows whether its work was lost with a connection."""
 
-    __slots__ = ("_dirty", "_epoch", "_held", "_sent", "_stale_count")
+    __slots__ = ("_dirty", "_epoch", "_held", "_returned", "_sent", "_stale_count")
 
     transacted = True
     presettled = False
@@ -21,6 +21,7 @@ class TransactedPolicy:
 
     def __init__(self, batch: Batch = Batch()) -> None:  # noqa: B008 - an immutable tuple
         self._held: list[DeliveryTag] = []
+        self._returned: list[DeliveryTag] = []  #: is being given back
         self._sent = False
         self._epoch = 0
         self._dirty = False
@@ -49,26 +50,32 @@ class TransactedPolicy:
     def acknowledge(self, tag: DeliveryTag) -> Ending:
         return NOTHING_ENDS
 
+    def acknowledged(self, tag: DeliveryTag) -> None:
+        pass
+
     def sent(self) -> None:
         self._sent = True
 
     def commit(self) -> Ending:
         if self._dirty:
             stale_count = self._stale_count
-            return Ending(self.recover(), dirty=True, stale_count=stale_count)
+            return Ending(settle_all(self._returned + self._held, Outcome.MODIFIED), True, stale_count)
         return Ending(settle_all(self._held, Outcome.ACCEPTED))
 
     def committed(self) -> None:
         # Also where the connection was lost meanwhile: all that made the session dirty was part of this commit.
-        self._held = []
-        self._sent = self._dirty = False
-        self._stale_count = 0
+        self.recovered()
 
     def recover(self) -> Sequence[Settlement]:
-        held, self._held = self._held, []
+        count, returned = self._stale_count + len(self._held), self._returned + self._held
+        self._dirty = self._dirty or self._sent or bool(returned)
+        self._held, self._returned, self._stale_count = [], returned, count  # no handler runs within this
+        return settle_all(returned, Outcome.MODIFIED)
+
+    def recovered(self) -> None:
+        self._held, self._returned = [], []
         self._sent = self._dirty = False
         self._stale_count = 0
-        return settle_all(held, Outcome.MODIFIED)
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -83,6 +90,7 @@ class TransactedPolicy:
             self._stale_count += len(self._held)
             self._held = []
             self._sent = False
+        self._returned = []
 
     def restored(self, epoch: int) -> None:
         self._epoch = epoch
@@ -92,3 +100,4 @@ class TransactedPolicy:
         self._stale_count += len(self._held) - len(kept)
         self._dirty = self._dirty or len(kept) < len(self._held)
         self._held = kept
+        self._returned = [tag for tag in self._returned if tag.link != link]

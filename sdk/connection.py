@@ -344,6 +344,7 @@ class Connection:
     def _close(self, deadline: float) -> None:
         with self._lock:
             self._lifecycle.process(Event.BEGIN_CLOSE)
+        waits_until = 0.0  # where the handler of a signal raises, nothing is waited for any more
         try:
             with self._lock:
                 sessions = self._sessions.values()
@@ -351,8 +352,9 @@ class Connection:
                 self._transport.close(0)  # first: calls that wait for the network end now, and block nothing
             for session in sessions:
                 session._shut(deadline)
-            self._give_back_never_delivered(deadline)
+            waits_until = deadline
         finally:
+            self._give_back_never_delivered(waits_until)
             self._transport.close(max(0.001, deadline - time.monotonic()))
         # Not where the handler of a signal has raised: the next call closes the sessions that are left.
         with self._lock:
@@ -360,13 +362,13 @@ class Connection:
         self._closed.set()
 
     def _give_back_never_delivered(self, deadline: float) -> None:
-        """Give back what came for consumers whose sessions are not there any more."""
+        """Give back what came for consumers whose sessions are not there any more, or were not closed."""
         sinks = [sink for sinks in list(self._sinks.values()) for sink in list(sinks.values())]
         if sinks:
             stop_flows(self._transport, sinks, deadline)
-            never_delivered = taken_from(sinks, self._standing[0])
             try:
-                self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in never_delivered])
+                with taken_from(sinks, self._standing[0]) as never_delivered:
+                    self._transport.settle([Settlement(tag, Outcome.RELEASED) for tag in never_delivered])
             except JMSException as error:
                 log.debug("! %s closes without the broker: %s", self._lifecycle.name, error)
 

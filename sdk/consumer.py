@@ -470,7 +470,8 @@ class MessageConsumer:
                 return False
             self._resumes_at = None
         prefetch = self._prefetch
-        there_is = bool(prefetch.buffer) or prefetch.needs_reset or (prefetch.undrained and not prefetch.is_away)
+        is_unknown = (prefetch.undrained or prefetch.miscounted) and not prefetch.is_away
+        there_is = bool(prefetch.buffer) or prefetch.needs_reset or is_unknown
         return there_is and self._listener is not None and not prefetch.closing
 
     def _ask_for_work(self) -> None:
@@ -487,6 +488,11 @@ class MessageConsumer:
         """
         prefetch = self._prefetch
         prefetch.reset()
+        if prefetch.miscounted and not prefetch.buffer:
+            prefetch.recount(_LISTENER_DRAIN_SECONDS)
+            if prefetch.miscounted:
+                self._resumes_at = monotonic() + _FIRST_REST
+            return
         if prefetch.gives_back or (prefetch.undrained and not prefetch.buffer):
             prefetch.stop_flow(monotonic() + _LISTENER_DRAIN_SECONDS)
             if prefetch.undrained:

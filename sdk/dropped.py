@@ -219,11 +219,21 @@ class Sink:
             self.buffer.extend(deliveries)
 
 
-def taken_out(buffer: deque[Delivery]) -> Iterator[Delivery]:
-    """All that is in a buffer, taken out; another thread may do the same."""
-    with contextlib.suppress(IndexError):
-        while True:
-            yield buffer.popleft()
+@contextlib.contextmanager
+def taken_out(*buffers: deque[Delivery]) -> Iterator[list[Delivery]]:
+    """All that is in some buffers, to be given back within this, and taken out at its end.
+
+    Where the handler of a signal raises within it, or the network is away, they stay there.  Another thread may do the
+    same.
+    """
+    found = [list(buffer) for buffer in buffers]
+    yield [delivery for each in found for delivery in each]
+    for buffer, deliveries in zip(buffers, found, strict=True):
+        with contextlib.suppress(IndexError):
+            for delivery in deliveries:
+                first = buffer.popleft()
+                if first is not delivery:  # another thread has taken it out
+                    buffer.appendleft(first)
 
 
 def drain_end(deadline: float, *, selects: bool) -> float:
@@ -256,15 +266,16 @@ def stop_flows(transport: Transport, sinks: Iterable[Sink], deadline: float) -> 
                 log.debug("! what is on its way on link %d comes: %s", sink.link, error)
 
 
-def taken_from(sinks: Iterable[Sink], epoch: int) -> list[DeliveryTag]:
-    """Take out what came for consumers and was not received; returns what can be settled.
+@contextlib.contextmanager
+def taken_from(sinks: Iterable[Sink], epoch: int) -> Iterator[list[DeliveryTag]]:
+    """What came for consumers, was not looked at, and can be settled; it is taken out as ``taken_out`` does.
 
     Args:
         sinks: theirs.
         epoch: what deliveries carry that can still be settled.
     """
-    tags = [delivery.tag for sink in sinks for delivery in taken_out(sink.buffer) if not sink.presettled]
-    return [tag for tag in tags if tag.epoch == epoch]
+    with taken_out(*(sink.buffer for sink in sinks if not sink.presettled)) as found:
+        yield [each.tag for each in found if each.tag.epoch == epoch]
 
 
 def detach_all(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline: float) -> None:
@@ -279,7 +290,8 @@ def detach_all(transport: Transport, sinks: Iterable[Sink], epoch: int, deadline
     for sink in sinks:
         try:
             transport.detach(sink.link, max(0.001, deadline - time.monotonic()))
-            transport.settle([Settlement(tag, Outcome.RELEASED) for tag in taken_from((sink,), epoch)])
+            with taken_from((sink,), epoch) as tags:
+                transport.settle([Settlement(tag, Outcome.RELEASED) for tag in tags])
         except JMSException as error:
             log.debug("! a consumer ends without the broker: %s", error)
 

@@ -6,6 +6,10 @@ Theory of operation
     *Giving back* keeps the order of the queue: what was prefetched must not be delivered before what is redelivered.
     So the flow of each consumer is stopped first (a drain), then all that was prefetched is released together with what
     is given back, and only then the broker may send again, by position.
+
+    The handler of a signal may raise in the middle of any of this.  So the policy and the buffers keep what is handed
+    over until it is handed over, and then forget it: the next call, or a close, does the whole again.  A broker ignores
+    what is settled twice.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import Final
 
-from ack_modes import AcknowledgeMode, DeliveryTag, Ending, Outcome, Settlement
+from ack_modes import AcknowledgeMode, DeliveryTag, Outcome, Settlement
 from broker_adapter import (
     ConnectionLostException,
     IllegalStateException,
@@ -29,11 +34,14 @@ from sdk.consumer import MessageConsumer
 from sdk.dropped import WeakTable
 from sdk.session_state import SessionState, log, too_late
 
+#: What makes a session dirty beside a loss, for errors.
+_INTERRUPTED: Final = "giving back was interrupted"
+
 
 class Endings:
     """Commits, rolls back, recovers and acknowledges, for the thread that owns the session."""
 
-    __slots__ = ("_commits", "_consumers", "_detach_later", "_mode", "_state")
+    __slots__ = ("_commits", "_consumers", "_detach_later", "_mode", "_state", "_unconfirmed")
 
     def __init__(self, state: SessionState, mode: AcknowledgeMode, consumers: WeakTable[MessageConsumer]) -> None:
         """Nothing has ended yet.
@@ -48,6 +56,7 @@ class Endings:
         self._consumers = consumers
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
+        self._unconfirmed: Sequence[Settlement] = ()  #: the broker was not asked whether it has these
 
     def detach_later(self, link: int) -> None:
         """Detach a producer's link when the transaction has ended, whose sends it has to make."""
@@ -73,33 +82,41 @@ class Endings:
     def recover(self) -> None:
         """``Session.recover``."""
         self._require("recover", transacted=False)
+        self._begin_to_take_back()
         self._take_back()
 
     def acknowledge(self, tag: DeliveryTag) -> None:
         """``message.acknowledge()``, of the delivery with this tag."""
         state = self._state
         state.lifecycle.require_usable()
+        policy = state.policy
         with state.settling:
-            state.take_lost_links()
-            ending = state.policy.acknowledge(tag)
-            if not ending.dirty:
+            if state.lost_links:
+                state.take_lost_links()
+            ending = policy.acknowledge(tag)
+            if ending.settlements and not ending.dirty:
+                self._unconfirmed = ending.settlements if state.confirms else ()
                 try:
                     state.settle(ending.settlements)
-                except ConnectionLostException:  # before the session was told
-                    ending = Ending((), dirty=True, stale_count=len(ending.settlements))
+                    policy.acknowledged(tag)
+                except ConnectionLostException:  # before the session was told, as it is now
+                    ending = policy.acknowledge(tag)._replace(dirty=True)
         if state.given_back:  # by the handler of a signal, before this was with the broker, or just behind it
             raise IllegalStateException(
                 f"{state.name} was closed while it acknowledged; these messages may be delivered again"
             )
         if ending.dirty:
-            self.give_back(ending.settlements)
-            raise StaleAcknowledgementException(
+            error = StaleAcknowledgementException(
                 f"cannot acknowledge: {state.loss} while {ending.stale_count} messages were held by {state.name};"
                 f" those that the broker still has will be redelivered",
                 stale_count=ending.stale_count,
             )
-        if state.confirms and ending.settlements:
-            state.confirm(ending.settlements)
+            self.give_back(ending.settlements)
+            with state.settling:
+                policy.acknowledged(tag)
+            raise error
+        if self._unconfirmed:
+            self._confirm()
         late = state.take_too_late()
         if late:
             raise too_late(state.name, late)
@@ -134,18 +151,14 @@ class Endings:
         try:
             for consumer in consumers:
                 consumer._prefetch.hold_flow(deadline)
-            prefetched = [delivery.tag for consumer in consumers for delivery in consumer._prefetch.take_all()]
-            with state.settling:
+            with state.settling, contextlib.ExitStack() as taken_out:
+                prefetched = [tag for each in consumers for tag in taken_out.enter_context(each._prefetch.taken_out())]
                 state.settle([*settlements, *state.policy.passed_over(prefetched, Outcome.RELEASED)])
         except JMSException as error:
             # The network is away: the broker redelivers everything that was held, and recovering has succeeded.
             log.debug("! %s gives back without the broker: %s", state.name, error)
-        finally:
-            for consumer in consumers:
-                consumer._prefetch.resume_flow()
-        with contextlib.suppress(JMSException):
-            for consumer in consumers:
-                consumer._prefetch.open_credit()
+        for consumer in consumers:
+            consumer._prefetch.resume_flow()
 
     def _require(self, what: str, *, transacted: bool) -> None:
         """Raise where a call of the application is not for this session, or not now."""
@@ -177,6 +190,8 @@ class Endings:
             )
             self._end_sends(error)
             self.give_back(ending.settlements)
+            with state.settling:
+                state.policy.recovered()
             raise error
         if not state.sends and not ending.settlements:
             return
@@ -210,6 +225,7 @@ class Endings:
         self._end_sends(error)
 
     def _roll_back(self, error: JMSException | None = None) -> None:
+        self._begin_to_take_back()
         self._end_sends(
             error or TransactionRolledBackException(f"the transaction of {self._state.name} was rolled back")
         )
@@ -223,11 +239,31 @@ class Endings:
             lambda: not state.completions, time.monotonic() + state.settings.request_timeout_seconds
         ):
             log.warning("! a completion callback of %s has not returned in time", state.name)
-        links, self._detach_later = self._detach_later, []
-        for link in links:
-            state.detach(link)
+        deadline = time.monotonic() + state.settings.close_timeout_seconds  # for all of them
+        while self._detach_later:
+            state.detach(self._detach_later[0], deadline)
+            del self._detach_later[0]  # behind that: what the handler of a signal interrupts is detached by the next
+
+    def _begin_to_take_back(self) -> None:
+        """From here on nothing that the session has can be acknowledged or committed, whatever interrupts this."""
+        state = self._state
+        with state.settling:
+            state.policy.recover()
+            state.loss = _INTERRUPTED
 
     def _take_back(self) -> None:
-        with self._state.settling:
-            settlements = self._state.policy.recover()
+        """Give back what the session has; the last step of what takes it back."""
+        state = self._state
+        with state.settling:
+            settlements = state.policy.recover()
         self.give_back(settlements)
+        with state.settling:
+            state.policy.recovered()
+
+    def _confirm(self) -> None:
+        try:
+            self._state.confirm(self._unconfirmed)
+        except JMSException:
+            self._unconfirmed = ()  # the application is told
+            raise
+        self._unconfirmed = ()

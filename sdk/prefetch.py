@@ -36,7 +36,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ack_modes import DeliveryTag, Outcome
 from broker_adapter import (
@@ -63,7 +63,7 @@ class Prefetch:
         closing: whether the consumer is being closed, or the broker has closed its link for good.
         gives_back: whether what comes before the answer to a drain is given back.
         undrained: whether a drain had no answer in time, so the credit may be gone or not.
-        miscounted: whether a call of ``receive`` was interrupted by the handler of a signal, so that credit may be
+        miscounted: whether a call was interrupted by the handler of a signal, or is under way, so that credit may be
             counted wrongly.
     """
 
@@ -218,7 +218,11 @@ class Prefetch:
             if self.closing or self._is_held:
                 return
             self._granted += messages
-            self._state.transport.credit(self.link, messages)
+            try:
+                self._state.transport.credit(self.link, messages)
+            except BaseException:  # perhaps of the handler of a signal
+                self.miscounted = True
+                raise
         if self._relinked or self.is_away:
             # The link was lost, and may have been there again when the credit was granted.
             self._in_doubt = True
@@ -269,7 +273,7 @@ class Prefetch:
                 self.open_credit()
 
     def recount(self, timeout: float | None) -> None:
-        """Count all credit from zero: an interrupted ``receive`` may have counted credit that it did not grant.
+        """Count all credit from zero: what was interrupted may have counted credit that it did not grant.
 
         Args:
             timeout: of the ``receive`` that asks for it.
@@ -277,6 +281,7 @@ class Prefetch:
         settings = self._state.settings
         self.reset()
         self.undrained = True
+        self._is_held = False  # by an interrupted ``recover``
         try:
             if not self.is_away:
                 longest = settings.request_timeout_seconds if timeout is None else settings.poll_timeout_seconds
@@ -335,9 +340,12 @@ class Prefetch:
                 raise
 
     def hold_flow(self, deadline: float) -> None:
-        """Have nothing on its way, and nothing asked for, until ``resume_flow``; for the session's recover."""
+        """Have nothing on its way, and nothing asked for, until ``resume_flow``; for the session's recover.
+
+        Where a handler of a signal raises before that, ``recount`` or ``resume_flow`` makes up for it.
+        """
         with self._state.settling:
-            self._is_held = True
+            self._is_held = self.miscounted = True
         self.stop_flow(deadline)
         if self.undrained and not self.gives_back:
             self.gives_back = True
@@ -347,21 +355,23 @@ class Prefetch:
         """Grant credit again: what was given back is on its way ahead of it; for the session."""
         with self._state.settling:
             self._is_held = False
+        with contextlib.suppress(JMSException):
+            self.open_credit()
+        self.miscounted = False  # it was counted from zero; where the drain had no answer, ``undrained`` says so
 
-    def take_all(self) -> list[Delivery]:
-        """Take everything out of the buffer, and return what can be settled; for the session."""
-        with self._state.settling:
-            return [delivery for delivery in taken_out(self.buffer) if not self.is_stale(delivery.tag)]
+    @contextlib.contextmanager
+    def taken_out(self) -> Iterator[list[DeliveryTag]]:
+        """What is in the buffer and can be settled; it is taken out behind that.  For the session, under ``settling``.
+
+        Where the handler of a signal raises, it stays there, and the next call gives it back.
+        """
+        with taken_out(self.buffer) as found:
+            yield [each.tag for each in found if not self.is_stale(each.tag)]
 
     def release_all(self) -> None:
         """Release everything in the buffer, and take it out."""
-        with self._state.settling:
-            found = list(self.buffer)
-            self._state.pass_over([each.tag for each in found if not self.is_stale(each.tag)], Outcome.RELEASED)
-            # Behind that: where a handler of a signal raises, the next call gives them back.
-            with contextlib.suppress(IndexError):
-                for _ in found:
-                    self.buffer.popleft()
+        with self._state.settling, self.taken_out() as tags:
+            self._state.pass_over(tags, Outcome.RELEASED)
 
     def never_delivered(self, source: Source) -> list[tuple[AckRecord, int]]:
         """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.

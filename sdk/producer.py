@@ -63,7 +63,7 @@ class MessageProducer:
         number: int,
         destination: Destination | None,
         identity: Identity,
-        on_close: Callable[[MessageProducer], None],
+        on_close: Callable[[MessageProducer, float], None],
     ) -> None:
         """Made by the session.
 
@@ -73,7 +73,7 @@ class MessageProducer:
             number: of the producer in its session.
             destination: None: each send names its own.
             identity: the one before the first message.
-            on_close: called once, to detach the link.
+            on_close: called once, to detach the link before an instant (monotonic seconds).
         """
         self.disable_message_id = False
         self.disable_timestamp = False
@@ -324,7 +324,9 @@ class MessageProducer:
         self._lifecycle.process(Event.END_CLOSE)
 
     def close(self) -> None:
-        """Close; legal twice.  Waits for the answers to asynchronous sends, at most ``close_timeout_seconds``.
+        """Close; legal twice.
+
+        Waits for the answers to asynchronous sends and for the broker, together at most ``close_timeout_seconds``.
 
         What it sent in a transaction stays in the transaction.
         """
@@ -335,7 +337,7 @@ class MessageProducer:
         if not state.policy.transacted and not state.in_own_thread() and not self._wait_for_answers(deadline):
             log.warning("! %s closes with %d sends unanswered", self._lifecycle.name, self._unanswered)
         self._lifecycle.process(Event.BEGIN_CLOSE)
-        self._on_close(self)
+        self._on_close(self, deadline)
         self._lifecycle.process(Event.END_CLOSE)
 
 

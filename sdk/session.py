@@ -424,12 +424,12 @@ class Session(MessageFactory):
 
     # Producers and consumers keep their session: what they call when they close is a method of it.
 
-    def _remove_producer(self, producer: MessageProducer) -> None:
+    def _remove_producer(self, producer: MessageProducer, deadline: float) -> None:
         self._links.producers.pop(producer._link)
         if any(link == producer._link for link, _ in self._state.sends):
             self._endings.detach_later(producer._link)
         else:
-            self._state.detach(producer._link)
+            self._state.detach(producer._link, deadline)
 
     def _remove_consumer(self, consumer: MessageConsumer, confirmed: bool) -> None:
         self._links.remove_consumer(consumer, confirmed)

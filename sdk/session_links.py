@@ -124,10 +124,10 @@ class SessionLinks:
         # back has to be there before that.
         sinks = list(self.sinks.values())
         stop_flows(state.transport, sinks, deadline)
-        never_delivered = taken_from(sinks, state.epoch)
-        with self.perhaps_without_the_broker(), state.settling:
+        with self.perhaps_without_the_broker(), state.settling, taken_from(sinks, state.epoch) as never_delivered:
             state.given_back = True
             state.settle([*state.policy.recover(), *state.policy.passed_over(never_delivered, Outcome.RELEASED)])
+            state.policy.recovered()
         detach_all(state.transport, sinks, state.epoch, deadline)
         for browser in self.browsers.values():
             browser._shut(deadline)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -54,6 +55,8 @@ _T = TypeVar("_T")
 _LEAVING_SECONDS: Final = 1.0
 #: Message ids that the text of an error names.
 _NAMED_IDS: Final = 5
+#: Time for a link to detach where none is left, in seconds: the broker is told, and not waited for.
+_LEAST_SECONDS: Final = 0.001
 _CONNECTION_LOST: Final = "the connection was lost"
 
 
@@ -310,10 +313,15 @@ class SessionState:
             self.lifecycle.require_usable()
         return link
 
-    def detach(self, link: int) -> None:
-        """Detach a link; where the network is away, that is logged: the broker ends the link by itself."""
+    def detach(self, link: int, deadline: float) -> None:
+        """Detach a link; where the network is away, that is logged: the broker ends the link by itself.
+
+        Args:
+            link: its number.
+            deadline: when to stop waiting for the broker (monotonic seconds).
+        """
         try:
-            self.transport.detach(link, self.settings.close_timeout_seconds)
+            self.transport.detach(link, max(_LEAST_SECONDS, deadline - time.monotonic()))
         except JMSException as error:
             log.debug("! %s detaches without the broker: %s", self.name, error)
 

@@ -294,7 +294,13 @@ class FailoverTransport:
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """See :meth:`broker_adapter.transport.Transport.settle`."""
-        (self._current.connected or self._current.usable()).settle(settlements)
+        inner = self._current.connected or self._current.usable()
+        try:
+            inner.settle(settlements)
+        except JMSException as error:
+            if inner.is_lost and not isinstance(error, ConnectionLostException):
+                raise as_lost(error) from error
+            raise
 
     def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""

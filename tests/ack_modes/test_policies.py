@@ -46,7 +46,9 @@ def _accepted(*numbers: int) -> list[Settlement]:
 
 def _everything(policy: AckPolicy) -> list[Settlement]:
     """What is left to settle, from the end of the session and from an acknowledgement before it."""
-    return [*policy.due(1e9), *policy.recover()]
+    left = [*policy.due(1e9), *policy.recover()]
+    policy.recovered()
+    return left
 
 
 # One check for each text that a cell can have, given the event of its column.
@@ -64,14 +66,29 @@ def _answer(policy: AckPolicy, column: str) -> Sequence[Settlement]:
     if column == "listener raised":
         return policy.listener_raised(tag, 0.0)
     if column == "`acknowledge()`":
-        return policy.acknowledge(tag).settlements
+        return _acknowledged(policy, tag).settlements
     if column == "commit":
         return policy.commit().settlements
     if column == "rollback, recover, close":
-        return policy.recover()
+        return _recovered(policy)
     assert column == "interrupted"
     policy.interrupted(1)
     return ()
+
+
+def _acknowledged(policy: AckPolicy, tag: DeliveryTag) -> ack_modes.Ending:
+    """What an ``acknowledge()`` comes to that nothing interrupts."""
+    ending = policy.acknowledge(tag)
+    if ending.settlements or ending.dirty:
+        policy.acknowledged(tag)
+    return ending
+
+
+def _recovered(policy: AckPolicy) -> Sequence[Settlement]:
+    """What a ``recover()`` gives back that nothing interrupts."""
+    settlements = policy.recover()
+    policy.recovered()
+    return settlements
 
 
 def _nothing(mode: str, column: str) -> None:
@@ -166,7 +183,12 @@ def _forget(mode: str, column: str) -> None:
 
 
 def _ending(policy: AckPolicy, tag: DeliveryTag) -> ack_modes.Ending:
-    return policy.commit() if policy.transacted else policy.acknowledge(tag)
+    if not policy.transacted:
+        return _acknowledged(policy, tag)
+    ending = policy.commit()
+    if ending.dirty:
+        policy.recovered()
+    return ending
 
 
 def _forget_dirty_if_held(mode: str, column: str) -> None:
@@ -189,7 +211,7 @@ def _forget_dirty_if_worked(mode: str, column: str) -> None:
 
     policy.interrupted(1)
 
-    assert policy.commit() == ((), True, 0)
+    assert _ending(policy, _tag(1)) == ((), True, 0)
     assert policy.commit() == ((), False, 0)
 
 
@@ -238,11 +260,11 @@ def test_dirty_client_session_gives_back_what_came_after_the_interruption() -> N
     policy.interrupted(1)
     policy.delivered(_tag(1, epoch=1))
 
-    ending = policy.acknowledge(_tag(1, epoch=1))
+    ending = _acknowledged(policy, _tag(1, epoch=1))
 
     assert ending == ((Settlement(_tag(1, epoch=1), Outcome.MODIFIED),), True, 2)
     policy.delivered(_tag(2, epoch=1))
-    assert policy.acknowledge(_tag(2, epoch=1)) == ((Settlement(_tag(2, epoch=1), Outcome.ACCEPTED),), False, 0)
+    assert _acknowledged(policy, _tag(2, epoch=1)) == ((Settlement(_tag(2, epoch=1), Outcome.ACCEPTED),), False, 0)
 
 
 def test_dirty_transaction_gives_back_what_came_after_the_interruption() -> None:
@@ -252,7 +274,7 @@ def test_dirty_transaction_gives_back_what_came_after_the_interruption() -> None
     policy.delivered(_tag(1, epoch=1))
     policy.sent()
 
-    assert policy.commit() == ((Settlement(_tag(1, epoch=1), Outcome.MODIFIED),), True, 1)
+    assert _ending(policy, _tag(1)) == ((Settlement(_tag(1, epoch=1), Outcome.MODIFIED),), True, 1)
     assert policy.commit() == ((), False, 0)
 
 
@@ -263,7 +285,7 @@ def test_recover_makes_a_dirty_session_clean(mode: str) -> None:
     _see(policy, 1)
     policy.interrupted(1)
 
-    assert list(policy.recover()) == []
+    assert list(_recovered(policy)) == []
     assert _ending(policy, _tag(1)) == ((), False, 0)
 
 
@@ -283,16 +305,16 @@ def test_individual_session_acknowledges_good_messages_while_others_are_stale() 
     policy.interrupted(1)
     policy.delivered(_tag(1, epoch=1))
 
-    assert policy.acknowledge(_tag(1, epoch=1)) == ((Settlement(_tag(1, epoch=1), Outcome.ACCEPTED),), False, 0)
-    assert policy.acknowledge(_tag(1)).dirty
+    assert _acknowledged(policy, _tag(1, epoch=1)) == ((Settlement(_tag(1, epoch=1), Outcome.ACCEPTED),), False, 0)
+    assert _acknowledged(policy, _tag(1)).dirty
 
 
 def test_individual_message_acknowledged_twice_is_settled_once() -> None:
     policy = _new("INDIVIDUAL")
     _see(policy, 1)
 
-    assert policy.acknowledge(_tag(1)).settlements == tuple(_accepted(1))
-    assert policy.acknowledge(_tag(1)) == ((), False, 0)
+    assert _acknowledged(policy, _tag(1)).settlements == tuple(_accepted(1))
+    assert _acknowledged(policy, _tag(1)) == ((), False, 0)
 
 
 def test_commit_that_failed_leaves_its_messages_to_the_rollback() -> None:
@@ -341,20 +363,20 @@ def test_a_stale_message_does_not_acknowledge_what_came_after_the_connection_was
     policy = _new("CLIENT")
     policy.delivered(_tag(1))
     policy.interrupted(1)
-    assert policy.acknowledge(_tag(1)).dirty
+    assert _acknowledged(policy, _tag(1)).dirty
     policy.delivered(_tag(2, epoch=1))
-    assert list(policy.acknowledge(_tag(1)).settlements) == []
-    assert list(policy.acknowledge(_tag(2, epoch=1)).settlements) == [Settlement(_tag(2, 1), Outcome.ACCEPTED)]
+    assert list(_acknowledged(policy, _tag(1)).settlements) == []
+    assert list(_acknowledged(policy, _tag(2, epoch=1)).settlements) == [Settlement(_tag(2, 1), Outcome.ACCEPTED)]
 
 
 def test_a_message_of_a_lost_link_does_not_acknowledge_what_came_on_others() -> None:
     policy = _new("CLIENT")
     policy.delivered(_on_link(1, 1))
     policy.link_lost(1)
-    assert policy.acknowledge(_on_link(1, 1)).stale_count == 1
+    assert _acknowledged(policy, _on_link(1, 1)).stale_count == 1
     policy.delivered(_on_link(2, 2))
-    assert list(policy.acknowledge(_on_link(1, 1)).settlements) == []
-    assert len(policy.acknowledge(_on_link(2, 2)).settlements) == 1
+    assert list(_acknowledged(policy, _on_link(1, 1)).settlements) == []
+    assert len(_acknowledged(policy, _on_link(2, 2)).settlements) == 1
 
 
 @pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
@@ -367,10 +389,10 @@ def test_a_lost_link_makes_stale_what_came_on_it_and_nothing_else(mode: str) -> 
         ending = policy.commit()
         assert ending.stale_count == 2
     elif mode == "CLIENT":
-        ending = policy.acknowledge(_on_link(2, 2))
+        ending = _acknowledged(policy, _on_link(2, 2))
         assert ending.stale_count == 2
     else:
-        ending = policy.acknowledge(_on_link(1, 3))
+        ending = _acknowledged(policy, _on_link(1, 3))
         assert ending.stale_count == 1
         assert [tag for tag, _ in policy.recover()] == [_on_link(2, 2)]
         return
@@ -383,7 +405,7 @@ def test_a_link_on_which_nothing_is_held_may_be_lost(mode: str) -> None:
     policy = _new(mode)
     policy.delivered(_on_link(2, 2))
     policy.link_lost(1)
-    ending = policy.commit() if mode == "TRANSACTED" else policy.acknowledge(_on_link(2, 2))
+    ending = policy.commit() if mode == "TRANSACTED" else _acknowledged(policy, _on_link(2, 2))
     assert not ending.dirty
     assert list(ending.settlements) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
 
@@ -396,7 +418,7 @@ def test_a_batch_forgets_what_came_on_a_lost_link() -> None:
     policy.delivered(_on_link(1, 3))
     policy.link_lost(1)
     assert list(policy.consumed(_on_link(1, 3), 0.0)) == []
-    assert list(policy.recover()) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
+    assert list(_recovered(policy)) == [Settlement(_on_link(2, 2), Outcome.ACCEPTED)]
     policy.delivered(_on_link(2, 4))
     policy.consumed(_on_link(2, 4), 0.0)
     policy.link_lost(2)
@@ -407,7 +429,7 @@ def test_the_message_in_hand_is_forgotten_with_its_link() -> None:
     policy = _new("AUTO")
     policy.delivered(_on_link(1, 1))
     policy.link_lost(2)
-    assert len(policy.recover()) == 1
+    assert len(_recovered(policy)) == 1
     policy.delivered(_on_link(1, 2))
     policy.link_lost(1)
     assert list(policy.consumed(_on_link(1, 2), 0.0)) == []
@@ -446,7 +468,7 @@ def test_what_a_receive_was_interrupted_on_is_delivered_again(mode: str) -> None
     policy.delivered(_tag(2))
     assert policy.withdrawn(_tag(2))
     settled = before + _see(policy, 2, 3)
-    settled += policy.acknowledge(_tag(3)).settlements
+    settled += _acknowledged(policy, _tag(3)).settlements
     settled += policy.commit().settlements
     policy.committed()
     settled += _everything(policy)
@@ -462,7 +484,7 @@ def test_what_is_consumed_is_delivered_again_unless_it_is_settled(mode: str, aga
     assert policy.withdrawn(_tag(1)) is again
     assert bool(settled) is not again
     assert not policy.withdrawn(_tag(1))
-    assert [*policy.acknowledge(_tag(1)).settlements, *policy.commit().settlements, *_everything(policy)] == []
+    assert [*_acknowledged(policy, _tag(1)).settlements, *policy.commit().settlements, *_everything(policy)] == []
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK", "CLIENT", "INDIVIDUAL", "TRANSACTED"])
@@ -475,3 +497,88 @@ def test_what_the_broker_took_back_meanwhile_is_not_delivered_again_from_here(mo
         else:
             policy.link_lost(1)
         assert not policy.withdrawn(_tag(1))
+
+
+# What the handler of a signal interrupts.
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "DUPS_OK", "CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_what_is_given_back_is_said_again_until_it_is_done(mode: str) -> None:
+    policy = _new(mode)
+    _see(policy, 1)
+    policy.delivered(_tag(2))
+    first = list(policy.recover())
+    assert first
+    assert list(policy.recover()) == first
+    policy.recovered()
+    assert _everything(policy) == []
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL"])
+def test_what_is_acknowledged_is_said_again_until_it_is_done(mode: str) -> None:
+    policy = _new(mode)
+    _see(policy, 1)
+    assert policy.acknowledge(_tag(1)) == policy.acknowledge(_tag(1)) == (tuple(_accepted(1)), False, 0)
+    policy.acknowledged(_tag(1))
+    assert policy.acknowledge(_tag(1)) == ((), False, 0)
+    assert _everything(policy) == []
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_a_loss_is_told_again_until_the_application_knows(mode: str) -> None:
+    policy = _new(mode)
+    _see(policy, 1)
+    policy.interrupted(1)
+    first = policy.commit() if policy.transacted else policy.acknowledge(_tag(1))
+    assert first.dirty
+    assert _ending(policy, _tag(1)) == first
+    assert _ending(policy, _tag(1)) == ((), False, 0)
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_what_is_being_given_back_can_neither_be_acknowledged_nor_committed(mode: str) -> None:
+    policy = _new(mode)
+    _see(policy, 1, 2)
+    policy.recover()
+    _see(policy, 3)
+    ending = _ending(policy, _tag(1))
+    assert ending.dirty
+    assert list(ending.settlements) == (_modified(1, 2) if mode == "INDIVIDUAL" else _modified(1, 2, 3))
+    assert _ending(policy, _tag(2)) == ((), False, 0)
+    assert _everything(policy) == (_modified(3) if mode == "INDIVIDUAL" else [])
+
+
+def test_an_individual_session_acknowledges_what_has_come_behind_an_interrupted_recover() -> None:
+    policy = _new("INDIVIDUAL")
+    _see(policy, 1)
+    policy.recover()
+    _see(policy, 2)
+    assert _acknowledged(policy, _tag(2)) == (tuple(_accepted(2)), False, 0)
+    assert _everything(policy) == _modified(1)
+
+
+def test_the_sends_of_a_rollback_that_was_interrupted_cannot_be_committed() -> None:
+    policy = _new("TRANSACTED")
+    policy.sent()
+    policy.recover()
+    assert policy.commit() == ((), True, 0)
+    policy.recovered()
+    policy.recover()
+    assert policy.commit() == ((), False, 0)  # there was nothing to roll back
+
+
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_what_was_being_given_back_when_the_connection_or_its_link_was_lost_is_told_as_lost(mode: str) -> None:
+    for what in ("connection", "link"):
+        policy = _new(mode)
+        policy.delivered(_on_link(1, 1))
+        policy.delivered(_on_link(2, 2))
+        policy.recover()
+        if what == "connection":
+            policy.interrupted(1)
+        else:
+            policy.link_lost(1)
+        ending = _ending(policy, _on_link(1, 1))
+        assert (ending.dirty, ending.stale_count) == (True, 1 if mode == "INDIVIDUAL" else 2)
+        left = [*ending.settlements, *_everything(policy)]
+        assert left == ([] if what == "connection" else [Settlement(_on_link(2, 2), Outcome.MODIFIED)])

@@ -70,6 +70,7 @@ class SmallBroker:
         self.commits: list[tuple[int, int]] = []
         self.hold_drains = False
         self.cut_untold = False  #: whether the network is away, and the news of it on its way
+        self.settles_twice = False  #: whether what is settled already is ignored; else it is an error of the SDK
         self.hold_answers = False
         self.answers: list[OnSettled] = []
         self.refuse_commit: JMSException | None = None
@@ -205,7 +206,7 @@ class SmallBroker:
         if self.cut_untold:
             raise ConnectionLostException("the cable is cut, which was not reported yet")
         for tag, outcome in settlements:
-            if tag.epoch != self.epoch:
+            if tag.epoch != self.epoch or (self.settles_twice and tag not in self.held):
                 continue
             self.settled.append(Settlement(tag, outcome))
             destination, stored = self.held.pop(tag)  # a KeyError: settled twice

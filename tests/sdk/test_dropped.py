@@ -320,20 +320,32 @@ def test_what_is_dropped_is_closed_though_the_process_gets_no_thread() -> None:
 
 
 def test_two_may_take_from_a_buffer() -> None:
-    buffer = deque([object()] * 100_000)
-    counts: list[int] = []
+    buffer = deque(object() for _ in range(100_000))
+    late = object()
+    found: list[set[object]] = []
     together = threading.Barrier(2)
 
     def take() -> None:
-        together.wait(WAIT)
-        counts.append(sum(1 for _ in taken_out(buffer)))  # type: ignore[arg-type]
+        with taken_out(buffer) as deliveries:  # type: ignore[arg-type]
+            found.append(set(deliveries))
+            if together.wait(WAIT) == 0:
+                buffer.append(late)
 
     threads = [threading.Thread(target=take) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT)
-    assert sum(counts) == 100_000
+    assert [len(each) for each in found] == [100_000] * 2
+    assert list(buffer) == [late]
+
+
+def test_what_is_not_given_back_stays_in_its_buffer() -> None:
+    buffers = deque("abc"), deque("d")
+    out = taken_out(*buffers)  # type: ignore[arg-type]
+    assert out.__enter__() == list("abcd")
+    assert not out.__exit__(ValueError, ValueError("of a handler"), None)
+    assert [list(buffer) for buffer in buffers] == [["a", "b", "c"], ["d"]]
 
 
 def test_an_iterator_that_is_left_is_ended_elsewhere_and_its_browser_is_forgotten(

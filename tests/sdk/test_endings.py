@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from ack_modes import Outcome
 from broker_adapter import OperationTimedOutException
+from broker_adapter import queue as queue_of
 from sdk import (
     AcknowledgeMode,
     Connection,
@@ -16,7 +20,7 @@ from sdk import (
     TransactionInDoubtException,
     TransactionRolledBackException,
 )
-from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
+from tests.sdk.small_broker import SmallBroker, all_again, lose, received, started, with_messages
 
 
 def test_dirty_client_session_says_so_once(broker: SmallBroker, connection: Connection) -> None:
@@ -141,6 +145,135 @@ def test_client_is_stale_once_before_the_news_of_a_loss_and_after_it(
     assert consumer.receive(0.05) is None
     assert all_again(broker, consumer) == [(str(number), True) for number in range(4)]
     session.close()
+
+
+class Interrupt(Exception):
+    """What the handler of a signal raises."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, broker: SmallBroker, method: str) -> None:
+    """The handler of a signal raises in the next call of this method of the transport."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise Interrupt
+
+    monkeypatch.setattr(broker, method, interrupted)
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED])
+@pytest.mark.parametrize("place", ["drain", "settle", "credit"])
+def test_a_loss_is_told_by_the_next_call_where_the_one_that_was_to_tell_it_is_interrupted(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, place: str
+) -> None:
+    session, consumer = with_messages(connection, mode, 3)
+    received(consumer)
+    lose(broker)
+    last = received(consumer)
+    end = session.commit if mode is AcknowledgeMode.TRANSACTED else last.acknowledge
+    interrupt(monkeypatch, broker, place)
+    broker.settles_twice = True
+    with pytest.raises(Interrupt):
+        end()
+    with pytest.raises((StaleAcknowledgementException, TransactionRolledBackException), match="connection was lost"):
+        end()
+    end()
+
+
+def test_nothing_of_a_transaction_is_committed_whose_rollback_was_interrupted(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 3)
+    out = session.create_queue("out")
+    producer = session.create_producer(out)
+    producer.send(received(consumer).body)
+    monkeypatch.setattr(session._state, "end_sends", raising(Interrupt()))
+    with pytest.raises(Interrupt):
+        session.rollback()
+    monkeypatch.undo()
+    producer.send(received(consumer).body)
+    with pytest.raises(TransactionRolledBackException, match="interrupted during it, with 1 received"):
+        session.commit()
+    assert broker.waiting.get(out) is None
+    assert [str(received(consumer)) for _ in range(3)] == ["0", "1", "2"]
+    session.commit()
+    assert broker.outcomes().count(Outcome.ACCEPTED) == 3
+
+
+def test_a_batch_is_acknowledged_by_the_next_call_where_its_recover_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = SmallBroker(dups_ok_delay_seconds=60.0)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, AcknowledgeMode.DUPS_OK, 3)
+        for _ in range(2):
+            received(consumer)
+        interrupt(monkeypatch, broker, "settle")
+        with pytest.raises(Interrupt):
+            session.recover()
+        session.recover()
+        assert broker.outcomes() == [Outcome.ACCEPTED] * 2
+
+
+def test_producers_that_closed_in_a_transaction_have_one_time_out_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = SmallBroker(close_timeout_seconds=0.5)
+    with started(broker) as connection:
+        session = connection.create_session(AcknowledgeMode.TRANSACTED)
+        for _ in range(5):
+            with session.create_producer(session.create_queue("q")) as producer:
+                producer.send("x")
+        detached: list[int] = []
+
+        def detach(link: int, timeout: float) -> None:
+            detached.append(link)
+            time.sleep(timeout)
+            raise OperationTimedOutException("the network stalls")
+
+        monkeypatch.setattr(broker, "detach", detach)
+        began = time.monotonic()
+        session.rollback()
+        assert time.monotonic() - began < 1.5
+        assert len(detached) == 5
+        monkeypatch.undo()
+
+
+def test_a_producer_waits_for_answers_and_for_the_broker_with_one_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(close_timeout_seconds=0.5)
+    with started(broker) as connection:
+        producer = connection.create_session().create_producer(queue_of("q"))
+        broker.hold_answers = True
+        producer.send("x", on_completion=lambda *_: None)
+        waits: list[float] = []
+        monkeypatch.setattr(broker, "detach", lambda _link, timeout: waits.append(timeout))
+        producer.close()
+        assert 0 < waits[0] < 0.1
+        broker.answers[0](None)
+
+
+def test_producers_that_closed_in_a_transaction_are_detached_by_the_next_call_where_one_is_interrupted(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connection.create_session(AcknowledgeMode.TRANSACTED)
+    for _ in range(3):
+        with session.create_producer(session.create_queue("q")) as producer:
+            producer.send("x")
+    interrupt(monkeypatch, broker, "detach")
+    with pytest.raises(Interrupt):
+        session.rollback()
+    assert len(broker._senders) == 3
+    session.rollback()
+    assert not broker._senders
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """What raises an error."""
+
+    def call(*_: object) -> None:
+        raise error
+
+    return call
 
 
 def test_refused_commit_rolls_back(broker: SmallBroker, connection: Connection) -> None:

@@ -442,6 +442,104 @@ filled(1)
 assert got.wait(30)
 """
 
+TAKEN_BACK = """
+mode, place, then = sys.argv[2:]
+queue = filled(6)
+session = session_of(mode)
+consumer = session.create_consumer(queue)
+held = [consumer.receive(10) for _ in range(3)]
+end = time.monotonic() + 30
+while len(consumer._prefetch.buffer) < 3 and time.monotonic() < end: time.sleep(0.01)
+take_back = session.rollback if mode == "TRANSACTED" else session.recover
+if place == "drain": transport.drain = once(transport.drain, behind=True)
+if place == "settle": transport.settle = once(transport.settle)
+if place == "credit": transport.credit = once(transport.credit)
+interrupted(take_back)
+if then == "again" or (then == "listener" and place != "credit"):
+    take_back()
+elif then == "ends":
+    try: session.commit() if mode == "TRANSACTED" else held[0].acknowledge()
+    except (TransactionRolledBackException, StaleAcknowledgementException) as error:
+        assert "giving back was interrupted" in str(error), error
+    else: raise AssertionError("what was being given back was acknowledged")
+got = []
+if then == "closes":
+    session.close()
+    consumer = session_of().create_consumer(queue)
+if then == "listener":
+    heard = threading.Event()
+    consumer.listener = lambda message: (got.append(message), len(got) == 6 and heard.set())
+    assert heard.wait(30), got
+else:
+    thread = threading.Thread(target=lambda: got.extend(consumer.receive() for _ in range(6)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), got
+assert [(each.body, each.delivery_count) for each in got] == [(str(n), 1 + (n < 3)) for n in range(6)], got
+if then in ("again", "ends"):
+    if mode == "TRANSACTED": session.commit()
+    else: [each.acknowledge() for each in got]
+    session.close()
+    assert bodies(session_of().create_consumer(queue), 0.5) == []
+"""
+
+ACKNOWLEDGED = """
+mode, place = sys.argv[2:]
+queue = filled(3)
+session = session_of(mode)
+consumer = session.create_consumer(queue)
+messages = [consumer.receive(10) for _ in range(3)]
+if place == "ahead": session._state._hand_over = once(session._state._hand_over)
+else: transport.settle = once(transport.settle, behind=place == "behind")
+interrupted(messages[0].acknowledge)
+for message in messages: message.acknowledge()
+session.close()
+assert bodies(session_of().create_consumer(queue), 0.5) == []
+"""
+
+CONFIRMED = """
+session = session_of("CLIENT")
+consumer = session.create_consumer(filled(1))
+message, asked, plain = consumer.receive(10), [], transport.confirm
+transport.confirm = once(lambda *arguments, **named: asked.append(plain(*arguments, **named)))
+interrupted(message.acknowledge)
+for _ in range(2): message.acknowledge()
+assert len(asked) == 1, asked
+"""
+
+CLOSED_TWICE = """
+what, place = sys.argv[2:]
+queue = filled(8)
+other = ConnectionFactory(sys.argv[1]).create_connection()
+other.start()
+session = session_of("CLIENT")
+consumer = session.create_consumer(queue)
+for _ in range(2): consumer.receive(10)
+end = time.monotonic() + 30
+while len(consumer._prefetch.buffer) < 6 and time.monotonic() < end: time.sleep(0.01)
+setattr(transport, place, once(getattr(transport, place), behind=place == "drain"))
+close = (session if what == "session" else connection).close
+interrupted(close)
+close()
+again = other.create_session(AcknowledgeMode.CLIENT).create_consumer(queue)
+found = [again.receive(10) for _ in range(8)]
+assert [(each.body, each.delivery_count) for each in found] == [(str(n), 1 + (n < 2)) for n in range(8)], found
+other.close()
+"""
+
+STARTED = """
+connection.stop()
+consumer = session_of().create_consumer(filled(1))
+transport.credit = once(transport.credit)
+interrupted(connection.start)
+connection.start()
+got = []
+thread = threading.Thread(target=lambda: got.append(consumer.receive().body), daemon=True)
+thread.start()
+thread.join(30)
+assert got == ["0"], got
+"""
+
 
 def run(program: str, *arguments: str) -> None:
     end = "\nconnection.close()\n"
@@ -533,3 +631,32 @@ def test_a_handler_may_raise_an_error_of_the_type_that_a_lock_raises() -> None:
 
 def test_a_session_is_free_behind_a_call_that_was_interrupted_as_it_began() -> None:
     run(LEFT_OWNED)
+
+
+@pytest.mark.parametrize("then", ["again", "ends", "closes", "listener"])
+@pytest.mark.parametrize("place", ["drain", "settle", "credit"])
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL", "TRANSACTED"])
+def test_what_an_interrupted_recover_or_rollback_takes_back_comes_with_the_next_call(
+    mode: str, place: str, then: str
+) -> None:
+    run(TAKEN_BACK, "embedded:", mode, place, then)
+
+
+@pytest.mark.parametrize("place", ["ahead", "at the transport", "behind"])
+@pytest.mark.parametrize("mode", ["CLIENT", "INDIVIDUAL"])
+def test_the_next_acknowledge_acknowledges_what_an_interrupted_one_has_not(mode: str, place: str) -> None:
+    run(ACKNOWLEDGED, "embedded:", mode, place)
+
+
+def test_the_next_acknowledge_waits_for_the_broker_where_one_was_interrupted_as_it_waited() -> None:
+    run(CONFIRMED, "embedded:?synchronous_acknowledge=true")
+
+
+@pytest.mark.parametrize("place", ["drain", "settle", "detach", "end_session"])
+@pytest.mark.parametrize("what", ["session", "connection"])
+def test_what_was_only_prefetched_is_not_counted_though_its_close_was_interrupted(what: str, place: str) -> None:
+    run(CLOSED_TWICE, "embedded:", what, place)
+
+
+def test_messages_come_though_the_start_of_the_connection_was_interrupted() -> None:
+    run(STARTED)

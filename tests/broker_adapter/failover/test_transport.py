@@ -323,6 +323,20 @@ def test_a_drain_says_whether_its_connection_its_link_or_its_time_is_lost() -> N
         drain(link, 5.0)
 
 
+def test_settling_says_that_the_connection_is_lost_whatever_the_broker_said_as_it_ended_it() -> None:
+    connection = Connection().open()
+    inner, settle = connection.inner, connection.transport.settle
+    inner.raises["settle"] = [JMSException("no"), ResourceAllocationException("too much"), LOST]
+    with pytest.raises(JMSException, match=r"^no$"):
+        settle([])
+    inner.is_lost = True  # its news are on the way
+    with pytest.raises(ConnectionLostException, match="the connection is lost: too much"):
+        settle([])
+    with pytest.raises(ConnectionLostException) as raised:
+        settle([])
+    assert raised.value is LOST
+
+
 def test_a_request_has_the_same_id_and_run_each_time() -> None:
     connection = Connection().open()
     first = connection.inner
