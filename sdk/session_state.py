@@ -26,6 +26,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import MethodType
 from typing import Any, Final, TypeVar
 
 from ack_modes import AckPolicy, DeliveryTag, Outcome, Settlement
@@ -121,6 +122,36 @@ class Completion:
         return True
 
 
+class LostForGood:
+    """Tells an application of messages that it has acknowledged, and that other consumers have.
+
+    It is called when the session may be gone, and keeps neither that nor its connection.
+    """
+
+    __slots__ = ("_is_told", "_report", "_session", "_state")
+
+    def __init__(self, state: SessionState) -> None:
+        """Nothing has been lost yet.
+
+        Args:
+            state: the session's.
+        """
+        policy = state.policy
+        self._session = state.name
+        self._is_told = policy.tells_lost_acknowledgements or policy.raises_lost_acknowledgements
+        self._state = weakref.ref(state)
+        report = state.report
+        self._report = weakref.WeakMethod(report) if isinstance(report, MethodType) else lambda: report
+
+    def __call__(self, message_ids: list[str]) -> None:
+        """The acknowledgements of these messages were lost, and others have them."""
+        state = self._state()
+        if (state is None or not state.lost_for_good(message_ids)) and self._is_told:
+            report = self._report()
+            if report is not None:
+                report(too_late(self._session, message_ids))
+
+
 class SessionState:
     """The parts of a session that its children work with.  See the module's theory of operation.
 
@@ -167,7 +198,7 @@ class SessionState:
         self.lifecycle = Lifecycle(self.name)
         self.epoch = 0
         self.interrupted = False
-        self.acknowledgements = None if lost is None else Acknowledgements(lost, self._lost_for_good)
+        self.acknowledgements = None if lost is None else Acknowledgements(lost, LostForGood(self))
         self.lost_links: deque[tuple[int, JMSException]] = deque()  #: in tags, with why; the policy is told later
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self._too_late: list[str] = []  #: ids of messages that were acknowledged, and that others have; under ``lock``
@@ -387,13 +418,17 @@ class SessionState:
             text = f"{len(settlements)} acknowledgements of {self.name} are not confirmed: {error.reason}"
             self.report(type(error)(text, error_code=error.error_code))
 
-    def _lost_for_good(self, message_ids: list[str]) -> None:
-        """These were acknowledged, the acknowledgements were lost, and other consumers have the messages."""
-        if self.policy.raises_lost_acknowledgements and self.lifecycle.state is not State.CLOSED:
-            with self.lock:
-                self._too_late += message_ids
-        elif self.policy.tells_lost_acknowledgements or self.policy.raises_lost_acknowledgements:
-            self.report(too_late(self.name, message_ids))
+    def lost_for_good(self, message_ids: list[str]) -> bool:
+        """These were acknowledged, the acknowledgements were lost, and other consumers have the messages.
+
+        Returns:
+            Whether the next call that acknowledges raises that; where it does not, the exception listener is called.
+        """
+        if not self.policy.raises_lost_acknowledgements or self.lifecycle.state is State.CLOSED:
+            return False
+        with self.lock:
+            self._too_late += message_ids
+        return True
 
     def take_too_late(self) -> list[str]:
         """What is to be raised once: the ids of messages that were acknowledged, and that others have all the same."""

@@ -53,12 +53,12 @@ class QueueLimits:
         """
         if self.messages is not None and queue.depth + more >= self.messages:
             return (
-                f"queue {queue.label!r} is full: {_with(queue.depth, more)} messages, limit {self.messages} (option"
+                f"queue {queue.label!r} is full: {_with(queue.depth, more, 'messages')}, limit {self.messages} (option"
                 f" max_queue_messages), {len(queue.consumers)} consumers; {_WHAT_TO_DO}"
             )
         if self.bytes is not None and queue.bytes + more_bytes >= self.bytes:
             return (
-                f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes)} bytes, limit {self.bytes} (option"
+                f"queue {queue.label!r} is full: {_with(queue.bytes, more_bytes, 'bytes')}, limit {self.bytes} (option"
                 f" max_queue_bytes); {_WHAT_TO_DO}"
             )
         return None
@@ -78,5 +78,8 @@ class QueueLimits:
         return None
 
 
-def _with(now: int, more: int) -> str:
-    return str(now) if not more else f"{now} and {more} more" if more > 0 else f"{now}, of which {-more} are taken"
+def _with(now: int, more: int, unit: str) -> str:
+    """What there is, and what the same operation adds to it or takes away."""
+    if not more:
+        return f"{now} {unit}"
+    return f"{now} {unit} and {more} more" if more > 0 else f"{now} {unit} less {-more} that are taken with it"

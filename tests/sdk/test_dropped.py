@@ -184,6 +184,31 @@ def test_a_session_that_is_dropped_with_its_consumer_gives_back_what_it_holds_wi
         connection.close()
 
 
+def test_a_connection_that_is_dropped_with_its_session_is_closed_without_the_collector(
+    make: Callable[[], Connection],
+) -> None:
+    name = f"all {time.monotonic()}"
+    with make() as watcher:
+        fill(watcher, name, 4)
+        before = watcher.statistics().clients
+        connection = make()
+        session = connection.create_session(AcknowledgeMode.CLIENT)
+        consumer = session.create_consumer(session.create_queue(name))
+        message = consumer.receive(WAIT)
+        assert message is not None
+        message.acknowledge()
+        assert consumer.receive(WAIT) is not None
+        assert watcher.statistics().clients == before + 1
+        gc.disable()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                del consumer, session, connection, message
+                assert wait_for(lambda: watcher.statistics().clients == before)
+        finally:
+            gc.enable()
+
+
 class Worker:
     """Objects of an application that refer to each other, so that the garbage collector finds them all at once."""
 

@@ -38,11 +38,11 @@ class Some:
         (QueueLimits(4, None), (0, 0), None),
         (QueueLimits(3, None), (0, 0), "3 messages, limit 3 (option max_queue_messages), 0 consumers"),
         (QueueLimits(3, None), (-1, -100), None),
-        (QueueLimits(5, None), (2, 20), "3 and 2 more messages, limit 5"),
+        (QueueLimits(5, None), (2, 20), "3 messages and 2 more, limit 5"),
         (QueueLimits(None, 300), (0, 0), "300 bytes, limit 300 (option max_queue_bytes)"),
         (QueueLimits(None, 301), (0, 0), None),
         (QueueLimits(None, 300), (-1, -1), None),
-        (QueueLimits(2, None), (-1, 0), "3, of which 1 are taken messages, limit 2"),
+        (QueueLimits(2, None), (-1, 0), "3 messages less 1 that are taken with it, limit 2"),
     ],
 )
 def test_a_queue_takes_a_message_below_its_limits(
