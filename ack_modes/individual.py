@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
 
 from ack_modes.outcome import DeliveryTag, Outcome, Settlement
 from ack_modes.policy import NOTHING, NOTHING_ENDS, Batch, Ending, settle_all
+
+#: Most messages that were lost with a connection or link, and are remembered one by one.
+MAX_STALE: Final = 10_000
 
 
 class IndividualPolicy:
@@ -13,9 +18,12 @@ class IndividualPolicy:
 
     Since each message is acknowledged by itself, a stale one is refused by itself: acknowledging a good one goes
     through, whatever else was lost.
+
+    A program may never acknowledge what was lost, so of the oldest losses only the connection is remembered: all of its
+    messages count as lost then, also what was acknowledged, and each time that they are acknowledged.
     """
 
-    __slots__ = ("_epoch", "_held", "_returned", "_stale")
+    __slots__ = ("_epoch", "_held", "_lost_epoch", "_returned", "_stale")
 
     transacted = False
     presettled = False
@@ -27,12 +35,13 @@ class IndividualPolicy:
         self._held: dict[DeliveryTag, None] = {}
         self._returned: dict[DeliveryTag, None] = {}  #: is being given back
         self._epoch = 0
-        self._stale: set[DeliveryTag] = set()
+        self._stale: dict[DeliveryTag, None] = {}  #: the oldest first
+        self._lost_epoch = -1  #: the last one of which something stale was forgotten
 
     def delivered(self, tag: DeliveryTag) -> None:
         """See :class:`ack_modes.policy.AckPolicy`, as for all methods here."""
         if tag.epoch < self._epoch:  # was on its way to the application when the connection was lost
-            self._stale.add(tag)
+            self._add_stale((tag,))
         else:
             self._held[tag] = None
 
@@ -50,7 +59,7 @@ class IndividualPolicy:
             return Ending((Settlement(tag, Outcome.ACCEPTED),))
         if tag in self._returned:
             return Ending(settle_all(self._returned, Outcome.MODIFIED), dirty=True, stale_count=1)
-        if tag in self._stale:
+        if tag in self._stale or 0 <= tag.epoch <= self._lost_epoch:
             return Ending(NOTHING, dirty=True, stale_count=1)
         return NOTHING_ENDS
 
@@ -59,7 +68,7 @@ class IndividualPolicy:
             return
         if tag in self._returned:
             self._returned = {}
-        self._stale.discard(tag)
+        self._stale.pop(tag, None)
 
     def sent(self) -> None:
         pass
@@ -76,7 +85,7 @@ class IndividualPolicy:
 
     def recovered(self) -> None:
         self._held, self._returned = {}, {}
-        self._stale.clear()
+        self._stale, self._lost_epoch = {}, -1
 
     def due(self, now: float) -> Sequence[Settlement]:
         return NOTHING
@@ -86,7 +95,7 @@ class IndividualPolicy:
 
     def interrupted(self, epoch: int) -> None:
         self._epoch = epoch
-        self._stale.update(self._held, self._returned)
+        self._add_stale([*self._returned, *self._held])
         self._held, self._returned = {}, {}
 
     def restored(self, epoch: int) -> None:
@@ -95,6 +104,12 @@ class IndividualPolicy:
     def link_lost(self, link: int) -> None:
         for tags in (self._held, self._returned):
             lost = [tag for tag in tags if tag.link == link]
-            self._stale.update(lost)
+            self._add_stale(lost)
             for tag in lost:
                 del tags[tag]
+
+    def _add_stale(self, tags: Iterable[DeliveryTag]) -> None:
+        self._stale.update(dict.fromkeys(tags))
+        for tag in list(islice(self._stale, max(0, len(self._stale) - MAX_STALE))):
+            del self._stale[tag]
+            self._lost_epoch = tag.epoch

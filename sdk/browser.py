@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 
 from broker_adapter import (
@@ -37,6 +38,7 @@ class QueueBrowser:
     # A misspelt attribute is an error.
     __slots__ = (
         "__weakref__",
+        "_attaching",
         "_destination",
         "_lifecycle",
         "_looks",
@@ -52,6 +54,7 @@ class QueueBrowser:
         destination: Destination,
         selector: str | None,
         on_close: Callable[[], object],
+        attaching: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Made by the session.
 
@@ -61,7 +64,9 @@ class QueueBrowser:
             destination: the queue.
             selector: which messages to show, in the selector language; None: all.
             on_close: called once.
+            attaching: within this, a link is attached and noted, so that no news of it is lost.
         """
+        self._attaching = attaching
         self._state = state
         self._destination = destination
         self._selector = selector
@@ -135,8 +140,9 @@ class QueueBrowser:
             browse=True,
             presettled=True,
         )
-        look.link = state.attach(spec, look.copies.extend)
-        self._looks[look.link] = look
+        with self._attaching():
+            look.link = state.attach(spec, look.copies.extend)
+            self._looks[look.link] = look
         return look
 
     def _fetch(self, look: _Look, window: int) -> int:

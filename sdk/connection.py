@@ -415,16 +415,10 @@ class Connection:
             self._standing = (event.epoch, False)
             for session in self._sessions.values():
                 session._links.restored(event.epoch)
-        elif isinstance(event, LinkInterrupted):
-            any(session._links.link_interrupted(event.link, event.tag_link, event.error) for session in sessions)
-            self._report(event.error)
-        elif isinstance(event, LinkRestored):
-            any(session._links.link_restored(event.link) for session in sessions)
-        elif isinstance(event, LinkLost):
-            for session in sessions:
-                if session._links.link_lost(event):
-                    break
-            self._report(event.error)
+        elif isinstance(event, LinkInterrupted | LinkRestored | LinkLost):
+            any(session._links.came(event) for session in sessions)
+            if not isinstance(event, LinkRestored):
+                self._report(event.error)
         else:
             assert isinstance(event, Failed)
             self._lifecycle.fail(event.error)

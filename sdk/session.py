@@ -225,11 +225,12 @@ class Session(MessageFactory):
             _check_reliability(_checked(destination), self._mode)
 
         def make() -> MessageProducer:
-            link = self._state.attach(SenderSpec(self._state.number, destination), None)
-            producer = MessageProducer(
-                self._state, link, self._links.next_number(), destination, self._identify(), self._remove_producer
-            )
-            self._links.producers[link] = producer
+            with self._links.attaching():
+                link = self._state.attach(SenderSpec(self._state.number, destination), None)
+                producer = MessageProducer(
+                    self._state, link, self._links.next_number(), destination, self._identify(), self._remove_producer
+                )
+                self._links.producers[link] = producer
             return producer
 
         return self._set_up(make)
@@ -330,7 +331,10 @@ class Session(MessageFactory):
 
         def make() -> QueueBrowser:
             number = self._links.next_number()
-            browser = QueueBrowser(self._state, number, destination, wanted, lambda: self._links.browsers.pop(number))
+            browser = QueueBrowser(
+                *(self._state, number, destination, wanted, lambda: self._links.browsers.pop(number)),
+                self._links.attaching,
+            )
             self._links.browsers[number] = browser
             return browser
 
@@ -395,12 +399,13 @@ class Session(MessageFactory):
                 presettled=state.policy.presettled,
                 selects=wanted is not None,
             )
-            link = consumer._prefetch.link = state.attach(spec, sink)
-            if state.acknowledgements is not None:
-                state.acknowledgements.widen(prefetch)
-            sink.link = link
-            self._links.sinks[link] = sink
-            self._links.consumers[link] = consumer
+            with self._links.attaching():
+                link = consumer._prefetch.link = state.attach(spec, sink)
+                if state.acknowledgements is not None:
+                    state.acknowledgements.widen(prefetch)
+                sink.link = link
+                self._links.sinks[link] = sink
+                self._links.consumers[link] = consumer
             if state.running:
                 consumer._prefetch.open_credit()
             return consumer

@@ -1,22 +1,45 @@
 """The producers, consumers and browsers of one session, and what happens to their links.
 
 The tables keep none of them: what the application drops is closed (see :mod:`sdk.dropped`).
+
+Theory of operation: news of links
+    The broker may close a link as soon as it is attached, when its producer, consumer or browser is not in the tables
+    yet.  So while anything is being attached, news is kept until somebody is found that it concerns, or nothing is
+    being attached any more.  It is told by one thread at a time, in its order; whoever has news while another thread
+    tells leaves it to that one, and waits for nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+import attrs
 
 from ack_modes import Outcome
-from broker_adapter import JMSException, LinkLost
+from broker_adapter import JMSException, LinkInterrupted, LinkLost, LinkRestored, uninterrupted
 from sdk.acknowledgements import AckRecord
 from sdk.browser import QueueBrowser
 from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, WeakTable, detach_all, stop_flows, taken_from
 from sdk.producer import MessageProducer
 from sdk.session_state import SessionState, log
+
+LinkEvent = LinkInterrupted | LinkLost | LinkRestored
+#: Most news of links that is kept; the oldest is dropped.
+MAX_KEPT_NEWS: Final = 1000
+
+
+class _Change(Enum):
+    """What decides about news that is kept."""
+
+    ATTACHED = "something is in its table, or will never be"
+    CONNECTION_LOST = "links are attached again with the connection, and have other numbers in tags"
 
 
 class SessionLinks:
@@ -29,7 +52,18 @@ class SessionLinks:
         browsers: by their numbers in the session.
     """
 
-    __slots__ = ("_made", "_state", "browsers", "consumers", "producers", "sinks")
+    __slots__ = (
+        "_attaching",
+        "_kept",
+        "_made",
+        "_news",
+        "_state",
+        "_telling",
+        "browsers",
+        "consumers",
+        "producers",
+        "sinks",
+    )
 
     def __init__(self, state: SessionState) -> None:
         """No links yet.
@@ -43,6 +77,10 @@ class SessionLinks:
         self.sinks: dict[int, Sink] = {}
         self.browsers: WeakTable[QueueBrowser] = WeakTable()
         self._made = 0  #: producers, consumers and browsers so far
+        self._attaching: dict[object, None] = {}  #: what is being attached
+        self._news: deque[LinkEvent | _Change] = deque()  #: to be told
+        self._kept: list[LinkEvent] = []  #: concerns nobody so far; for the thread that tells
+        self._telling = threading.Lock()  #: held by that, and waited for by nobody
 
     def remove_consumer(self, consumer: MessageConsumer, confirmed: bool) -> None:
         """A consumer has closed; ``confirmed``: and the broker has said so."""
@@ -63,6 +101,7 @@ class SessionLinks:
 
     def interrupted(self, epoch: int) -> None:
         """The connection was lost and is being restored."""
+        self._changed(_Change.CONNECTION_LOST)
         for browser in self.browsers.values():
             browser._interrupted()
         self._state.lose(epoch)
@@ -81,28 +120,75 @@ class SessionLinks:
             consumer._prefetch.restored()
         self._state.restore(epoch)
 
-    def link_interrupted(self, link: int, tag_link: int, error: JMSException) -> bool:
-        """The broker closed a link, which is being attached again; returns whether it was one of this session."""
-        consumer = self.consumers.get(link)
-        if consumer is not None:
-            consumer._prefetch.link_interrupted(tag_link)
-            self._state.lose_link(tag_link, error)
-        return consumer is not None or link in self.producers
+    @contextlib.contextmanager
+    def attaching(self) -> Iterator[None]:
+        """Something is attached within this, and put into its table: no news of it is lost."""
+        this = object()
+        self._attaching[this] = None
+        try:
+            yield
+        finally:
+            self._attaching.pop(this, None)
+            self._changed(_Change.ATTACHED)
 
-    def link_restored(self, link: int) -> bool:
-        """A link is attached again; returns whether it was one of this session."""
-        consumer = self.consumers.get(link)
-        if consumer is not None:
+    def came(self, event: LinkEvent) -> bool:
+        """News of a link, in any thread; returns whether it is known to concern nobody else."""
+        if not (self._attaching or self._keeps_any):
+            return self._told(event)
+        self._news.append(event)
+        self._tell()
+        return False
+
+    @property
+    def _keeps_any(self) -> bool:
+        return bool(self._news or self._kept) or self._telling.locked()
+
+    def _changed(self, change: _Change) -> None:
+        """Something that decides about what is kept."""
+        if self._keeps_any:
+            self._news.append(change)
+            self._tell()
+
+    def _tell(self) -> None:
+        uninterrupted(self._tell_in_turn)  # a handler of a signal that raises would leave the lock held
+
+    def _tell_in_turn(self) -> None:
+        while self._news and self._telling.acquire(blocking=False):
+            try:
+                while self._news:
+                    is_attaching = bool(self._attaching)  # first: what is not by now is in its table
+                    event, kept = self._news.popleft(), self._kept
+                    if event is _Change.CONNECTION_LOST:
+                        kept = [attrs.evolve(each, tag_link=-1) for each in kept if isinstance(each, LinkLost)]
+                    elif event is not _Change.ATTACHED:
+                        kept = [*kept, event]
+                    kept = [each for each in kept if not self._told(each)]
+                    self._kept = kept[-MAX_KEPT_NEWS:] if is_attaching else []
+            finally:
+                self._telling.release()
+
+    def _told(self, event: LinkEvent) -> bool:
+        """Tell the producer, consumer or browser of a link; returns whether there is one in this session."""
+        if isinstance(event, LinkLost):
+            return self._link_lost(event)
+        consumer = self.consumers.get(event.link)
+        if consumer is None:
+            return event.link in self.producers
+        if isinstance(event, LinkInterrupted):
+            consumer._prefetch.link_interrupted(event.tag_link)
+            self._state.lose_link(event.tag_link, event.error)
+        else:
             consumer._prefetch.link_restored()
-        return consumer is not None or link in self.producers
+        return True
 
-    def link_lost(self, event: LinkLost) -> bool:
-        """The broker closed a link; returns whether it was one of this session.  In any thread, and waits for none."""
+    def _link_lost(self, event: LinkLost) -> bool:
+        """The broker closed a link for good.  Waits for no other thread."""
         link, error = event.link, event.error
         consumer, producer = self.consumers.get(link), self.producers.get(link)
         if consumer is not None:
             consumer._lost(error)  # first: nothing of it is received once the session has told of the loss
-            self._state.lost_links.append((event.tag_link, error))
+            if event.tag_link >= 0:  # else nothing is left that came on it
+                self._state.lost_links.append((event.tag_link, error))
             self.sinks.pop(link, None)  # the broker has taken back what it held
         elif producer is not None:
             producer._lost(error)

@@ -8,6 +8,7 @@ import pytest
 
 import ack_modes
 from ack_modes import AcknowledgeMode, AckPolicy, Batch, DeliveryTag, Outcome, Settlement
+from ack_modes.individual import MAX_STALE, IndividualPolicy
 
 _BATCH = Batch(messages=3, delay_seconds=1.0)
 
@@ -582,3 +583,33 @@ def test_what_was_being_given_back_when_the_connection_or_its_link_was_lost_is_t
         assert (ending.dirty, ending.stale_count) == (True, 1 if mode == "INDIVIDUAL" else 2)
         left = [*ending.settlements, *_everything(policy)]
         assert left == ([] if what == "connection" else [Settlement(_on_link(2, 2), Outcome.MODIFIED)])
+
+
+def test_an_individual_session_remembers_no_more_losses_than_its_limit_and_none_counts_as_acknowledged() -> None:
+    policy = IndividualPolicy()
+    for epoch in range(30):
+        for number in range(1000):
+            policy.delivered(_tag(number, epoch))
+        policy.interrupted(epoch + 1)
+        policy.restored(epoch + 1)
+    assert len(policy._stale) <= MAX_STALE
+    for epoch in (0, 15, 29):
+        ending = _acknowledged(policy, _tag(7, epoch))
+        assert (list(ending.settlements), ending.dirty, ending.stale_count) == ([], True, 1)
+    assert _acknowledged(policy, _tag(7, 29)) == ((), False, 0)  # once
+    policy.delivered(_tag(7, 30))
+    assert _acknowledged(policy, _tag(7, 30)).settlements == (Settlement(_tag(7, 30), Outcome.ACCEPTED),)
+    assert _acknowledged(policy, _tag(7, 30)) == ((), False, 0)
+    _recovered(policy)
+    assert _acknowledged(policy, _tag(8, 0)) == ((), False, 0)
+
+
+def test_an_individual_session_remembers_lost_links_within_its_limit() -> None:
+    policy = IndividualPolicy()
+    for number in range(MAX_STALE + 5):
+        policy.delivered(_on_link(1, number))
+    policy.link_lost(1)
+    assert len(policy._stale) == MAX_STALE
+    policy.delivered(_on_link(2, 1))
+    assert not _acknowledged(policy, _on_link(2, 1)).dirty
+    assert _acknowledged(policy, _on_link(1, 0)).dirty

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ack_modes import Outcome
-from broker_adapter import BrowserInterruptedException, LinkInterrupted
+from broker_adapter import BrowserInterruptedException, LinkInterrupted, LinkLost
 from broker_adapter import queue as queue_of
 from sdk import (
     AcknowledgeMode,
@@ -19,7 +21,8 @@ from sdk import (
     StaleAcknowledgementException,
     TransactionRolledBackException,
 )
-from tests.sdk.small_broker import SmallBroker, received, with_messages
+from sdk.session_links import MAX_KEPT_NEWS
+from tests.sdk.small_broker import SmallBroker, lose, received, with_messages
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -162,3 +165,100 @@ def test_a_session_closes_all_that_it_has_made_also_where_the_network_is_away(
     assert not session._links.producers.values()
     with pytest.raises(BrowserInterruptedException):
         next(looks)
+
+
+def attach_and(broker: SmallBroker, monkeypatch: pytest.MonkeyPatch, then: Callable[[int], None]) -> None:
+    """Something happens to the next link between its attach and the answer to who has asked for it."""
+    plain = broker.attach
+
+    def attach(spec: Any, sink: Any, timeout: float | None) -> int:
+        monkeypatch.undo()
+        link = plain(spec, sink, timeout)
+        then(link)
+        return link
+
+    monkeypatch.setattr(broker, "attach", attach)
+
+
+def test_who_attaches_hears_of_a_link_that_is_lost_at_once(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [connection.create_session() for _ in range(3)]
+    session, q = others[1], queue_of("q")
+    attach_and(broker, monkeypatch, broker.lose_link)
+    consumer = session.create_consumer(q)
+    with pytest.raises(ConnectionLostException, match="link closed"):
+        consumer.receive()
+    attach_and(broker, monkeypatch, broker.lose_link)
+    producer = session.create_producer(q)
+    with pytest.raises(ConnectionLostException, match="link closed"):
+        producer.send("x")
+    attach_and(broker, monkeypatch, broker.lose_link)
+    with pytest.raises(BrowserInterruptedException):
+        next(iter(session.create_browser(q)))
+    assert not any(each._links._keeps_any or each._links._attaching for each in others)
+
+
+def test_a_consumer_receives_whose_link_was_closed_and_restored_at_once(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = with_messages(connection, AcknowledgeMode.CLIENT, 0)
+
+    def bounce(link: int) -> None:
+        broker.interrupt_link(link)
+        broker.restore_link(link, 77)
+
+    attach_and(broker, monkeypatch, bounce)
+    consumer = session.create_consumer(queue_of("other"))
+    with session.create_producer(queue_of("other")) as producer:
+        producer.send("x")
+    assert received(consumer).body == "x"
+    attach_and(broker, monkeypatch, broker.interrupt_link)
+    consumer = session.create_consumer(queue_of("third"))
+    assert consumer._prefetch.is_away
+    broker.restore_link(consumer._prefetch.link, 78)
+    with session.create_producer(queue_of("third")) as producer:
+        producer.send("y")
+    assert received(consumer).body == "y"
+
+
+def test_news_of_a_link_is_old_once_the_connection_was_lost(
+    broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = with_messages(connection, AcknowledgeMode.CLIENT, 0)
+
+    def lose_all(link: int) -> None:
+        broker.interrupt_link(link)
+        lose(broker)
+
+    attach_and(broker, monkeypatch, lose_all)
+    consumer = session.create_consumer(queue_of("other"))
+    assert not consumer._prefetch._away
+    with session.create_producer(queue_of("other")) as producer:
+        producer.send("x")
+    received(consumer).acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED]
+
+
+def test_news_that_nobody_wants_is_kept_while_something_is_attached_and_not_without_limit(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session = connection.create_session()
+    links = session._links
+    with links.attaching():
+        for number in range(MAX_KEPT_NEWS + 10):
+            broker.lose_link(1000 + number)
+        assert len(links._kept) == MAX_KEPT_NEWS
+    assert not links._kept
+
+
+def test_what_others_hold_is_acknowledged_together_though_a_link_cannot_be_attached_again(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    session, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 2)
+    other = session.create_consumer(session.create_queue("other"))
+    broker.interrupt_link(other._prefetch.link)
+    broker._listener(LinkLost(other._prefetch.link, ConnectionLostException("refused for good")))
+    received(consumer)
+    session.acknowledge()
+    assert broker.outcomes() == [Outcome.ACCEPTED]
