@@ -95,7 +95,8 @@ class Endings:
                 state.take_lost_links()
             ending = policy.acknowledge(tag)
             if ending.settlements and not ending.dirty:
-                self._unconfirmed = ending.settlements if state.confirms else ()
+                if state.confirms:
+                    self._unconfirmed = ending.settlements
                 try:
                     state.settle(ending.settlements)
                     policy.acknowledged(tag)
@@ -117,7 +118,7 @@ class Endings:
             raise error
         if self._unconfirmed:
             self._confirm()
-        late = state.take_too_late()
+        late = state.late and state.take_too_late()
         if late:
             raise too_late(state.name, late)
 

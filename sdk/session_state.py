@@ -171,6 +171,7 @@ class SessionState:
         interrupted: whether the network is away, and the connection being restored.
         confirms: whether acknowledging waits for the broker, as the options say.
         acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
+        late: ids of messages that were acknowledged, and that other consumers have; under ``lock``.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class SessionState:
         self.acknowledgements = None if lost is None else Acknowledgements(lost, LostForGood(self))
         self.lost_links: deque[tuple[int, JMSException]] = deque()  #: in tags, with why; the policy is told later
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
-        self._too_late: list[str] = []  #: ids of messages that were acknowledged, and that others have; under ``lock``
+        self.late: list[str] = []
         self.running = False
         self.listening: dict[int, Any] = {}
         self.dispatching: object = None
@@ -427,15 +428,15 @@ class SessionState:
         if not self.policy.raises_lost_acknowledgements or self.lifecycle.state is State.CLOSED:
             return False
         with self.lock:
-            self._too_late += message_ids
+            self.late += message_ids
         return True
 
     def take_too_late(self) -> list[str]:
         """What is to be raised once: the ids of messages that were acknowledged, and that others have all the same."""
-        if not self._too_late:
+        if not self.late:
             return []
         with self.lock:
-            found, self._too_late = self._too_late, []
+            found, self.late = self.late, []
         return found
 
     def pass_over(self, tags: Sequence[DeliveryTag], outcome: Outcome) -> None:
