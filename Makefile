@@ -24,7 +24,7 @@ QUICK := tests/ack_modes tests/contracts/test_selectors.py tests/test_docs.py te
 
 setup: $(READY)
 
-# What cannot come from the Python registry is looked for first, and named in one line with the way to get it.
+# What cannot come from the Python registry is checked first, and named in one line with the way to get it.
 preflight:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	  || { echo "missing: Python 3.11 or newer as '$(PYTHON)'; get it (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=python3.12 ..."; exit 1; }

@@ -157,7 +157,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Have the processes measured that a test of the command starts; this file is a plugin of pytest for that."""
     if not item.nodeid.startswith(_OF_THE_COMMAND):
         return (yield)
-    os.environ["COVERAGE_PROCESS_START"] = os.environ[_SETTINGS_OF_PROCESSES]  # which Python looks at as it starts
+    os.environ["COVERAGE_PROCESS_START"] = os.environ[_SETTINGS_OF_PROCESSES]  # which Python reads as it starts
     try:
         return (yield)
     finally:

@@ -1,4 +1,4 @@
-"""What a time-out ends: one test, as long as that test hears it; the whole run only where it does not.
+"""What a time-out ends: one test, as long as that test reacts to it; the whole run only where it does not.
 
 pytest-timeout raises in the main thread when a test has taken too long, by a signal (``timeout_method = "signal"``).
 Four cases need more than that:
@@ -9,7 +9,8 @@ Four cases need more than that:
   after a time-out it often does.  So set-up, test and teardown have the time-out each.
 - Raised in pytest's own code, which reports a failure, it would end the run.  So the clock runs for fixtures and test
   only.
-- A loop in C hears no signal.  :mod:`faulthandler` has a thread of its own that needs no lock of the interpreter: it
+- A loop in C reacts to no signal.  :mod:`faulthandler` has a thread of its own that needs no lock of the interpreter:
+it
   writes the stacks of all threads and ends the run.
 """
 

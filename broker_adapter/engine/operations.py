@@ -91,7 +91,7 @@ A connection that restores itself adds both where they are not given.  Other ope
 A range of positions reads the same, from anywhere, until it is settled: nothing is taken by reading.  The *incarnation*
 tells a queue from one of the same name that was made after it was deleted.  The *run* tells the starts of the engine
 apart: where its store was replaced by an older copy, positions that were seen in an earlier run may be given once more,
-to other messages.  A client that names the run in which a position was seen gets an error instead.
+to other messages.  A request that names the run in which a position was seen is refused instead.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Faults:
         self._proxy.hold()
 
     def _swallowed(self) -> None:
-        """What the clients send goes nowhere, while they still hear the server, and then the connections are cut."""
+        """What the clients send goes nowhere, while they still receive, and then the connections are cut."""
         self._proxy.hold(Direction.TO_SERVER)
         time.sleep(0.8 * self._chance.random())
         self._proxy.cut()

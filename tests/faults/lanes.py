@@ -70,7 +70,7 @@ class Lane:
     confirmed: set[int] = attrs.field(factory=set)
     received: Counter[int] = attrs.field(factory=Counter)
     raised: Counter[str] = attrs.field(factory=Counter)
-    unmarked: int = 0  #: came again without a mark
+    unmarked: int = 0  #: redelivered without a mark
     broken: list[str] = attrs.field(factory=list)
 
     #: Consumers, each of a connection of its own.
@@ -78,7 +78,7 @@ class Lane:
 
     @property
     def duplicates(self) -> int:
-        """Messages that came again."""
+        """Messages that were redelivered."""
         return sum(count - 1 for count in self.received.values())
 
     def saw(self, message: Message) -> int:
@@ -120,7 +120,7 @@ class Lane:
         if set(self.received) != sent:
             yield f"{len(sent - set(self.received))} lost"
         if self.unmarked:
-            yield f"{self.unmarked} came again without a mark"
+            yield f"{self.unmarked} redelivered without a mark"
 
 
 @attrs.define
@@ -358,7 +358,7 @@ class DurableLane(QueueLane):
     """A topic with a durable subscription, which belongs to the client id of the consuming connection."""
 
     def prepare(self, consuming: Connection) -> None:
-        """See :meth:`Lane.prepare`: a topic keeps nothing for those who come later."""
+        """See :meth:`Lane.prepare`: a topic keeps nothing for later subscriptions."""
         with consuming.create_session() as session:
             self.consumer(session).close()
 

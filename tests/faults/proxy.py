@@ -37,7 +37,7 @@ class Cut:
     frames: int | None = None
     bytes: int | None = None
     into_next: int = 0  #: bytes of the next frame that still go through
-    half_open: bool = False  #: whether the server is to hear nothing of it
+    half_open: bool = False  #: whether the server is not to notice it
 
 
 @attrs.define
@@ -128,7 +128,7 @@ class Proxy:
         self._mute = yes
 
     def hold(self, *directions: Direction) -> None:
-        """A black hole: bytes in these directions go nowhere, and nobody is told; none: everything flows again."""
+        """A black hole: bytes in these directions go nowhere, without an error; none: everything flows again."""
         with self._lock:
             self._held = set(directions)
             self._changed.notify_all()
@@ -143,7 +143,7 @@ class Proxy:
             self._mutations = mutations
 
     def leave_half_open(self) -> int:
-        """Cut off the clients, while the server keeps its ends and hears nothing; returns how many."""
+        """Cut off the clients, while the server keeps its ends and notices nothing; returns how many."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
             self._half_open += [server for _, server in pairs]

@@ -70,7 +70,7 @@ def play(mode: AcknowledgeMode, url: str, queue: str, count: int, wait: float = 
     with connect(url, seen) as connection, connection.create_session(mode) as session:
         _SCENARIOS[mode](session, queue, count, seen)
         # Who closes while the network is away gives up the acknowledgements that were lost with it (docs/failover.md).
-        # This comes back when the network has, and after what was given again then.
+        # This returns when the network is back, and after what was repeated then.
         if connection.is_holdfast:
             connection.statistics()
     return seen
@@ -114,7 +114,7 @@ def _acknowledge_by_itself(session: Session, queue: str, count: int, seen: Seen)
             continue
         assert message is not None, f"only {sorted(got)} came"
         got.add(message.body)
-    # What comes again comes now.
+    # What is redelivered comes now.
     while _next(consumer, seen, 0.05) is not None:
         pass
     seen.ended = [body for body, _ in seen.received]
@@ -224,13 +224,13 @@ def check(mode: AcknowledgeMode, seen: Seen, count: int, cuts: int) -> None:
         assert len(seen.raised) <= cuts, "more than once"
     first: set[str] = set()
     for body, redelivered in seen.received:
-        assert redelivered or body not in first, f"{body!r} came again without a mark"
+        assert redelivered or body not in first, f"{body!r} was redelivered without a mark"
         first.add(body)
     if mode is AcknowledgeMode.AUTO:
-        assert seen.again.total() <= cuts, f"more than the last one came again: {seen.again}"
+        assert seen.again.total() <= cuts, f"more than the last one was redelivered: {seen.again}"
     elif mode is not AcknowledgeMode.DUPS_OK:
         assert sorted(seen.ended) == sorted(bodies), "ended twice, or not at all"
-        assert not seen.too_many, "came again although it was acknowledged or committed"
+        assert not seen.too_many, "redelivered although it was acknowledged or committed"
     lost = [error for error in seen.told if isinstance(error, ConnectionLostException)]
     assert len(lost) == len(seen.told), f"told of something else: {seen.told}"
 

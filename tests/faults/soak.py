@@ -228,8 +228,8 @@ def run(seconds: float, seed: int) -> int:
 def show(soak: Soak, faults: Faults, seconds: float) -> None:
     """The figures."""
     table = Table(title=f"{faults.counts.total()} faults in {seconds:.0f} s; connections lost {soak.losses} times")
-    for column in ("lane", "messages", "came again", "told by"):
-        table.add_column(column, justify="left" if column in ("lane", "told by") else "right")
+    for column in ("lane", "messages", "redelivered", "reported by"):
+        table.add_column(column, justify="left" if column in ("lane", "reported by") else "right")
     for lane in soak.lanes:
         told = ", ".join(f"{name} {count}" for name, count in lane.raised.items())
         table.add_row(lane.name, f"{lane.sent:,}", f"{lane.duplicates:,}", told)

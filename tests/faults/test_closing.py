@@ -37,7 +37,7 @@ def test_closing_in_a_black_hole_takes_one_time_out_for_all_sessions(proxy: Prox
     assert time.monotonic() - before < 3 * LIMIT
 
 
-def test_who_closes_second_waits_for_the_first(proxy: Proxy, connect: Connect) -> None:
+def test_a_second_close_waits_for_the_first(proxy: Proxy, connect: Connect) -> None:
     connection = connect(f"&close_timeout_seconds={LIMIT}").connection
     session = connection.create_session()
     session.create_consumer(session.create_queue(f"queue {uuid4()}"))

@@ -342,7 +342,7 @@ def test_nothing_that_ends_something_waits_for_a_network_that_is_away(
 
 
 @pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.TRANSACTED], ids=lambda mode: mode.name)
-def test_what_ends_something_keeps_its_deadline_where_nobody_has_noticed_that_the_network_is_away(
+def test_what_ends_something_keeps_its_deadline_where_a_lost_network_was_not_noticed_yet(
     connect: Connect, proxy: Proxy, direct: Connection, name: str, mode: AcknowledgeMode
 ) -> None:
     fill(direct, name, 3)
@@ -470,7 +470,7 @@ def test_a_listener_may_close_the_connection(connect: Connect, proxy: Proxy, nam
 # ExceptionListener."
 
 
-def test_auto_a_message_whose_listener_ran_through_the_loss_comes_again_and_that_is_told(
+def test_auto_a_message_whose_listener_ran_through_the_loss_is_redelivered_and_that_is_reported(
     connect: Connect, proxy: Proxy, direct: Connection, name: str
 ) -> None:
     fill(direct, name, 3)
@@ -500,7 +500,7 @@ def test_auto_a_message_whose_listener_ran_through_the_loss_comes_again_and_that
 
 
 @pytest.mark.parametrize("held", [Direction.TO_SERVER, Direction.TO_CLIENT], ids=lambda each: each.name)
-def test_auto_acknowledgements_that_never_arrived_are_given_again(
+def test_auto_acknowledgements_that_never_arrived_are_repeated(
     connect: Connect, proxy: Proxy, direct: Connection, name: str, held: Direction
 ) -> None:
     fill(direct, name, 50)
@@ -521,7 +521,7 @@ def test_auto_acknowledgements_that_never_arrived_are_given_again(
             bodies.append(message.body)
         again = len(bodies) - len(set(bodies))
         assert sorted(set(bodies), key=int) == [str(number) for number in range(50)]
-        assert again <= 1, f"{again} messages came again"
+        assert again <= 1, f"{again} messages were redelivered"
         assert wait_for(lambda: messages_in(direct, name) == 0)
 
 
@@ -531,7 +531,7 @@ def test_auto_acknowledgements_that_never_arrived_are_given_again(
 
 @pytest.mark.parametrize("mode", [AcknowledgeMode.AUTO, AcknowledgeMode.DUPS_OK, AcknowledgeMode.CLIENT])
 @pytest.mark.parametrize("when", ["while it is away", "after it is back"])
-def test_recover_succeeds_and_delivery_begins_anew(
+def test_recover_succeeds_and_delivery_starts_again(
     connect: Connect, proxy: Proxy, direct: Connection, name: str, mode: AcknowledgeMode, when: str
 ) -> None:
     fill(direct, name, 3)
@@ -790,7 +790,7 @@ def test_a_browser_that_was_being_iterated_says_that_it_lost_its_place(
         with pytest.raises(NoSuchElementException) as raised:
             list(look)
         assert type(raised.value) is BrowserInterruptedException
-        assert len(list(browser)) == 120, "a new look begins at the head"
+        assert len(list(browser)) == 120, "a new iteration begins at the head"
 
 
 # "On successful failover, it is expected that a Qpid client should restore all temporary queues (by redeclaring the
@@ -844,7 +844,7 @@ def test_what_waits_behind_others_does_not_become_a_dead_letter_by_losses_alone(
             received.append(message.body)
             cut(client, proxy)
         assert consumer.receive(0.1) is None
-    # What was lost on the wire, where no client can tell that nobody saw it, may have rested and lost its turn.
+    # What was lost on the wire, which the client could not report, may have been delayed and lost its turn.
     assert sorted(received, key=int) == [str(number) for number in range(count)], "each seen once"
     assert messages_in(direct, "DLQ") == 0
 

@@ -66,7 +66,7 @@ def acknowledged_into_the_void(client: Client, proxy: Proxy, name: str, mode: Ac
 def test_what_another_consumer_has_by_now_is_told(
     proxy: Proxy, direct: Connection, connect: Connect, mode: AcknowledgeMode, in_hand: bool
 ) -> None:
-    """The server hears of the loss; the client comes back when the other one has what it had acknowledged."""
+    """The server notices the loss; the client reconnects when the other one has what it had acknowledged."""
     name = f"queue {uuid4()}"
     ids = fill(direct, name)
     client = connect("reconnect_delay_seconds=0.01")
@@ -104,7 +104,7 @@ def test_what_another_consumer_has_by_now_is_told(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_nothing_is_told_where_nobody_else_has_them(
+def test_nothing_is_reported_where_no_other_consumer_has_them(
     proxy: Proxy, direct: Connection, connect: Connect, mode: AcknowledgeMode
 ) -> None:
     name = f"queue {uuid4()}"
@@ -177,7 +177,7 @@ def test_a_consumer_that_closes_in_a_black_hole_leaves_its_acknowledgements_to_b
         assert looking.create_consumer(looking.create_queue(name)).receive(timeout=0.5) is None
 
 
-def test_what_nobody_will_acknowledge_any_more_is_told_when_the_session_ends(
+def test_what_will_not_be_acknowledged_any_more_is_reported_when_the_session_ends(
     proxy: Proxy, direct: Connection, connect: Connect
 ) -> None:
     name = f"queue {uuid4()}"
@@ -320,7 +320,7 @@ def test_a_listener_acknowledges_synchronously(direct: Connection, connect: Conn
 def test_a_listener_goes_on_when_an_acknowledgement_is_not_confirmed_in_time(
     direct: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time the exception listener hears of it, and the consumer still asks for the next message."""
+    """Each time the exception listener is called, and the consumer still asks for the next message."""
     name = f"queue {uuid4()}"
     fill(direct, name)
     client = connect("synchronous_acknowledge=true&queue_prefetch_messages=5")

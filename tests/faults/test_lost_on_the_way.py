@@ -1,4 +1,4 @@
-"""Messages that the network loses on their way to the client: nobody has seen them, so they do not count as failed."""
+"""Messages that the network loses on their way to the client: they were never seen, so they do not count as failed."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Shaker(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
-def test_nothing_is_lost_and_nobody_hangs_whatever_the_network_does(tmp_path: Path, secured: bool) -> None:
+def test_nothing_is_lost_and_no_thread_hangs_whatever_the_network_does(tmp_path: Path, secured: bool) -> None:
     arguments, scheme, options, user = ["--option", "idle_timeout_seconds=2"], "amqp", OPTIONS, None
     if secured:
         server_context(tmp_path)  # makes the certificate

@@ -201,7 +201,7 @@ def test_a_run_without_changes_does_all_of_its_work(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("envelope", [True, False], ids=["our format", "standard"])
-def test_changed_frames_cost_their_connection_and_nobody_else(broker: Broker, envelope: bool) -> None:
+def test_changed_frames_end_their_connection_and_no_other_one(broker: Broker, envelope: bool) -> None:
     seed = random.randrange(1 << 32)
     kinds: Counter[str] = Counter()
     other = Run(broker, None)

@@ -1,4 +1,4 @@
-"""Several servers: which one a client goes to, and how it hears of others."""
+"""Several servers: which one a client connects to, and how it learns of others."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_a_broker_that_never_answers_a_drain_is_not_waited_for_for_ever(
 
 @pytest.fixture
 def late_news(connect: Connect) -> tuple[Client, threading.Event]:
-    """A client whose connection hears late of what happens to its transport, and whether it is about to."""
+    """A client whose connection is told late of the events of its transport, and whether it is about to be."""
     client = connect(f"prefetch_messages={PREFETCH}&reconnect_delay_seconds=0.01")
     current: Any = client.connection._transport._current
     hear, happened = current.listener, threading.Event()

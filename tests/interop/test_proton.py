@@ -55,7 +55,7 @@ def test_a_message_goes_in_and_out_unchanged(proton: BlockingConnection, name: s
     assert (got.first_acquirer, got.delivery_count) == (sent.first_acquirer, 0)
 
 
-def test_a_released_message_comes_again_and_so_does_what_a_client_held_when_it_closed(
+def test_a_released_message_is_redelivered_and_so_is_what_a_client_held_when_it_closed(
     server: ServerProcess, proton: BlockingConnection, name: str
 ) -> None:
     proton.create_sender(name).send(Message(body="x"))
@@ -161,7 +161,7 @@ def test_an_invalid_selector_is_refused(proton: BlockingConnection, name: str) -
         proton.create_receiver(name, options=Selector("a = = 1"))
 
 
-def test_a_filter_that_nobody_knows_is_refused(proton: BlockingConnection, name: str) -> None:
+def test_an_unknown_filter_is_refused(proton: BlockingConnection, name: str) -> None:
     with pytest.raises(LinkDetached, match="unknown filter"):
         proton.create_receiver(name, options=Filter({symbol("mine"): "x"}))
 
@@ -391,7 +391,7 @@ class Taker(Program):
         self.connection.close()
 
 
-def test_what_was_taken_in_an_aborted_transaction_comes_again(
+def test_what_was_taken_in_an_aborted_transaction_is_redelivered(
     server: ServerProcess, proton: BlockingConnection, name: str
 ) -> None:
     sender = proton.create_sender(name)

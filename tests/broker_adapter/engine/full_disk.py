@@ -103,7 +103,7 @@ def producers_are_refused_consumers_go_on_and_an_empty_store_takes_messages_agai
 
 
 def what_cannot_be_written_waits_until_there_is_room(directory: Path) -> None:
-    """Somebody else has taken everything within the quarter of a second between two looks."""
+    """Another process has taken everything within the quarter of a second between two checks."""
     broker = Broker(EngineSettings(min_free_disk_bytes=0), str(directory / "data"))
     broker._measure_room = lambda _elapsed_ms, _incoming: None  # type: ignore[method-assign]
     client = connect(broker)

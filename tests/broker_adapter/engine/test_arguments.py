@@ -172,7 +172,7 @@ def test_an_id_that_another_request_had_is_refused(news: Broker) -> None:
     assert kept(news) == 4
 
 
-def test_looking_makes_no_queue(broker: Broker) -> None:
+def test_operations_on_an_unknown_queue_do_not_make_it(broker: Broker) -> None:
     for operation, arguments in (
         ("bounds", {}),
         ("read_range", {"first": 0, "last": 10}),

@@ -163,7 +163,7 @@ def test_the_age_of_a_store_is_noted_where_names_were_noted_and_goes_on_from_the
     assert broker._state.time.age_ms >= noted_ms + 1_000_000
 
 
-def test_idle_queues_are_looked_at_only_where_an_option_deletes_them(
+def test_idle_queues_are_checked_only_where_an_option_deletes_them(
     engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = engines.start()

@@ -96,7 +96,7 @@ class Process:
         self._ready_or_over.set()
 
     def started_again(self) -> Process:
-        """The same, started anew after ``stop``."""
+        """The same, started again after ``stop``."""
         return Process(*self._arguments)
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class Process:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A port that is not in use."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -349,7 +349,7 @@ CANNOT: dict[str, dict[str, Limit]] = {
         "temporary_queue_is_deleted": _NO_DYNAMIC_NODES,
         "temporary_topic": _NO_DYNAMIC_NODES,
         "transactions": _NO_TRANSACTIONS,
-        "what_is_not_acknowledged_comes_again": _NO_FLAG,
+        "what_is_not_acknowledged_is_redelivered": _NO_FLAG,
     },
 }
 STARTS: dict[str, Callable[[Path], Broker]] = {

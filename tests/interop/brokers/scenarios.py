@@ -101,7 +101,7 @@ def log_in(broker: Broker) -> None:
 @scenario
 def wrong_password_is_refused(broker: Broker) -> None:
     if broker.username is None:
-        return  # anybody may come
+        return  # any user may log in
     with pytest.raises(JMSSecurityException):
         ConnectionFactory(broker.url, broker.username, "wrong").create_connection()
 
@@ -283,7 +283,7 @@ def client_acknowledge_and_recover(broker: Broker) -> None:
 
 
 @scenario
-def what_is_not_acknowledged_comes_again(broker: Broker) -> None:
+def what_is_not_acknowledged_is_redelivered(broker: Broker) -> None:
     queue_name = name()
     with session_of(broker, AcknowledgeMode.CLIENT) as session:
         queue = session.create_queue(queue_name)

@@ -18,7 +18,7 @@ _BROKER = "exec 9>{pipe}; sleep 600 & echo ready; wait"
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A named pipe: reading it ends when nobody holds it open any more."""
+    """A named pipe: reading it ends when no process holds it open any more."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path

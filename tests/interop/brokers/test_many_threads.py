@@ -68,7 +68,7 @@ class OverCuts(Shaken):
             super().act(chance, name)
 
 
-def test_nothing_is_lost_and_nobody_hangs_while_connections_are_cut(artemis: Broker) -> None:
+def test_nothing_is_lost_and_no_thread_hangs_while_connections_are_cut(artemis: Broker) -> None:
     port = urlsplit(artemis.url).port
     assert port is not None
     with Proxy(port) as proxy:
