@@ -32,6 +32,7 @@ _LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "kind": st.just("queue"),
     "subscription": st.none(),
     "client_id": st.none(),
+    "durable": st.none(),
     "incarnation": st.none(),
     "run": st.none(),
     "to": st.none() | st.just("q"),
