@@ -112,4 +112,4 @@ class IndividualPolicy:
         self._stale.update(dict.fromkeys(tags))
         for tag in list(islice(self._stale, max(0, len(self._stale) - MAX_STALE))):
             del self._stale[tag]
-            self._lost_epoch = tag.epoch
+            self._lost_epoch = max(self._lost_epoch, tag.epoch)

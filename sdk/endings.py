@@ -101,6 +101,7 @@ class Endings:
                     state.settle(ending.settlements)
                     policy.acknowledged(tag)
                 except ConnectionLostException:  # before the session was told, as it is now
+                    self._unconfirmed = ()
                     ending = policy.acknowledge(tag)._replace(dirty=True)
         if state.given_back:  # by the handler of a signal, before this was with the broker, or just behind it
             raise IllegalStateException(
@@ -195,6 +196,8 @@ class Endings:
                 state.policy.recovered()
             raise error
         if not state.sends and not ending.settlements:
+            if state.ended_sends or state.send_completions or self._detach_later:  # of an interrupted call
+                self._end_sends(None)
             return
         self._commits += 1
         try:

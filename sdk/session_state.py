@@ -229,7 +229,7 @@ class SessionState:
         self.send_completions: list[Completion] = []
         self.committing = False
         self.given_back = False
-        self._ended_sends: list[tuple[list[Completion], JMSException | None]] = []  #: with what became of them
+        self.ended_sends: list[tuple[list[Completion], JMSException | None]] = []  #: with what became of them
         self._sends_bytes = 0
 
     # One thread at a time, and one call.
@@ -425,9 +425,9 @@ class SessionState:
         Returns:
             Whether the next call that acknowledges raises that; where it does not, the exception listener is called.
         """
-        if not self.policy.raises_lost_acknowledgements or self.lifecycle.state is State.CLOSED:
-            return False
         with self.lock:
+            if not self.policy.raises_lost_acknowledgements or not self.lifecycle.usable:
+                return False
             self.late += message_ids
         return True
 
@@ -543,14 +543,14 @@ class SessionState:
         self.sends = []
         self._sends_bytes = 0
         if self.send_completions:
-            self._ended_sends.append((self.send_completions, error))
+            self.ended_sends.append((self.send_completions, error))
             self.send_completions = []
-        ended_sends = self._ended_sends.copy()
+        ended_sends = self.ended_sends.copy()
         for ended in ended_sends:
             for completion in ended[0]:
                 completion(ended[1])
             with suppress(ValueError):  # two threads may be at it
-                self._ended_sends.remove(ended)
+                self.ended_sends.remove(ended)
         if ended_sends:
             try:
                 self.ensure_thread()

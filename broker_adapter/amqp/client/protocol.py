@@ -311,6 +311,10 @@ class ClientProtocol:
             self._finish(None)
             return
         self._peer.close()
+        if _is_silence(event.error):  # the network's, on the way to the broker, and not for anything that was sent
+            reason = "the broker has heard nothing of this client within its idle time-out"
+            self.fail(ConnectionLostException(reason, error_code=event.error.condition if event.error else None))
+            return
         reason = "the broker closed the connection"
         self.fail(exception_for(event.error, reason, ConnectionLostException))
 
@@ -319,7 +323,7 @@ class ClientProtocol:
             self._finish(None)
             return
         condition, description, _ = event.error
-        if condition == "amqp:resource-limit-exceeded" and description == "local-idle-timeout expired":
+        if _is_silence(event.error):
             limit = self._options.limits.idle_timeout_ms / 1000
             self.fail(ConnectionLostException(f"the broker was silent for {limit:g} s", error_code=condition))
         elif "connection aborted" in (description or ""):
@@ -534,3 +538,8 @@ class ClientProtocol:
 def _prefix(wanted: str | None, offered: str | None) -> str:
     """A prefix of addresses: what the user wants, else what the broker asks for."""
     return wanted if wanted is not None else offered or ""
+
+
+def _is_silence(error: AmqpError | None) -> bool:
+    """Whether an end of a connection closes it for want of any frame, as proton says it on both sides."""
+    return error is not None and error[:2] == ("amqp:resource-limit-exceeded", "local-idle-timeout expired")

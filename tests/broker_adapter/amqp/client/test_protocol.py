@@ -31,6 +31,7 @@ from broker_adapter.errors import (
     ProtocolException,
     ResourceAllocationException,
 )
+from broker_adapter.failover.failures import says_why
 from broker_adapter.transport import Delivery, Failed, ReceiverSpec, SenderSpec
 from tests.broker_adapter.amqp.client.conversations import BODY, QUEUE, attached, foreign, receiver, sender
 from tests.broker_adapter.amqp.client.scripted_broker import Result, ScriptedBroker, Wired
@@ -143,6 +144,17 @@ def test_a_connection_closed_by_the_broker_tells_the_reason(wired: Wired) -> Non
     assert isinstance(event, Failed)
     assert str(event.error) == "maintenance [amqp:connection:forced]"
     assert isinstance(event.error, ConnectionLostException)
+
+
+def test_a_client_that_the_broker_has_not_heard_of_has_lost_its_connection(wired: Wired) -> None:
+    """It is closed for the silence of the network, and for nothing that it has sent."""
+    wired.broker.peer.close(AmqpError("amqp:resource-limit-exceeded", "local-idle-timeout expired"))
+    wired.pump()
+
+    (event,) = wired.events
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, ConnectionLostException)
+    assert not says_why(event.error)
 
 
 def test_garbage_from_the_broker_fails_the_connection(wired: Wired) -> None:
