@@ -374,7 +374,9 @@ class Prefetch:
             self._state.pass_over(tags, Outcome.RELEASED)
 
     def never_delivered(self, source: Source) -> list[tuple[AckRecord, int]]:
-        """What was prefetched on a connection that is lost, where it can be named, and how often it had failed before.
+        """What was prefetched on the connection lost last, where it can be named, and how often it had failed before.
+
+        What was prefetched ahead of an earlier loss may have been delivered to another consumer since.
 
         For the session, from any thread.
 
@@ -382,9 +384,9 @@ class Prefetch:
             source: the queue or subscription of the consumer.
         """
         found = []
-        epoch = self._state.epoch
+        epoch, stale_link = self._state.lost_epoch, self.stale_link
         for delivery in self.buffer.copy():
-            if delivery.tag.epoch != epoch:
+            if delivery.tag.epoch == epoch and delivery.tag.link > stale_link:
                 with contextlib.suppress(MessageFormatException):
                     record = ack_record_for(source, delivery.envelope, delivery)
                     if record is not None:

@@ -169,6 +169,7 @@ class SessionState:
         user_id: that its messages name as their sender; None: none.
         epoch: what deliveries carry that can still be settled.
         interrupted: whether the network is away, and the connection being restored.
+        lost_epoch: what deliveries carry of the connection that was lost last; -1: none was.
         confirms: whether acknowledging waits for the broker, as the options say.
         acknowledgements: what was acknowledged lately; None where the connection cannot be lost.
         late: ids of messages that were acknowledged, and that other consumers have; under ``lock``.
@@ -200,6 +201,7 @@ class SessionState:
         self.epoch = 0
         self.interrupted = False
         self.acknowledgements = None if lost is None else Acknowledgements(lost, LostForGood(self))
+        self.lost_epoch = -1
         self.lost_links: deque[tuple[int, JMSException]] = deque()  #: in tags, with why; the policy is told later
         self.loss = _CONNECTION_LOST  #: what made the session dirty, for errors
         self.late: list[str] = []
@@ -457,6 +459,7 @@ class SessionState:
         if self.interrupted and epoch <= self.epoch:
             return  # known, by a call that met the loss ahead of the news: what was begun since is not lost
         self.interrupted = True  # before the epoch: a thread that sees the epoch sees this as well
+        self.lost_epoch = self.epoch
         self.epoch = epoch
         self.policy.interrupted(epoch)
         self.lost_links.clear()

@@ -339,6 +339,18 @@ def test_what_was_prefetched_on_a_lost_connection_was_never_delivered(
     assert str(received(consumer)) == "0"
 
 
+def test_what_was_prefetched_ahead_of_an_earlier_loss_is_not_named_again(
+    broker: SmallBroker, connection: Connection
+) -> None:
+    """Another consumer may have got it since, and its application may have seen it."""
+    _, consumer = with_messages(connection, AcknowledgeMode.CLIENT, 3)
+    broker.interrupt()
+    assert len(consumer._prefetch.never_delivered(Source("q"))) == 3
+    broker.restore()
+    broker.interrupt()  # before the application receives
+    assert consumer._prefetch.never_delivered(Source("q")) == []
+
+
 def test_a_drain_ends_as_the_link_is_lost(
     broker: SmallBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
