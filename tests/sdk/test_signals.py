@@ -143,7 +143,7 @@ with ConnectionFactory(sys.argv[1]).create_connection() as connection:
         message = None
         try:
             armed = True
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 0.00015))
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.000001, 0.00008))
             message = consumer.receive() if len(got) + alarms < count else consumer.receive(2)
             armed = False
         except Alarm as error:
