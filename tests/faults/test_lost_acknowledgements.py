@@ -44,6 +44,15 @@ def stale(told: list[JMSException]) -> list[StaleAcknowledgementException]:
     return [each for each in told if isinstance(each, StaleAcknowledgementException)]
 
 
+def lose_and_restore(client: Client, proxy: Proxy) -> None:
+    """End the connection, and with it what the proxy holds; let the client come back."""
+    proxy.refuse()
+    proxy.cut()
+    proxy.hold()
+    proxy.refuse(False)
+    client.wait_for_restore()
+
+
 def acknowledged_into_the_void(client: Client, proxy: Proxy, name: str, mode: AcknowledgeMode) -> Session:
     """A session that has received and acknowledged all; the server has heard nothing of it."""
     session = client.connection.create_session(mode)
@@ -111,11 +120,7 @@ def test_nothing_is_reported_where_no_other_consumer_has_them(
     fill(direct, name)
     client = connect()
     session = acknowledged_into_the_void(client, proxy, name, mode)
-    proxy.refuse()
-    proxy.cut()
-    proxy.hold()
-    proxy.refuse(False)
-    client.wait_for_restore()
+    lose_and_restore(client, proxy)
     consumer = session.create_consumer(session.create_queue(name))
     assert consumer.receive(timeout=0.5) is None, "they were acknowledged again"
     session.close()
@@ -142,11 +147,7 @@ def test_another_subscription_of_the_same_name_keeps_its_messages(
     assert wait_for(lambda: len(consumer._prefetch.buffer) == COUNT)
     proxy.hold(Direction.TO_SERVER)
     assert [str(consumer.receive(WAIT)) for _ in range(COUNT)] == [str(number) for number in range(COUNT)]
-    proxy.refuse()
-    proxy.cut()
-    proxy.hold()
-    proxy.refuse(False)
-    client.wait_for_restore()
+    lose_and_restore(client, proxy)
     assert [str(waiting.receive(WAIT)) for _ in range(COUNT)] == [str(number) for number in range(COUNT)]
     other.close()
 
@@ -168,11 +169,7 @@ def test_a_consumer_that_closes_in_a_black_hole_leaves_its_acknowledgements_to_b
     consumer.close()
     for _ in range(20):
         assert other.receive(WAIT) is not None
-    proxy.refuse()
-    proxy.cut()
-    proxy.hold()
-    proxy.refuse(False)
-    client.wait_for_restore()
+    lose_and_restore(client, proxy)
     with direct.create_session() as looking:
         assert looking.create_consumer(looking.create_queue(name)).receive(timeout=0.5) is None
 
