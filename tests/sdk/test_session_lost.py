@@ -15,6 +15,8 @@ from sdk import (
     ConnectionLostException,
     JMSException,
     Message,
+    Session,
+    StaleAcknowledgementException,
 )
 from tests.sdk.small_broker import SmallBroker, all_again, lose, received, with_messages
 from tests.threads import no_new_threads
@@ -56,6 +58,41 @@ def test_receive_waits_across_an_outage(broker: SmallBroker, connection: Connect
 
 
 # Between the loss and the news of it.
+
+
+@pytest.mark.parametrize("mode", [AcknowledgeMode.CLIENT, AcknowledgeMode.INDIVIDUAL])
+def test_what_is_stale_is_raised_once_and_not_confirmed(mode: AcknowledgeMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)
+    asked: list[object] = []
+    monkeypatch.setattr(broker, "confirm", lambda *arguments, **_options: asked.append(arguments))
+    with broker.connect() as connection:
+        connection.start()
+        _, consumer = with_messages(connection, mode, 2)
+        message = received(consumer)
+        broker.cut_untold = True
+        with pytest.raises(StaleAcknowledgementException):
+            message.acknowledge()
+        broker.interrupt()
+        message.acknowledge()
+        assert asked == []
+
+
+def test_news_of_lost_acknowledgements_is_reported_while_its_session_closes(
+    connection: Connection, told: queue.SimpleQueue[JMSException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connection.create_session(AcknowledgeMode.CLIENT)
+    assert session._state.acknowledgements is not None
+    too_late, on_close = session._state.acknowledgements.too_late, session._on_close
+
+    def closes(closed: Session) -> None:
+        too_late(["ID:1"])  # as the thread does that restores the connection
+        on_close(closed)
+
+    monkeypatch.setattr(session, "_on_close", closes)
+    session.close()
+    error = told.get(timeout=120)
+    assert isinstance(error, StaleAcknowledgementException)
+    assert error.message_ids == ("ID:1",)
 
 
 def test_auto_raises_once_before_the_news_of_a_loss_and_gives_out_nothing_more(
