@@ -208,6 +208,8 @@ class LostAcknowledgements:
     def uncount_rest(self, request: Request, token: str) -> None:
         """Say to our own broker what was seen of a lost connection: all else that it had was lost on its way.
 
+        Where more was seen than is remembered, all of it counts as seen.
+
         Args:
             request: asks the broker, as ``Transport.request``.
             token: what the broker knows the connection by.
@@ -216,10 +218,12 @@ class LostAcknowledgements:
             JMSException: the connection is lost again; nothing is forgotten.
         """
         with self._changing:
-            if self._untold is None:
-                return  # the broker would count what it was not told of as never delivered, also after another loss
             untold, self._untold = self._untold, {}
         try:
+            if untold is None:
+                request("seen_rest", {"token": token}, None)
+                _log.debug("= what was lost on its way counts as failed: too many messages were seen")
+                return
             for source, seen in untold.items():
                 positions = sorted(seen)
                 for first in range(0, len(positions), _REQUEST_POSITIONS):
@@ -235,10 +239,12 @@ class LostAcknowledgements:
             self._keep_untold(untold)
             _log.debug("= what was lost on its way counts as failed: %s", error)
 
-    def _keep_untold(self, untold: dict[Source, set[int]]) -> None:
+    def _keep_untold(self, untold: dict[Source, set[int]] | None) -> None:
         """The broker could not be told of these: it may have to be with the next connection."""
         with self._changing:
-            if self._untold is not None:
+            if untold is None:
+                self._untold = None
+            elif self._untold is not None:
                 for source, seen in untold.items():
                     self._untold.setdefault(source, set()).update(seen)
                 self._bound_untold()

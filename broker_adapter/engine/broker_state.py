@@ -148,6 +148,7 @@ class BrokerState:
             c.Quarantined: deliveries.quarantined,
             c.Forgive: deliveries.uncount,
             c.Seen: deliveries.seen,
+            c.SeenRest: deliveries.seen_rest,
             c.ForgiveRest: deliveries.uncount_rest,
             c.Enqueue: sends.enqueue,
             c.PutBack: sends.put_back,

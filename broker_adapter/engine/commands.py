@@ -416,6 +416,13 @@ class Seen(NamedTuple):
     reply: Reply | None = None
 
 
+class SeenRest(NamedTuple):
+    """All else that a lost connection had was seen, and counts.  Replies None."""
+
+    token: str
+    reply: Reply | None = None
+
+
 class ForgiveRest(NamedTuple):
     """All else that a lost connection had, nobody saw: that delivery does not count.
 
@@ -619,6 +626,7 @@ Command = (
     | Trim
     | Forgive
     | Seen
+    | SeenRest
     | ForgiveRest
     | TakeInHand
     | Drop

@@ -17,6 +17,7 @@ from broker_adapter.engine.directory import Directory
 from broker_adapter.engine.effects import Effects
 from broker_adapter.engine.endings import TOO_OFTEN, Endings
 from broker_adapter.engine.losses import Losses, Place
+from broker_adapter.engine.queue_entries import Entry
 from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import Consumer
 from broker_adapter.engine.records import RawEntry
@@ -64,7 +65,7 @@ class Deliveries:
                 settled += 1
                 if outcome == 1:  # Outcome.ACCEPTED, without the look-up of an enumeration member per message
                     if entry.delivery_count:
-                        queue.note_ended(entry, effects)
+                        self._note_ended(consumer, entry, effects)
                     queue.remove(entry, effects)
                 else:
                     self._endings.not_accepted(queue, entry, outcome, effects, consumer)
@@ -82,11 +83,23 @@ class Deliveries:
                 entry = unsettled.pop(number)
                 if outcome is Outcome.ACCEPTED:
                     if entry.delivery_count:
-                        queue.note_ended(entry, effects)
+                        self._note_ended(consumer, entry, effects)
                     queue.remove(entry, effects)
                 else:
                     not_accepted(queue, entry, outcome, effects)
             self._holds_less(consumer, len(outcomes), effects)
+
+    def _note_ended(self, consumer: Consumer, entry: Entry, effects: Effects) -> None:
+        """A message is processed of which a delivery had failed.
+
+        That of another connection, say, which may have acknowledged it in vain; what this one had lost of it before
+        does not matter any more.
+        """
+        queue = consumer.queue
+        queue.note_ended(entry, effects)
+        token = self._directory.clients[consumer.client].token
+        if token is not None:
+            self.losses.take_one(token, queue.id, entry.position)
 
     def give_back(
         self,
@@ -177,6 +190,11 @@ class Deliveries:
     def seen(self, command: c.Seen, now_ms: int, effects: Effects) -> None:
         """Carry out a Seen."""
         self.losses.seen(command.token, command.queue, command.positions)
+        effects.answer(command, None)
+
+    def seen_rest(self, command: c.SeenRest, now_ms: int, effects: Effects) -> None:
+        """Carry out a SeenRest."""
+        self.losses.forget(command.token)
         effects.answer(command, None)
 
     def uncount(self, command: c.Forgive, now_ms: int, effects: Effects) -> None:

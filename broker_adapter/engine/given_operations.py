@@ -9,7 +9,7 @@ from typing import Any
 from broker_adapter.engine import commands as c
 from broker_adapter.engine.operation_steps import (
     ENDED,
-    MAX_GIVEN,
+    LOST_ENTRIES,
     MAX_RANGE_BYTES,
     SETTLE_ENTRIES,
     Arguments,
@@ -67,8 +67,11 @@ def forgive(arguments: Arguments) -> Steps:
     failures = {each[0]: each[2] for each in arguments.given() if len(each) == 3}
 
     def forgive(queue: int, positions: list[int]) -> Steps:
-        wanted = [(position, failures.get(position)) for position in positions]
-        return (yield c.Forgive(queue, wanted, arguments["token"]))
+        uncounted = 0
+        for first in range(0, len(positions), LOST_ENTRIES):
+            wanted = [(position, failures.get(position)) for position in positions[first : first + LOST_ENTRIES]]
+            uncounted += yield c.Forgive(queue, wanted, arguments["token"])
+        return uncounted
 
     return (yield from _with_given(arguments, forgive))
 
@@ -86,12 +89,19 @@ def seen(arguments: Arguments) -> Steps:
     return True
 
 
+def seen_rest(arguments: Arguments) -> Steps:
+    """Note that an application has seen all else of what a lost connection had."""
+    yield ENDED
+    yield c.SeenRest(arguments["token"])
+    return True
+
+
 def forgive_rest(arguments: Arguments) -> Steps:
     """Uncount the other deliveries of a lost connection."""
     yield ENDED
     forgiven, has_more = 0, True
     while has_more:
-        part, has_more = yield c.ForgiveRest(arguments["token"], MAX_GIVEN)
+        part, has_more = yield c.ForgiveRest(arguments["token"], LOST_ENTRIES)
         forgiven += part
     return forgiven
 

@@ -64,6 +64,13 @@ class Losses:
         """These of a queue had been seen, and go on to count; returns how many were remembered."""
         return self._forget(token, [(queue, position) for position in positions])
 
+    def forget(self, token: str) -> None:
+        """All that is left of a connection had been seen."""
+        found = self._by_token.pop(token, None)
+        if found is not None:
+            self._deliveries -= len(found)
+            self._note_empty(token)
+
     def take_one(self, token: str, queue: int, position: int) -> bool:
         """Forget one delivery; returns whether it was remembered."""
         return self._forget(token, [(queue, position)]) > 0
@@ -95,7 +102,10 @@ class Losses:
         self._deliveries -= count
         if not found:
             del self._by_token[token]
-            self._empty[token] = None
-            if len(self._empty) > MAX_EMPTY:
-                self._empty.popitem(last=False)
+            self._note_empty(token)
         return count
+
+    def _note_empty(self, token: str) -> None:
+        self._empty[token] = None
+        if len(self._empty) > MAX_EMPTY:
+            self._empty.popitem(last=False)

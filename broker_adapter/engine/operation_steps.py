@@ -32,6 +32,8 @@ MAX_RANGE_BYTES: Final = 4 * 1024 * 1024
 RANGE_ENTRIES: Final = 5_000
 #: Entries settled in one commit.
 SETTLE_ENTRIES: Final = 5_000
+#: Lost deliveries taken back in one commit: a message that is not in memory is read by itself.
+LOST_ENTRIES: Final = 1_000
 #: What came before a request is done behind this: also, what a lost connection had is given back.
 ENDED: Final = c.ResolveCommit(c.CommitId("", 0))
 

@@ -71,6 +71,9 @@ the one that was lost, and ``token`` (of a connection, as its client says it in 
 ``seen`` of a queue, with ``token`` (of a connection, as its client says it in the open frame) and ``positions``
     True.  The client had these when the connection was lost, and its application has seen them.  At most 10,000
     messages at once.
+``seen_rest`` with ``token``
+    True.  The application has seen all else that this connection had when it was lost, or may have: for a client that
+    does not remember it.  All of it counts.
 ``forgive_rest`` with ``token``
     The number of messages of which a delivery does not count any more: all that this connection had when it was lost
     but what was ``seen``.  Of the last 200,000 deliveries that were lost, since the engine began.
@@ -300,6 +303,7 @@ _HANDLERS: dict[str, Callable[[Arguments], Steps]] = {
     "confirm": given_operations.confirm,
     "forgive": given_operations.forgive,
     "seen": given_operations.seen,
+    "seen_rest": given_operations.seen_rest,
     "forgive_rest": given_operations.forgive_rest,
     "stage": staged_operations.stage,
     "renew": staged_operations.renew,
@@ -348,6 +352,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "settle_positions": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
     "forgive": {**_SOURCE, "given": _GIVEN, "token": Argument(str, None)},
     "seen": {**_SOURCE, "token": Argument(str), "positions": Argument(list, of=int, most_values=MAX_GIVEN)},
+    "seen_rest": {"token": Argument(str)},
     "forgive_rest": {"token": Argument(str)},
     "confirm": {},
     "stage": {

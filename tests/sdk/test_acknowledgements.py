@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -395,10 +396,25 @@ def test_nothing_is_uncounted_where_more_was_seen_than_is_remembered(monkeypatch
     lost.add_seen([record(number) for number in range(11)])
     broker = Told()
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == []
+    assert broker.asked == [("seen_rest", None)]
     lost.add_seen([record(12)])
     lost.uncount_rest(broker.request, "token")
-    assert broker.asked == [], "nor after another loss of the same connection"
+    assert broker.asked[1:] == [("seen", [12]), ("forgive_rest", None)], "of the next loss it is known"
+
+
+@pytest.mark.parametrize("error", [ConnectionLostException("cut"), ResourceAllocationException("the disk is full")])
+def test_that_too_much_was_seen_is_told_again_where_the_broker_could_not_be_told(
+    error: JMSException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledgements, "MAX_ACK_RECORDS", 10)
+    lost = LostAcknowledgements()
+    lost.add_seen([record(number) for number in range(11)])
+    broker = Told(error)
+    with suppress(ConnectionLostException):
+        lost.uncount_rest(broker.request, "token")
+    lost.add_seen([record(12)])
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen_rest", None), ("seen_rest", None)]
 
 
 def test_what_was_seen_is_told_again_where_the_broker_has_no_room() -> None:

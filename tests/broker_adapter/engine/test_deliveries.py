@@ -64,6 +64,9 @@ class Networks:
         assert isinstance(uncounted, int)
         return uncounted
 
+    def ended_elsewhere(self, token: str, *positions: int) -> list[int]:
+        return self.rules.state.deliveries.ended_elsewhere(token, self.queue.id, dict.fromkeys(positions, 0))
+
     def counts(self) -> list[int]:
         """How often each message has failed, as the next one to get them is told."""
         for token in list(self.clients):
@@ -124,6 +127,34 @@ def test_losses_that_cross_are_taken_back_each_by_itself(order: tuple[str, ...],
             assert networks.back(token) == 2
         assert networks.back(token) == 0
     assert networks.counts() == [len(seen)] * 3
+
+
+@pytest.mark.parametrize("how", ["settled", "committed"])
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_a_client_that_processes_what_it_had_lost_before_is_not_told_that_others_did(who: str, how: str) -> None:
+    networks = Networks()
+    networks.take("a")
+    networks.lose("a")  # what it had seen is never told
+    consumer = networks.take(who)
+    if how == "settled":
+        networks.rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    else:
+        networks.rules.do(c.Commit(networks.clients[who][0], None, [], [(consumer, 1, Outcome.ACCEPTED)]))
+    networks.lose(who)
+    assert networks.ended_elsewhere("a", 1, 2) == ([] if who == "a" else [1])
+
+
+def test_what_is_seen_as_a_whole_counts_and_is_no_longer_asked_for() -> None:
+    networks = Networks()
+    networks.take("a")
+    networks.lose("a")
+    consumer = networks.take("b")
+    networks.rules.do(c.Settle(consumer, [1], Outcome.ACCEPTED))
+    for token in ("a", "unknown"):
+        networks.rules.do(c.SeenRest(token))
+    assert networks.ended_elsewhere("a", 1) == []
+    assert networks.back("a") == 0
+    assert networks.counts() == [1, 1]
 
 
 def test_what_another_loses_or_gives_back_after_it_was_uncounted_has_its_count_from_there() -> None:

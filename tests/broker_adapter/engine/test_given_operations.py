@@ -345,14 +345,17 @@ def test_of_a_lost_connection_what_was_seen_counts_and_the_rest_does_not(broker:
     assert counts(broker) == {1: 0, 2: 1, 3: 0}
 
 
+@pytest.mark.parametrize("operation", ["forgive", "forgive_rest"])
 def test_all_deliveries_of_a_lost_connection_are_uncounted_where_it_takes_several_steps(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    monkeypatch.setattr("broker_adapter.engine.given_operations.MAX_GIVEN", 3)
+    monkeypatch.setattr("broker_adapter.engine.given_operations.LOST_ENTRIES", 3)
     broker.call(c.Enqueue(connect(broker), queue("q"), [named(number) for number in range(1, 11)]), WAIT)
     client = broker.call(c.Connect(None, token="token"), WAIT)
     _, inbox = attach(broker, client, "q", credit=10)
     inbox.wait_for(10)
     broker.call(c.Disconnect(client), WAIT)
-    assert ask(broker, "forgive_rest", token="token") == 10
+    names = [(*each, 0) for each in given(*((number, number) for number in range(1, 11)))]
+    arguments = {"destination": "q", "given": names} if operation == "forgive" else {}
+    assert ask(broker, operation, token="token", **arguments) == 10
     assert counts(broker) == dict.fromkeys(range(1, 11), 0)

@@ -46,6 +46,18 @@ def test_one_of_them_is_taken_once_by_the_token_of_its_connection() -> None:
     assert (found.has("a", 1, 7), found.has("b", 1, 7), len(found)) == (False, True, 1)
 
 
+def test_a_connection_of_which_all_was_seen_is_known_and_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "MAX_EMPTY", 2)
+    found = Losses()
+    for token in ("a", "b", "c"):
+        for position in range(3):
+            found.note(token, Place(1, 5, position))
+    for token in ("a", "b", "c", "nobody", "c"):
+        found.forget(token)
+    assert (len(found), found.take("b", 9)) == (0, [])
+    assert [found.knows(token) for token in ("a", "b", "c", "nobody")] == [False, True, True, False]
+
+
 def test_what_is_lost_again_is_there_once() -> None:
     found = Losses()
     found.note("token", Place(1, 5, 1))
