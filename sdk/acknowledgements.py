@@ -129,13 +129,19 @@ class LostAcknowledgements:
                     self._note_seen(forgotten)  # it is redelivered
             self._bound_untold()
 
-    def add_seen(self, records: Iterable[AckRecord]) -> None:
-        """The application had these when the connection was lost, and had not acknowledged them."""
+    def add_seen(self, records: Iterable[AckRecord], *, with_link: bool = False) -> None:
+        """The application had these when they were lost, and had not acknowledged them.
+
+        Args:
+            records: the messages.
+            with_link: only their link was lost: the connection, whose loss the broker is told about, lives.
+        """
         with self._changing:
             for each in records:
                 if each[1] is not None:
                     self._seen[each[0], each[1]] = None
-                self._note_seen(each)
+                if not with_link:
+                    self._note_seen(each)
             while len(self._seen) > MAX_ACK_RECORDS:
                 self._seen.popitem(last=False)
             self._bound_untold()
@@ -405,7 +411,7 @@ class Acknowledgements:
     def link_lost(self, link: int) -> None:
         """The broker took back what came on this link."""
         tags = [tag for tag in self._held if tag.link == link]
-        self.lost.add_seen([self._held.pop(tag) for tag in tags])
+        self.lost.add_seen([self._held.pop(tag) for tag in tags], with_link=True)
 
 
 #: The answer of a broker that does not do what it is asked.

@@ -371,6 +371,20 @@ def test_what_was_given_back_may_not_have_arrived_and_was_seen() -> None:
     assert lost.was_seen(record(60))
 
 
+def test_what_came_on_a_lost_link_is_told_where_it_is_lost_again_with_the_connection() -> None:
+    """Else a later delivery of it counts as seen, which was lost on its way."""
+    lost = LostAcknowledgements()
+    session = Acknowledgements(lost, ignore)
+    session.delivered(tag(1, link=1), record(1))
+    session.delivered(tag(2, link=1), record(2))
+    session.link_lost(1)
+    session.delivered(tag(2, link=2), record(2))
+    session.interrupted()
+    broker = Told()
+    lost.uncount_rest(broker.request, "token")
+    assert broker.asked == [("seen", [2]), ("forgive_rest", None)]
+
+
 def test_what_was_seen_is_told_again_where_the_connection_is_lost_meanwhile() -> None:
     lost = LostAcknowledgements()
     lost.add_seen([record(1)])
