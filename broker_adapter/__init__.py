@@ -40,6 +40,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
+from broker_adapter.refusals import not_browsable
 from broker_adapter.selectors.language import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.signals import Waiters, uninterrupted
@@ -129,6 +130,7 @@ __all__ = [
     "copied",
     "decode_payload",
     "is_destination",
+    "not_browsable",
     "own_version",
     "pack",
     "parse_selector",

@@ -61,8 +61,9 @@ def check_request(operation: object, arguments: object) -> None:
         if not isinstance(name, str):
             raise MessageFormatException(f"the name {name!r:.100} of an argument of request {operation!r} is no string")
         _check_text(name, f"the name of an argument of request {operation!r}")
-        if isinstance(value, str):
-            _check_text(value, f"the argument {name!r} of request {operation!r}")
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str):
+                _check_text(text, f"the argument {name!r} of request {operation!r}")
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
             raise MessageFormatException(
                 f"the argument {name!r} of request {operation!r} is a number of {value.bit_length()} bits;"

@@ -27,6 +27,7 @@ from broker_adapter import (
     TransactionRolledBackException,
     Transport,
     checked_destination,
+    not_browsable,
     parse_selector,
     queue,
     topic,
@@ -335,7 +336,7 @@ class Session(MessageFactory):
             InvalidDestinationException: it is a topic.
         """
         if checked_destination(destination).is_topic:
-            raise InvalidDestinationException(f"cannot browse {str(destination)!r}: it is a topic")
+            raise not_browsable(destination)
         wanted = _checked_selector(selector)
 
         def make() -> QueueBrowser:

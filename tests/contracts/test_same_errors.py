@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +17,11 @@ from sdk import (
     ConnectionFactory,
     Destination,
     DestinationKind,
+    IllegalStateException,
     InvalidClientIDException,
     InvalidDestinationException,
     InvalidSelectorException,
+    MessageConsumer,
     MessageFormatException,
     Session,
 )
@@ -273,6 +276,14 @@ OTHER: dict[str, tuple[Misuse, type[Exception]]] = {
         lambda connection, _: connection.request("bounds", {"dance": 1}),
         MessageFormatException,
     ),
+    "an argument that is too long": (
+        lambda connection, _: connection.request("purge", {"destination": "x" * 40_000}),
+        MessageFormatException,
+    ),
+    "an argument with a text that is no Unicode": (
+        lambda connection, _: connection.request("discard", {"transactions": ["x", TEXT]}),
+        MessageFormatException,
+    ),
     "an argument that no queue can have as its name": (
         lambda connection, _: connection.request("bounds", {"destination": "x" * 401, "make": True}),
         InvalidDestinationException,
@@ -285,3 +296,177 @@ def test_a_value_that_cannot_be_carried(factories: Factories, misuse: Misuse, ki
     found = errors(factories, misuse)
     assert [each for each, _ in found] == [kind] * len(found), found
     assert len({text for _, text in found}) == 1, found
+
+
+def _in_use(destination: Callable[[Session], Destination]) -> Misuse:
+    def misuse(_: Connection, session: Session) -> None:
+        made = destination(session)
+        with session.create_consumer(made):
+            session.delete_temporary(made)
+
+    return misuse
+
+
+def _twice(_: Connection, session: Session) -> None:
+    made = session.create_temporary_queue()
+    session.delete_temporary(made)
+    session.delete_temporary(made)
+
+
+def _unsubscribe(subscribe: Callable[[Session, Any], MessageConsumer]) -> Misuse:
+    def misuse(_: Connection, session: Session) -> None:
+        try:
+            with subscribe(session, "used"):
+                session.unsubscribe("used")
+        finally:
+            session.unsubscribe("used")
+
+    return misuse
+
+
+def _both(first: Callable[[Session, Any], MessageConsumer], second: Callable[[Session, Any], object]) -> Misuse:
+    def misuse(_: Connection, session: Session) -> None:
+        try:
+            with first(session, "both"):
+                second(session, "both")
+        finally:
+            session.unsubscribe("both")
+
+    return misuse
+
+
+durable: Callable[[Session, Any], MessageConsumer] = SUBSCRIBING["durable"]  # type: ignore[assignment]
+shared_durable: Callable[[Session, Any], MessageConsumer] = SUBSCRIBING["shared durable"]  # type: ignore[assignment]
+
+#: What another connection has made.
+OTHERS = Destination("temporary-topic/others", DestinationKind.TEMPORARY_TOPIC)
+#: What a program does at the wrong moment, or with what is not its own: the error.
+STATES: dict[str, tuple[Misuse, type[Exception], str]] = {
+    "delete a temporary queue that is consumed": (
+        _in_use(Session.create_temporary_queue),
+        IllegalStateException,
+        "cannot delete 'NAME': a consumer uses it; close it first",
+    ),
+    "delete a temporary topic that is consumed": (
+        _in_use(Session.create_temporary_topic),
+        IllegalStateException,
+        "cannot delete 'NAME': a consumer uses it; close it first",
+    ),
+    "delete a temporary queue twice": (
+        _twice,
+        InvalidDestinationException,
+        "'NAME' is no temporary destination of this connection",
+    ),
+    "delete a temporary topic of another connection": (
+        lambda _, session: session.delete_temporary(OTHERS),
+        InvalidDestinationException,
+        "'temporary-topic/others' is no temporary destination of this connection",
+    ),
+    "consume from a temporary topic of another connection": (
+        lambda _, session: session.create_consumer(OTHERS),
+        InvalidDestinationException,
+        "temporary topic 'temporary-topic/others' can be consumed only by the connection that made it",
+    ),
+    "subscribe durably to a temporary topic": (
+        lambda _, session: session.create_durable_consumer(session.create_temporary_topic(), "durable"),
+        InvalidDestinationException,
+        "temporary topic 'NAME' cannot have a durable subscription: it ends with its connection",
+    ),
+    "subscribe durably to a temporary topic of another connection": (
+        lambda _, session: session.create_durable_consumer(OTHERS, "durable"),
+        InvalidDestinationException,
+        "temporary topic 'temporary-topic/others' cannot have a durable subscription: it ends with its connection",
+    ),
+    "browse a topic": (
+        lambda _, session: session.create_browser(session.create_topic("news")),
+        InvalidDestinationException,
+        "cannot browse 'news': it is a topic",
+    ),
+    "unsubscribe what is consumed": (
+        _unsubscribe(durable),
+        IllegalStateException,
+        "cannot unsubscribe 'used': a consumer uses it; close it first",
+    ),
+    "unsubscribe what is shared": (
+        _unsubscribe(shared_durable),
+        IllegalStateException,
+        "cannot unsubscribe 'used': a consumer uses it; close it first",
+    ),
+    "unsubscribe what there is not": (
+        lambda _, session: session.unsubscribe("nothing"),
+        InvalidDestinationException,
+        "there is no durable subscription 'nothing' of client id 'client'",
+    ),
+    "consume from a durable subscription twice": (
+        _both(durable, durable),
+        IllegalStateException,
+        "subscription 'both' is in use by another consumer",
+    ),
+    "share a durable subscription that is not shared": (
+        _both(durable, shared_durable),
+        IllegalStateException,
+        "subscription 'both' is an unshared durable one; unsubscribe it first",
+    ),
+    "consume alone from a durable subscription that is shared": (
+        _both(shared_durable, durable),
+        IllegalStateException,
+        "subscription 'both' is a shared durable one; unsubscribe it first",
+    ),
+    "commit what is not transacted": (lambda _, session: session.commit(), IllegalStateException, "commit"),
+}
+
+
+@pytest.mark.parametrize(("misuse", "kind", "text"), STATES.values(), ids=STATES)
+def test_what_does_not_fit_the_state_of_things(
+    factories: Factories, misuse: Misuse, kind: type[Exception], text: str
+) -> None:
+    found = [(each, re.sub(r"temporary-\w+/[0-9a-f]{24}", "NAME", words)) for each, words in errors(factories, misuse)]
+    assert [each for each, _ in found] == [kind] * len(found), found
+    assert {words if text in words else None for _, words in found} == {found[0][1]}, found
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_durable_subscription_and_another_one_of_the_same_name_are_apart(
+    factories: Factories, transport: str
+) -> None:
+    """Over AMQP, a connection that used one of them was refused the other one."""
+    factory = factories[transport]
+    with factory.create_connection(client_id="client") as connection, connection.create_session() as session:
+        news = session.create_topic("news")
+        with session.create_shared_consumer(news, "name"):
+            with session.create_durable_consumer(news, "name"), session.create_shared_consumer(news, "name"):
+                pass
+            session.unsubscribe("name")
+            with pytest.raises(InvalidDestinationException, match="there is no durable subscription 'name'"):
+                session.unsubscribe("name")
+
+
+#: What is done with what is closed.
+CLOSED: dict[str, Misuse] = {
+    "create a session": lambda connection, _: connection.create_session(),
+    "start": lambda connection, _: connection.start(),
+    "stop": lambda connection, _: connection.stop(),
+    "make a request": lambda connection, _: connection.request("statistics", {}),
+    "create a queue": lambda _, session: session.create_queue("q"),
+    "create a temporary queue": lambda _, session: session.create_temporary_queue(),
+    "delete a temporary queue": lambda _, session: session.delete_temporary(OTHERS),
+    "create a producer": lambda _, session: session.create_producer(Destination("q")),
+    "create a consumer": lambda _, session: session.create_consumer(Destination("q")),
+    "create a browser": lambda _, session: session.create_browser(Destination("q")),
+    "unsubscribe": lambda _, session: session.unsubscribe("name"),
+    "recover": lambda _, session: session.recover(),
+    "acknowledge": lambda _, session: session.acknowledge(),
+}
+
+
+@pytest.mark.parametrize("misuse", CLOSED.values(), ids=CLOSED)
+def test_what_is_closed_cannot_be_used(factories: Factories, misuse: Misuse) -> None:
+    def closed(connection: Connection, session: Session) -> None:
+        connection.close()
+        connection.close()
+        session.close()
+        misuse(connection, session)
+
+    found = [(each, re.sub(r"\d+", "N", text)) for each, text in errors(factories, closed)]
+    assert set(found) == {(IllegalStateException, found[0][1])}, found
+    assert "is CLOSED" in found[0][1]

@@ -54,11 +54,11 @@ from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
-    InvalidDestinationException,
     InvalidURLException,
     JMSException,
     ProtocolException,
 )
+from broker_adapter.refusals import consumed, not_own
 from broker_adapter.transport import Failed, ReceiverSpec, SenderSpec, Sink, TransportEvent
 from broker_adapter.version import PRODUCT
 
@@ -491,10 +491,9 @@ class ClientProtocol:
         """Delete a temporary destination of this connection."""
         link = self._producers.temporary.get(destination.name)
         if link is None:
-            reason = f"{destination.name!r} is no temporary destination of this connection"
-            done(None, InvalidDestinationException(reason))
+            done(None, not_own(destination))
         elif any(each.spec.destination == destination for each in self._links.of_kind(ConsumerLink)):
-            done(None, IllegalStateException(f"temporary destination {destination.name!r} has a consumer"))
+            done(None, consumed(destination))
         else:
             link.detach(done)
 
