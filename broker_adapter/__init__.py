@@ -2,7 +2,15 @@
 
 from broker_adapter.amqp.payloads import decode_payload
 from broker_adapter.connect import transport_for
-from broker_adapter.destination import Destination, DestinationKind, checked_name, queue, topic
+from broker_adapter.destination import (
+    Destination,
+    DestinationKind,
+    checked_destination,
+    checked_name,
+    is_destination,
+    queue,
+    topic,
+)
 from broker_adapter.engine.statistics import BrokerStatistics, QueueStatistics, statistics_from
 from broker_adapter.envelope import MAX_BODY_DEPTH, BodyKind, Envelope, Identity, annotated, pack, unpack
 from broker_adapter.errors import (
@@ -32,6 +40,7 @@ from broker_adapter.errors import (
     TransactionRolledBackException,
     copied,
 )
+from broker_adapter.refusals import not_browsable
 from broker_adapter.selectors.language import Selector, checked_property_name, parse_selector
 from broker_adapter.settings import AmqpSettings, ClientSettings, EngineSettings, ServerSettings
 from broker_adapter.signals import Waiters, uninterrupted
@@ -115,10 +124,13 @@ __all__ = [
     "TransportEvent",
     "Waiters",
     "annotated",
+    "checked_destination",
     "checked_name",
     "checked_property_name",
     "copied",
     "decode_payload",
+    "is_destination",
+    "not_browsable",
     "own_version",
     "pack",
     "parse_selector",

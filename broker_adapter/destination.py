@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from broker_adapter.errors import InvalidDestinationException
 
@@ -54,6 +54,25 @@ def topic(name: str) -> Destination:
     return Destination(checked_name(name), DestinationKind.TOPIC)
 
 
+def checked_destination(destination: object) -> Destination:
+    """The destination itself, if there can be such a one: a program may have made it without ``queue`` and ``topic``.
+
+    Raises:
+        InvalidDestinationException: it is no destination, or one with a name or of a kind that none can have.
+    """
+    if not is_destination(destination):
+        raise InvalidDestinationException(
+            f"{destination!r:.500} is not a destination such as create_queue() and create_topic() make"
+        )
+    checked_name(destination.name)
+    return destination
+
+
+def is_destination(value: object) -> TypeGuard[Destination]:
+    """Whether this is a destination, of whatever name: a program may have made it of a name or kind that is none."""
+    return isinstance(value, Destination) and isinstance(value.name, str) and isinstance(value.kind, DestinationKind)
+
+
 def checked_name(name: object, what: str = "destination") -> str:
     """The name itself, if a destination can have it; raises InvalidDestinationException otherwise.
 
@@ -62,13 +81,13 @@ def checked_name(name: object, what: str = "destination") -> str:
         what: whose name it is, for the error.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidDestinationException(f"{what} name {name!r} is not a string of at least one character")
+        raise InvalidDestinationException(f"{what} name {name!r:.500} is not a string of at least one character")
     if "\0" in name:
         raise InvalidDestinationException(f"{what} name {name!r:.500} has the character NUL, which no name may have")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidDestinationException(f"{what} name {name!r} is not valid Unicode") from error
+        raise InvalidDestinationException(f"{what} name {name!r:.500} is not valid Unicode") from error
     if size > MAX_NAME_BYTES:
         raise InvalidDestinationException(
             f"{what} name of {size} bytes is longer than the limit of {MAX_NAME_BYTES} bytes: {name:.40}..."

@@ -134,13 +134,13 @@ class AmqpSettings:
     )
     queue_prefix: str | None = _option(
         None,
-        "prefix of the address of a queue, for brokers that want one (a Holdfast server wants none); by default the one"
-        " that the broker names, if any",
+        "prefix of the address of a queue, for brokers that want one (a connection with it to a Holdfast server raises"
+        " InvalidURLException); by default the one that the broker names, if any",
     )
     topic_prefix: str | None = _option(
         None,
-        "prefix of the address of a topic, for brokers that want one (a Holdfast server wants none); by default the one"
-        " that the broker names, if any",
+        "prefix of the address of a topic, for brokers that want one (a connection with it to a Holdfast server raises"
+        " InvalidURLException); by default the one that the broker names, if any",
     )
     vhost: str | None = _option(None, "host name given in the open frame; the default is the host of the URL")
     retries: int | None = _option(

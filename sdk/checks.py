@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_adapter import MessageFormatException
+from broker_adapter import InvalidDestinationException, MessageFormatException, checked_name
 
 #: Numbers that a request can carry.
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
@@ -26,6 +26,24 @@ def check_timeout(timeout: object, none: str = "None waits without limit") -> No
         raise ValueError(f"timeout={timeout!r} is not a number of seconds; {none}")
 
 
+def check_subscription_name(name: object) -> None:
+    """Make sure that a subscription can have this name, over whatever transport.
+
+    Args:
+        name: what the caller has given.
+
+    Raises:
+        ValueError: none can.
+    """
+    try:
+        checked_name(name, "subscription")
+    except InvalidDestinationException as error:
+        raise ValueError(error.reason) from None
+    if "|" in str(name):
+        # The JMS mapping of AMQP tells the links of a shared subscription apart by what stands behind it.
+        raise ValueError(f"subscription name {name!r} has a '|', which the names of AMQP links use for something else")
+
+
 def check_request(operation: object, arguments: object) -> None:
     """Make sure that this can be asked of a broker, which checks the rest of it.
 
@@ -34,6 +52,7 @@ def check_request(operation: object, arguments: object) -> None:
     """
     if not isinstance(operation, str):
         raise MessageFormatException(f"the operation of a request is a string, not {operation!r:.100}")
+    _check_text(operation, "the operation of a request")
     if not isinstance(arguments, Mapping):
         raise MessageFormatException(
             f"the arguments of request {operation!r} are a dictionary by name, not {arguments!r:.100}"
@@ -41,8 +60,19 @@ def check_request(operation: object, arguments: object) -> None:
     for name, value in arguments.items():
         if not isinstance(name, str):
             raise MessageFormatException(f"the name {name!r:.100} of an argument of request {operation!r} is no string")
+        _check_text(name, f"the name of an argument of request {operation!r}")
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str):
+                _check_text(text, f"the argument {name!r} of request {operation!r}")
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
             raise MessageFormatException(
                 f"the argument {name!r} of request {operation!r} is a number of {value.bit_length()} bits;"
                 " the limit is 64"
             )
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise MessageFormatException(f"{what} is not valid Unicode: {text!r:.100}") from None

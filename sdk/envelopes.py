@@ -10,11 +10,11 @@ from typing import Final
 from ack_modes import DeliveryTag
 from broker_adapter import (
     BodyKind,
-    Destination,
     Envelope,
     Identity,
     InvalidDestinationException,
     MessageFormatException,
+    is_destination,
 )
 from sdk.message import Acknowledge, DeliveryMode, Message
 from sdk.message_types import BytesMessage, MapMessage, ObjectMessage, StreamMessage, TextMessage
@@ -51,7 +51,7 @@ def envelope_of(message: Message, identity: Identity) -> Envelope:
     correlation_id, reply_to, values = message.correlation_id, message.reply_to, message._property_values
     if correlation_id is not None and not isinstance(correlation_id, str | bytes):
         raise MessageFormatException(f"correlation_id={correlation_id!r} is neither str nor bytes")
-    if reply_to is not None and not isinstance(reply_to, Destination):
+    if reply_to is not None and not is_destination(reply_to):
         raise InvalidDestinationException(
             f"reply_to={reply_to!r} is not a destination; session.create_queue() makes one"
         )

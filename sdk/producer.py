@@ -14,6 +14,7 @@ from broker_adapter import (
     InvalidDestinationException,
     JMSException,
     TransactionRolledBackException,
+    checked_destination,
 )
 from sdk.dropped import dropped
 from sdk.envelopes import envelope_of, wrapped
@@ -217,8 +218,8 @@ class MessageProducer:
                 raise IllegalStateException(
                     f"the producer sends to {str(self._destination)!r}; only one made without a destination takes one"
                 )
-            elif not isinstance(destination, Destination):
-                raise InvalidDestinationException(f"{destination!r} is not a destination such as create_queue() makes")
+            else:
+                checked_destination(destination)
             now_ms = time.time_ns() // 1_000_000
             if now_ms < 0:
                 now_ms = 0  # a message has no place for times before 1970

@@ -26,6 +26,8 @@ from broker_adapter import (
     Subscription,
     TransactionRolledBackException,
     Transport,
+    checked_destination,
+    not_browsable,
     parse_selector,
     queue,
     topic,
@@ -34,6 +36,7 @@ from broker_adapter import (
 from sdk.acknowledgements import LostAcknowledgements, Source
 from sdk.address import AddressedDestination, addressed, split_address
 from sdk.browser import QueueBrowser
+from sdk.checks import check_subscription_name
 from sdk.closing import Closing
 from sdk.consumer import MessageConsumer
 from sdk.dropped import Sink, dropped
@@ -201,7 +204,7 @@ class Session(MessageFactory):
             InvalidDestinationException: it is not a temporary one of this connection.
         """
         self._state.lifecycle.require_usable()
-        if not isinstance(destination, Destination) or not destination.is_temporary:
+        if not checked_destination(destination).is_temporary:
             raise InvalidDestinationException(f"{str(destination)!r} is not a temporary destination")
         self._transport.delete_temporary(destination, self._settings.request_timeout_seconds)
 
@@ -222,7 +225,7 @@ class Session(MessageFactory):
             InvalidDestinationException: the broker refuses it.
         """
         if destination is not None:
-            _check_reliability(_checked(destination), self._mode)
+            _check_reliability(checked_destination(destination), self._mode)
 
         def make() -> MessageProducer:
             with self._links.attaching():
@@ -275,6 +278,7 @@ class Session(MessageFactory):
         Raises:
             IllegalStateException: the connection was made without a client id, or the subscription has a
                 consumer now.
+            ValueError: no subscription can have this name.
         """
         return self._subscribe(destination, name, selector, no_local, durable=True, shared=False)
 
@@ -287,6 +291,9 @@ class Session(MessageFactory):
             destination: the topic.
             name: of the subscription.
             selector: which messages; None: all.
+
+        Raises:
+            ValueError: no subscription can have this name.
         """
         return self._subscribe(destination, name, selector, False, durable=False, shared=True)
 
@@ -299,6 +306,9 @@ class Session(MessageFactory):
             destination: the topic.
             name: of the subscription.
             selector: which messages; None: all.
+
+        Raises:
+            ValueError: no subscription can have this name.
         """
         return self._subscribe(destination, name, selector, False, durable=True, shared=True)
 
@@ -310,7 +320,7 @@ class Session(MessageFactory):
             IllegalStateException: a consumer uses it.
             ValueError: no subscription can have this name.
         """
-        _check_subscription_name(name)
+        check_subscription_name(name)
         self._set_up(
             lambda: self._transport.unsubscribe(name, self._settings.request_timeout_seconds, self._state.number)
         )
@@ -325,8 +335,8 @@ class Session(MessageFactory):
         Raises:
             InvalidDestinationException: it is a topic.
         """
-        if _checked(destination).is_topic:
-            raise InvalidDestinationException(f"cannot browse {str(destination)!r}: it is a topic")
+        if checked_destination(destination).is_topic:
+            raise not_browsable(destination)
         wanted = _checked_selector(selector)
 
         def make() -> QueueBrowser:
@@ -350,9 +360,9 @@ class Session(MessageFactory):
         durable: bool,
         shared: bool,
     ) -> MessageConsumer:
-        if not _checked(destination).is_topic:
+        if not checked_destination(destination).is_topic:
             raise InvalidDestinationException(f"cannot subscribe to {str(destination)!r}: it is a queue, not a topic")
-        _check_subscription_name(name)
+        check_subscription_name(name)
         if durable and not shared and self._client_id is None:
             raise IllegalStateException(
                 f"the durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
@@ -368,7 +378,7 @@ class Session(MessageFactory):
         exclusive: bool = False,
         prefetch: int | None = None,
     ) -> MessageConsumer:
-        _check_reliability(_checked(destination), self._mode)
+        _check_reliability(checked_destination(destination), self._mode)
         if prefetch is None:
             prefetch = _prefetch_for(destination, subscription, self._settings)
         elif type(prefetch) is not int or not 0 <= prefetch <= MAX_PREFETCH:
@@ -585,28 +595,11 @@ _TO_TELL = 0.1
 _NO_DELIVERY = DeliveryTag(-1, -1, -1)
 
 
-def _check_subscription_name(name: object) -> None:
-    """Raise ValueError where no subscription can have this name, over whatever transport."""
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"subscription name {name!r} is not a string of at least one character")
-    if "|" in name:
-        # The JMS mapping of AMQP tells the links of a shared subscription apart by what stands behind it.
-        raise ValueError(f"subscription name {name!r} has a '|', which the names of AMQP links use for something else")
-
-
 def _source_of(destination: Destination, subscription: Subscription | None, client_id: str | None) -> Source | None:
     """The source of messages that are redelivered after a loss; None: those of this destination are not."""
     if subscription is not None:
         return Source(destination.name, "topic", subscription.name, client_id, subscription.durable)
     return Source(destination.name) if destination.kind is DestinationKind.QUEUE else None
-
-
-def _checked(destination: object) -> Destination:
-    if not isinstance(destination, Destination):
-        raise InvalidDestinationException(
-            f"{destination!r} is not a destination such as create_queue() and create_topic() make"
-        )
-    return destination
 
 
 def _checked_selector(selector: object) -> str | None:

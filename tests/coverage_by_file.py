@@ -92,6 +92,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     # The port, line by line, over every transport.
     "broker_adapter/transport.py": _PORT,
     "broker_adapter/in_process.py": _PORT,
+    "broker_adapter/refusals.py": ("tests/contracts/test_same_errors.py",),
     "broker_adapter/amqp/client": _PORT,
     # What failover asks of a transport, too.
     "broker_adapter/amqp/client/transport.py": tuple(

@@ -88,6 +88,8 @@ def check_outline(operation: str, wanted: Mapping[str, Argument], given: Mapping
         if not isinstance(value, Unread):
             continue
         argument = wanted.get(name) or REPETITION[name]
+        if argument.kind is str and value.kind == "text":
+            raise _too_long(operation, name)
         if argument.kind is not list or value.kind != "list":
             raise MessageFormatException(
                 f"operation {operation!r} needs the argument {name!r} of type {argument.kind.__name__}, not {value}"
@@ -124,9 +126,7 @@ def _value(operation: str, name: str, wanted: Argument, given: Mapping[str, Any]
             f"the argument {name!r} of operation {operation!r} is not from {wanted.least} to {wanted.most}: {found}"
         )
     if wanted.kind is str and len(value) > MAX_TEXT:
-        raise MessageFormatException(
-            f"the argument {name!r} of operation {operation!r} has {len(value)} characters; {MAX_TEXT} is the limit"
-        )
+        raise _too_long(operation, name)
     if wanted.kind is list:
         _check_list(operation, name, wanted, value)
     return value
@@ -144,6 +144,12 @@ def _check_list(operation: str, name: str, wanted: Argument, values: Sequence[An
             f"the argument {name!r} of operation {operation!r} has a text of {longest} characters; {MAX_TEXT} is the"
             " limit"
         )
+
+
+def _too_long(operation: str, name: str) -> MessageFormatException:
+    return MessageFormatException(
+        f"the argument {name!r} of operation {operation!r} is longer than {MAX_TEXT} characters, which is the limit"
+    )
 
 
 def check_count(operation: str, name: str, wanted: Argument, count: int) -> None:

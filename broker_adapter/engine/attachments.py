@@ -11,6 +11,7 @@ from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import CatalogRecord
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
+from broker_adapter.refusals import has_consumer, not_browsable, not_durable, of_other_kind, subscribed
 from broker_adapter.selectors.language import parse_selector
 
 #: A number that no queue has.
@@ -43,7 +44,9 @@ class Attachments:
         subscription = command.subscription
         if destination.is_topic:
             if command.browse:
-                raise InvalidDestinationException(f"cannot browse {destination.name!r}: it is a topic")
+                raise not_browsable(destination)
+            if destination.is_temporary and subscription is not None and subscription.durable:
+                raise not_durable(destination)
             if destination.is_temporary and destination not in client.temporaries:
                 raise InvalidDestinationException(
                     f"temporary topic {destination.name!r} can be consumed only by the connection that made it"
@@ -79,10 +82,6 @@ class Attachments:
             queue.owner = client.id
             return queue
         name = checked_name(subscription.name, "subscription")
-        if subscription.durable and topic.is_temporary:
-            raise InvalidDestinationException(
-                f"temporary topic {topic.name!r} cannot have a durable subscription: it ends with its connection"
-            )
         if subscription.durable and not subscription.shared and client.client_id is None:
             raise IllegalStateException(
                 f"durable subscription {name!r} needs a client id; give one to create_connection(client_id=...)"
@@ -94,10 +93,9 @@ class Attachments:
             record = existing.record
             same = (record.topic, record.no_local, record.selector) == (topic.name, command.no_local, selector)
             if record.shared != subscription.shared:
-                kind = "a shared" if record.shared else "an unshared"
-                raise IllegalStateException(f"subscription {name!r} is {kind} durable one; unsubscribe it first")
+                raise of_other_kind(name, shared=record.shared)
             if existing.consumers and not subscription.shared:
-                raise IllegalStateException(f"subscription {name!r} is in use by another consumer")
+                raise has_consumer(name)
             if existing.consumers and not same:
                 raise IllegalStateException(
                     f"subscription {name!r} is in use on topic {record.topic!r} with selector {record.selector!r}"
@@ -124,7 +122,7 @@ class Attachments:
         if queue is None:
             raise InvalidDestinationException(f"there is no durable subscription {command.name!r} {whose(client_id)}")
         if queue.consumers:
-            raise IllegalStateException(f"cannot unsubscribe {command.name!r}: a consumer uses it; close it first")
+            raise subscribed(command.name)
         if queue.leaving:
             raise IllegalStateException(
                 f"cannot unsubscribe {command.name!r}: a session holds messages of it; acknowledge or commit them first"

@@ -18,6 +18,7 @@ from broker_adapter.engine.queue_removal import QueueRemoval
 from broker_adapter.engine.queue_state import QueueState
 from broker_adapter.engine.records import FIRST_VOLATILE_QUEUE, CatalogRecord
 from broker_adapter.errors import IllegalStateException, InvalidDestinationException
+from broker_adapter.refusals import consumed, not_own
 from broker_adapter.wording import counted
 
 #: Queues that one DeleteIdle checks.
@@ -72,11 +73,11 @@ class Destinations:
         client = self._directory.client(command.client)
         destination = command.destination
         if destination not in client.temporaries:
-            raise InvalidDestinationException(f"{destination.name!r} is no temporary destination of this connection")
+            raise not_own(destination)
         directory = self._directory
         users = directory.topics[destination] if destination.is_topic else [directory.by_destination[destination]]
         if any(queue.consumers for queue in users):
-            raise IllegalStateException(f"cannot delete {destination.name!r}: a consumer uses it; close it first")
+            raise consumed(destination)
         self.end_temporary(client, destination, effects)
         effects.answer(command, None)
 

@@ -378,12 +378,25 @@ class LmdbStore:
         Raises:
             StoreException: the store has failed.
         """
-        return self.quarantine_all([(table, key) for key in keys])
+        moved = self._moved_aside([(table, key) for key in keys])
+        if moved is None:
+            return False
+        for _, key in moved[:_NAMED]:
+            _log.error("! record %s of table %s is damaged, or its message is; it is in quarantine", key.hex(), table)
+        if len(moved) > _NAMED:
+            _log.error(
+                "! %d more records are damaged, or their messages are; they are in quarantine", len(moved) - _NAMED
+            )
+        return True
 
     def quarantine_all(self, records: Sequence[tuple[str, bytes]]) -> bool:
-        """The same for (table, key) each, in one transaction."""
+        """The same for (table, key) each, in one transaction; what is moved is left to the caller to log."""
+        return self._moved_aside(records) is not None
+
+    def _moved_aside(self, records: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]] | None:
+        """Move records to ``quarantine``; returns those that were there, or None where there is no room for them."""
         if not records:
-            return True
+            return []
         moved: list[tuple[str, bytes]] = []
 
         def move(txn: Any) -> None:
@@ -404,14 +417,8 @@ class LmdbStore:
                     "! record %s of table %s is damaged, or its message is; it stays where it is, as may others: %s",
                     *(key.hex(), table, meaning),
                 )
-            return False
-        for table, key in moved[:_NAMED]:
-            _log.error("! record %s of table %s is damaged, or its message is; it is in quarantine", key.hex(), table)
-        if len(moved) > _NAMED:
-            _log.error(
-                "! %d more records are damaged, or their messages are; they are in quarantine", len(moved) - _NAMED
-            )
-        return True
+            return None
+        return moved
 
     def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Those of these keys of the table ``quarantine`` that are there."""

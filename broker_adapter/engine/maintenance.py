@@ -601,6 +601,14 @@ class Quarantined(NamedTuple):
         return number
 
     @property
+    def entry_of(self) -> int | None:
+        """The number of the message whose place it was; None: it is no entry, or is damaged itself."""
+        try:
+            return decode_entry(self.key, self.value).number if self.table == "entries" else None
+        except StoreCorruptException:
+            return None
+
+    @property
     def is_sound(self) -> bool:
         """Whether it is a message that is as it was written, and only its entry was lost."""
         try:

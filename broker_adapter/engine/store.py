@@ -156,7 +156,7 @@ class DurableStore(Store, Protocol):
     # Records that cannot be trusted.
 
     def quarantine_all(self, records: Sequence[tuple[str, bytes]]) -> bool:
-        """The same as ``quarantine`` for (table, key) each, as a whole."""
+        """The same as ``quarantine`` for (table, key) each, as a whole; the caller logs what is moved."""
 
     def in_quarantine(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Those of these keys of the table ``quarantine`` that are there."""

@@ -47,6 +47,7 @@ from broker_adapter.failover.links import Link, LinkState, LinkTable
 from broker_adapter.failover.reattach import Reattacher
 from broker_adapter.failover.rules import Reconnect, State
 from broker_adapter.failover.unanswered import Send, UnansweredSends, repeated
+from broker_adapter.refusals import consumed, not_own
 from broker_adapter.transport import (
     Credentials,
     OnSettled,
@@ -244,11 +245,9 @@ class FailoverTransport:
         current.require_usable()
         with current.lock:
             if destination not in temporaries:
-                raise InvalidDestinationException(
-                    f"{destination.name!r} is no temporary destination of this connection"
-                )
+                raise not_own(destination)
             if self._links.has_consumer(destination):
-                raise IllegalStateException(f"temporary destination {destination.name!r} has a consumer")
+                raise consumed(destination)
             inner = current.connected
         with suppress(InvalidDestinationException):  # it was ours, and the broker did not make it again after a loss
             self._leave(inner, lambda there: there.delete_temporary(destination, timeout))

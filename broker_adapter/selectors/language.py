@@ -131,6 +131,10 @@ def parse_selector(text: str) -> Selector:
 
 
 def _parsed(text: str) -> Selector:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # no transport carries it, and no store keeps it
+        raise _invalid(text, error.start + 1, "not valid Unicode") from None
     parser = _Parser(text)
     condition = parser.whole()
     return Selector(text, frozenset(parser.names), condition.is_true)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from broker_adapter.destination import MAX_NAME_BYTES, Destination, DestinationKind, checked_name, queue, topic
+from broker_adapter.destination import (
+    MAX_NAME_BYTES,
+    Destination,
+    DestinationKind,
+    checked_destination,
+    checked_name,
+    is_destination,
+    queue,
+    topic,
+)
 from broker_adapter.errors import InvalidDestinationException
 
 
@@ -55,3 +66,18 @@ def test_a_queue_and_a_topic_of_one_name_are_not_the_same() -> None:
     for make in (queue, topic):
         with pytest.raises(InvalidDestinationException):
             make("")
+
+
+@pytest.mark.parametrize("wrong", ["q", None, Destination(None), Destination(b"q"), Destination("q", "queue")])  # type: ignore[arg-type]
+def test_what_is_no_destination_is_refused(wrong: Any) -> None:
+    """A program may make one by itself, and leave the type of a name or kind unchecked."""
+    assert not is_destination(wrong)
+    with pytest.raises(InvalidDestinationException, match="is not a destination such as"):
+        checked_destination(wrong)
+
+
+def test_a_destination_whose_name_none_can_have_is_refused() -> None:
+    assert checked_destination(queue("q")) == Destination("q")
+    assert is_destination(Destination("x" * 401))
+    with pytest.raises(InvalidDestinationException, match="of 401 bytes"):
+        checked_destination(Destination("x" * 401))

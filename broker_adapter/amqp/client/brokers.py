@@ -11,9 +11,10 @@ from typing import Any, Final
 import attrs
 
 from ack_modes import Outcome
+from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.events import ACCEPTED_STATE, FAILED_STATE, REJECTED, RELEASED_STATE, RemoteOpen, State
 from broker_adapter.amqp.wire import BACK_OFF, MAX_SERVERS, RUN, SERVER_LIST, STORE, envelope_version
-from broker_adapter.errors import InvalidSelectorException, JMSException
+from broker_adapter.errors import InvalidSelectorException, InvalidURLException, JMSException
 from broker_adapter.transport import Peer, ReceiverSpec, Server
 from broker_adapter.version import PRODUCT
 
@@ -116,6 +117,30 @@ class BrokerTraits:
             run=self.run,
             servers=self.servers,
             envelope_version=self.envelope_version,
+        )
+
+    def addresses(self, queue_prefix: str | None, topic_prefix: str | None) -> Addresses:
+        """How destinations are addressed.
+
+        Args:
+            queue_prefix: what the user wants before the names of queues; None: what the broker asks for, if anything.
+            topic_prefix: the same for topics.
+
+        Raises:
+            InvalidURLException: a prefix at our own server.  What is asked of that names destinations as well, and so
+                does what it answers: with a prefix they would have two names.
+        """
+        if self.is_holdfast:
+            for option, prefix in (("queue_prefix", queue_prefix), ("topic_prefix", topic_prefix)):
+                if prefix:
+                    raise InvalidURLException(
+                        f"{option}={prefix!r} is for brokers that tell queues from topics by a prefix, and this is a"
+                        " Holdfast server; leave the option out, and write the prefix into the names if they are to"
+                        " have it"
+                    )
+        return Addresses(
+            queue_prefix if queue_prefix is not None else self.queue_prefix or "",
+            topic_prefix if topic_prefix is not None else self.topic_prefix or "",
         )
 
     def refusal_of(self, spec: ReceiverSpec) -> JMSException | None:

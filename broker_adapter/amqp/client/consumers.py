@@ -34,6 +34,7 @@ from broker_adapter.errors import (
     JMSException,
     MessageFormatException,
 )
+from broker_adapter.refusals import has_consumer, not_browsable, not_durable, of_other_kind, subscribed
 from broker_adapter.transport import Delivery, ReceiverSpec, Sink
 
 _UNDECODABLE: Final = State(REJECTED, error=AmqpError("amqp:decode-error", "the message cannot be decoded"))
@@ -75,10 +76,11 @@ class Consumers:
         subscription = spec.subscription
         durable = subscription is not None and subscription.durable
         if subscription is not None:
-            if not subscription.shared and self._subscriptions.are_used(subscription.name):
+            used = self._subscriptions.used(subscription.name)
+            if not subscription.shared and used is not None:
                 # A second link of the same name would end the connection, or take the first one's place.
-                reason = f"subscription {subscription.name!r} is in use by another consumer"
-                done(None, IllegalStateException(reason))
+                name = subscription.name
+                done(None, of_other_kind(name, shared=True) if used.shared else has_consumer(name))
                 return
             if subscription.shared:
                 capabilities.append("shared")
@@ -108,8 +110,8 @@ class Consumers:
     def unsubscribe(self, name: str, traits: BrokerTraits, done: Done) -> None:
         """Delete a durable subscription: an attach that finds it by its link's name, then a detach for good."""
         subscriptions = self._subscriptions
-        if subscriptions.are_used(name):
-            done(None, IllegalStateException(f"subscription {name!r} is in use by a consumer of this connection"))
+        if subscriptions.used(name) is not None:
+            done(None, subscribed(name))
             return
         # The reference client says with the attach's desired capabilities that the subscription is a shared one of
         # no client.  Our engine of AMQP cannot; where the source is known it says the same.
@@ -307,15 +309,13 @@ def _unusable(spec: ReceiverSpec) -> JMSException | None:
     """Why a receiver cannot be: what another broker might take for something else."""
     destination, subscription = spec.destination, spec.subscription
     if spec.browse and destination.is_topic:
-        return InvalidDestinationException(f"cannot browse {destination.name!r}: it is a topic")
+        return not_browsable(destination)
     if subscription is None:
         return None
     if not destination.is_topic:
         return InvalidDestinationException(f"cannot subscribe to the queue {destination.name!r}")
     if destination.is_temporary and subscription.durable:
-        return InvalidDestinationException(
-            f"temporary topic {destination.name!r} cannot have a durable subscription: it ends with its connection"
-        )
+        return not_durable(destination)
     if "|" in subscription.name:
         return InvalidDestinationException(f"subscription name {subscription.name!r} has a '|'")
     return None

@@ -54,10 +54,11 @@ from broker_adapter.envelope import ENVELOPE_VERSION
 from broker_adapter.errors import (
     ConnectionLostException,
     IllegalStateException,
-    InvalidDestinationException,
+    InvalidURLException,
     JMSException,
     ProtocolException,
 )
+from broker_adapter.refusals import consumed, not_own
 from broker_adapter.transport import Failed, ReceiverSpec, SenderSpec, Sink, TransportEvent
 from broker_adapter.version import PRODUCT
 
@@ -134,7 +135,7 @@ class ClientProtocol:
         )
         self._requests = Requests(links, sessions, self.fail)
         self.traits = BrokerTraits()
-        self.addresses = Addresses(options.queue_prefix or "", options.topic_prefix or "")
+        self.addresses = Addresses()
         # What only one part does is a method of that part, without a call in between.
         self.send = producers.send
         self.settle = settlements.settle
@@ -276,10 +277,12 @@ class ClientProtocol:
         if event.properties.get("amqp:connection-establishment-failed", False) is not False:
             return  # a close with the reason follows; Artemis says it with the text "true"
         self.traits = traits = traits_of(event, envelope=self._options.envelope)
-        self.addresses = Addresses(
-            _prefix(self._options.queue_prefix, traits.queue_prefix),
-            _prefix(self._options.topic_prefix, traits.topic_prefix),
-        )
+        try:
+            self.addresses = traits.addresses(self._options.queue_prefix, self._options.topic_prefix)
+        except InvalidURLException as error:
+            self._peer.close()
+            self.fail(error)
+            return
         self._settlements.states = traits.states
         self._commits.discharges_early = traits.refuses_discharges
         self._phase = Phase.OPEN
@@ -488,10 +491,9 @@ class ClientProtocol:
         """Delete a temporary destination of this connection."""
         link = self._producers.temporary.get(destination.name)
         if link is None:
-            reason = f"{destination.name!r} is no temporary destination of this connection"
-            done(None, InvalidDestinationException(reason))
+            done(None, not_own(destination))
         elif any(each.spec.destination == destination for each in self._links.of_kind(ConsumerLink)):
-            done(None, IllegalStateException(f"temporary destination {destination.name!r} has a consumer"))
+            done(None, consumed(destination))
         else:
             link.detach(done)
 
@@ -533,11 +535,6 @@ class ClientProtocol:
         Dropped: _on_dropped,
         TransportFailed: _on_failed,
     }
-
-
-def _prefix(wanted: str | None, offered: str | None) -> str:
-    """A prefix of addresses: what the user wants, else what the broker asks for."""
-    return wanted if wanted is not None else offered or ""
 
 
 def _is_silence(error: AmqpError | None) -> bool:

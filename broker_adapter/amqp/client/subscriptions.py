@@ -13,6 +13,9 @@ from broker_adapter.transport import Subscription
 #: Subscriptions of a connection whose sources are remembered, so that they can be deleted; the oldest is removed.
 MAX_SOURCES: Final = 1000
 
+#: A name, and whether the subscription is durable: one that is and one that is not may have the same name.
+_Key = tuple[str, bool]
+
 
 class Subscriptions:
     """Which links use which subscription."""
@@ -24,20 +27,21 @@ class Subscriptions:
             has_client_id: whether the application chose a client id, which is a part of a subscription's name.
         """
         self._has_client_id = has_client_id
-        self._links: dict[str, list[int]] = {}
-        self._counts: dict[str, int] = {}  # how many links a subscription had since it had none
+        self._used: dict[_Key, tuple[Subscription, list[int]]] = {}  # with their links
+        self._counts: dict[_Key, int] = {}  # how many links a subscription had since it had none
         self._sources: dict[str, Terminus] = {}  # where a durable one was last consumed from
 
-    def are_used(self, name: str) -> bool:
-        """Whether a consumer of this connection uses this subscription."""
-        return name in self._links
+    def used(self, name: str) -> Subscription | None:
+        """The durable subscription of this name, if a consumer of this connection uses it."""
+        found = self._used.get((name, True))
+        return None if found is None else found[0]
 
     def link_name(self, subscription: Subscription) -> str:
         """The name of one more link of a subscription (the convention of the reference client)."""
         # Numbers are used again only when no link is left: the others still have their names.
-        name = subscription.name
-        number = self._counts.get(name, 0) + 1
-        self._counts[name] = number
+        name, key = subscription.name, _key(subscription)
+        number = self._counts.get(key, 0) + 1
+        self._counts[key] = number
         if not subscription.shared:
             return name
         suffix = "" if self._has_client_id else "global"
@@ -54,7 +58,7 @@ class Subscriptions:
     def add(self, subscription: Subscription, link: int, source: Terminus) -> None:
         """A link uses a subscription."""
         name = subscription.name
-        self._links.setdefault(name, []).append(link)
+        self._used.setdefault(_key(subscription), (subscription, []))[1].append(link)
         if subscription.durable:
             self._sources.pop(name, None)
             self._sources[name] = source
@@ -64,12 +68,13 @@ class Subscriptions:
     def remove(self, subscription: Subscription | None, link: int) -> None:
         """A link does not use its subscription any more, if it has one."""
         if subscription is not None:
-            links = self._links.get(subscription.name, [])
+            key = _key(subscription)
+            _, links = self._used.get(key, (subscription, []))
             if link in links:
                 links.remove(link)
             if not links:
-                self._links.pop(subscription.name, None)
-                self._counts.pop(subscription.name, None)
+                self._used.pop(key, None)
+                self._counts.pop(key, None)
 
     def source(self, name: str) -> Terminus | None:
         """Where a durable subscription was last consumed from, so far as this is remembered."""
@@ -78,3 +83,7 @@ class Subscriptions:
     def remove_source(self, name: str) -> None:
         """Remove what :meth:`source` returns: the subscription is deleted."""
         self._sources.pop(name, None)
+
+
+def _key(subscription: Subscription) -> _Key:
+    return subscription.name, subscription.durable

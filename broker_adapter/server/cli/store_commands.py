@@ -334,8 +334,13 @@ def _subscription(options: argparse.Namespace) -> _Subscription | None:
 
 
 def _list(options: argparse.Namespace, records: list[Quarantined]) -> None:
-    for record in records:
-        say(json.dumps(_fields(record)) if options.json else _line(record))
+    if options.json:
+        for record in records:
+            say(json.dumps(_fields(record)))
+    else:
+        messages, entries = _with_their_entries(records)
+        for record in messages:
+            say(_line(record, len(entries.get(record.number, ())) if record.payload is not None else 0))
     if not records and not options.json:
         print("nothing is in quarantine", file=sys.stderr)
 
@@ -366,7 +371,12 @@ def _chosen(options: argparse.Namespace, records: list[Quarantined]) -> list[Qua
     for name in options.names:
         if name not in by_name:
             raise ValueError(f"there is no record {name!r} in quarantine; see: holdfast quarantine list")
-    return [by_name[name] for name in dict.fromkeys(options.names)]
+    chosen = [by_name[name] for name in dict.fromkeys(options.names)]
+    if options.action != "drop":
+        return chosen
+    _, entries = _with_their_entries(records)
+    of_messages = [each for record in chosen if record.payload is not None for each in entries.get(record.number, ())]
+    return list(dict.fromkeys([*chosen, *of_messages]))
 
 
 def _homes(records: list[Quarantined], name: str | None) -> tuple[dict[str, list[Quarantined]], list[str]]:
@@ -452,10 +462,27 @@ def _fields(record: Quarantined) -> dict[str, Any]:
         sent_to = _sent_to(record)
         topic_of = sent_to.name if sent_to is not None and sent_to.is_topic else None
         fields |= {"message": record.number, "sound": record.is_sound, "queue": _queue_of(record), "topic": topic_of}
+    elif record.entry_of is not None:
+        fields["entry_of"] = record.entry_of
     return fields
 
 
-def _line(record: Quarantined) -> str:
+def _with_their_entries(records: list[Quarantined]) -> tuple[list[Quarantined], dict[int, list[Quarantined]]]:
+    """The records without the entries of messages that are among them; and these, by the number of the message."""
+    numbers = {record.number for record in records if record.payload is not None}
+    entries: dict[int, list[Quarantined]] = {}
+    others = []
+    for record in records:
+        number = record.entry_of
+        if number is not None and number in numbers:
+            entries.setdefault(number, []).append(record)
+        else:
+            others.append(record)
+    return others, entries
+
+
+def _line(record: Quarantined, entries: int = 0) -> str:
+    """What a person reads of a record; ``entries``: how many of this message are in quarantine with it."""
     kind = record.table
     if record.payload is not None:
         sent_to = _sent_to(record)
@@ -463,6 +490,8 @@ def _line(record: Quarantined) -> str:
         if sent_to is not None:
             kind += f" sent to {'topic ' if sent_to.is_topic else ''}{sent_to.name!r}"
         kind += "" if record.is_sound else ", damaged"
+        if entries:
+            kind += ", with its entry" if entries == 1 else f", with its {entries} entries"
     return f"{record.name}  {len(record.value)} bytes  {kind}"
 
 

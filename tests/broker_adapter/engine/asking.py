@@ -47,6 +47,16 @@ def damage_body(broker: Broker, body: bytes) -> None:
     broker._stores._cache_bytes = 0
 
 
+def damage_all_bodies(broker: Broker) -> None:
+    """Change all messages on the disk behind the engine's back."""
+    store = broker.store
+    with store.snapshot() as tables:
+        found = list(tables.items("messages"))
+    store.apply([("messages", key, value[:-1] + bytes([value[-1] ^ 1])) for key, value in found])
+    broker._stores._cache.clear()
+    broker._stores._cache_bytes = 0
+
+
 def damage_entries(path: Path, *positions: int) -> None:
     """Change entries on the disk, by position, while no engine has them in memory."""
     store = LmdbStore(path, EngineSettings())

@@ -114,7 +114,7 @@ def test_an_unknown_operation_is_answered_with_the_names_of_all(broker: Broker) 
         ("settle_through", {"position": -1}, "'position' of operation 'settle_through' is not from 0 to"),
         ("settle_through", {"position": 1 << 70}, "'position' of operation 'settle_through' is not from 0 to"),
         ("delete", {"force": "yes"}, "'force' of type bool, not 'yes'"),
-        ("delete", {"destination": "x" * 4097}, "'destination' of operation 'delete' has 4097 characters; 4096 is the"),
+        ("delete", {"destination": "x" * 4097}, "'destination' of operation 'delete' is longer than 4096 characters"),
         ("delete", {"destination": 5}, "'destination' of type str, not 5"),
         ("purge", {"destination": None}, "'destination' of type str, not None"),
     ],
@@ -276,7 +276,11 @@ def test_a_text_in_a_list_has_the_limit_of_any_text(operation: str, name: str) -
         ),
         ("discard", {"prefixes": Unread("map", 1)}, "needs the argument 'prefixes' of type list, not a map of 1"),
         ("purge", {"destination": Unread("list", 1)}, "needs the argument 'destination' of type str, not a list of 1"),
-        ("purge", {"request_id": Unread("text", 9**9)}, "argument 'request_id' of type str, not a text of 387420489"),
+        (
+            "purge",
+            {"request_id": Unread("text", 9**9)},
+            "argument 'request_id' of operation 'purge' is longer than 4096",
+        ),
     ],
 )
 def test_what_cannot_be_a_request_is_refused_by_its_outline(operation: str, given: dict[str, Any], error: str) -> None:

@@ -264,7 +264,9 @@ def test_messages_that_are_put_aside_go_with_their_entries_and_the_log_names_the
     assert stores.set_messages_aside([(each.number, entry_key(1, 5, each.position)) for each in entries])
     assert stores.in_quarantine == 24
     assert stores.load(1, 5, 0, 100).entries == []
-    assert "message 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more cannot be trusted; in quarantine" in caplog.text
+    assert [each.getMessage() for each in caplog.records] == [
+        "! message 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more cannot be trusted; in quarantine, and not delivered"
+    ]
 
 
 def test_messages_that_find_no_room_aside_stay_with_their_entries(stores: Stores) -> None:

@@ -273,7 +273,7 @@ def test_a_link_that_is_lost_as_it_is_made_is_made_by_the_next_connection() -> N
     assert connection.inner.calls[-1] == ("declare_temporary",)
     spec = ReceiverSpec(1, temporary)
     link = connection.transport.attach(spec, lambda _deliveries: None, 5.0)
-    with pytest.raises(IllegalStateException, match="has a consumer"):
+    with pytest.raises(IllegalStateException, match="a consumer uses it"):
         connection.transport.delete_temporary(temporary, 5.0)
     connection.transport.detach(link, 5.0)
     connection.transport.delete_temporary(temporary, 5.0)

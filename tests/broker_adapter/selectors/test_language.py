@@ -226,6 +226,12 @@ def test_the_length_of_a_pattern_is_limited() -> None:
         parse_selector(f"a LIKE '{'x' * (MAX_PATTERN_LENGTH + 1)}'")
 
 
+def test_a_selector_is_valid_unicode() -> None:
+    """No transport carries another one, and no store keeps it with a durable subscription."""
+    with pytest.raises(InvalidSelectorException, match=r"column 6.* not valid Unicode"):
+        parse_selector("a = '\ud800'")
+
+
 def test_no_pattern_backtracks() -> None:
     assert not is_selected(f"a LIKE '{'%a' * 400}%b'", a="a" * 20_000)
 

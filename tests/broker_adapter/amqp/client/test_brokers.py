@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from ack_modes import Outcome
+from broker_adapter.amqp.addresses import Addresses
 from broker_adapter.amqp.client.brokers import STATES, BrokerTraits, traits_of
 from broker_adapter.amqp.events import FAILED_STATE, RELEASED_STATE, RemoteOpen
 from broker_adapter.amqp.wire import BACK_OFF, envelope_capabilities
 from broker_adapter.destination import queue, topic
 from broker_adapter.envelope import ENVELOPE_VERSION
-from broker_adapter.errors import InvalidSelectorException, JMSException
+from broker_adapter.errors import InvalidSelectorException, InvalidURLException, JMSException
 from broker_adapter.transport import Peer, ReceiverSpec, Server, Subscription
 
 ARTEMIS = ("apache-activemq-artemis", "2.44.0")
@@ -81,6 +82,24 @@ def test_only_our_own_server_is_asked_for_its_store() -> None:
 def test_prefixes_are_taken_where_they_are_texts() -> None:
     found = traits(ARTEMIS, **{"queue-prefix": "queue://", "topic-prefix": 5})
     assert (found.queue_prefix, found.topic_prefix) == ("queue://", None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offered"), [("q/", None), (None, "q/"), ("q/", "other/")], ids=["option", "broker", "option first"]
+)
+def test_names_have_the_prefix_that_the_user_or_the_broker_wants(wanted: str | None, offered: str | None) -> None:
+    found = traits(ARTEMIS) if offered is None else traits(ARTEMIS, **{"queue-prefix": offered})
+    assert found.addresses(wanted, None) == Addresses("q/", "")
+    assert found.addresses(wanted, "t/") == Addresses("q/", "t/")
+
+
+@pytest.mark.parametrize("options", [("p/", None), (None, "p/"), ("p/", "p/")])
+def test_our_own_server_takes_no_prefix(options: tuple[str | None, str | None]) -> None:
+    """It was sent to p/name, and asked for lost acknowledgements of name: the messages came again."""
+    with pytest.raises(InvalidURLException, match=r"_prefix='p/' is for brokers that .* a Holdfast server"):
+        traits(HOLDFAST).addresses(*options)
+    for none in (None, ""):
+        assert traits(HOLDFAST).addresses(none, none) == Addresses("", "")
 
 
 def test_capabilities_tell_what_a_broker_offers() -> None:

@@ -67,7 +67,7 @@ def test_temporary_destinations_are_named_by_the_broker_and_deleted_with_their_l
     assert opened.target.dynamic
     assert opened.target.dynamic_properties == {Symbol("lifetime-policy"): Described(0x2B, [])}
     consumer = receiver(wired, destination=destination)
-    with pytest.raises(IllegalStateException, match="has a consumer"):
+    with pytest.raises(IllegalStateException, match="a consumer uses it"):
         wired.ask(wired.client.delete_temporary, destination)
     wired.ask(wired.client.detach, consumer)
     wired.ask(wired.client.delete_temporary, destination)

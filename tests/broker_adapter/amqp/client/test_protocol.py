@@ -26,6 +26,7 @@ from broker_adapter.envelope import ENVELOPE_VERSION, Envelope
 from broker_adapter.errors import (
     ConnectionLostException,
     InvalidClientIDException,
+    InvalidURLException,
     JMSException,
     JMSSecurityException,
     ProtocolException,
@@ -247,12 +248,8 @@ def test_our_own_server_is_known_also_where_our_own_format_is_not_used() -> None
 # Prefixes of addresses.
 
 
-@pytest.mark.parametrize(
-    ("wanted", "offered"), [("q/", None), (None, "q/"), ("q/", "other/")], ids=["option", "broker", "option first"]
-)
-def test_queues_have_the_prefix_that_the_user_or_the_broker_wants(wanted: str | None, offered: str | None) -> None:
-    properties = {} if offered is None else {"queue-prefix": offered}
-    wired = Wired(ScriptedBroker(holdfast=False, properties=properties), queue_prefix=wanted).opened()
+def test_queues_have_their_prefix_on_the_wire_alone() -> None:
+    wired = Wired(ScriptedBroker(holdfast=False), queue_prefix="q/").opened()
     inbox: list[Delivery] = []
     sender(wired)
     target = attached(wired).target
@@ -267,6 +264,17 @@ def test_queues_have_the_prefix_that_the_user_or_the_broker_wants(wanted: str | 
     wired.pump()
     assert [each.envelope.destination for each in inbox] == [QUEUE, topic("t")]
     assert inbox[0].envelope.reply_to == queue("answers")
+
+
+def test_a_connection_with_a_prefix_to_our_own_server_is_closed_and_says_so() -> None:
+    wired = Wired(ScriptedBroker(), queue_prefix="p/")
+    result = Result()
+    wired.client.open(result)
+    wired.pump()
+    with pytest.raises(InvalidURLException, match="queue_prefix='p/'"):
+        _ = result.value
+    assert wired.client.phase is Phase.CLOSED
+    assert len(wired.broker.of(RemoteClose)) == 1
 
 
 # Conversations, frame by frame.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.amqp.client.subscriptions import MAX_SOURCES
+from broker_adapter.amqp.client.subscriptions import MAX_SOURCES, Subscriptions
+from broker_adapter.amqp.events import Terminus
 from broker_adapter.destination import topic
 from broker_adapter.transport import Subscription
 from tests.broker_adapter.amqp.client.conversations import attached, receiver
@@ -32,6 +33,22 @@ def test_subscriptions_have_the_link_names_that_brokers_know(
         assert opened.source is not None
         assert opened.source.capabilities == capabilities
         assert (opened.source.durable, opened.source.expiry) == ((2, "never") if durable else (0, "link-detach"))
+
+
+def test_a_durable_subscription_and_another_one_of_the_same_name_are_counted_apart() -> None:
+    used = Subscriptions(has_client_id=True)
+    durable, volatile = Subscription("sub", True, True), Subscription("sub", False, True)
+    names = []
+    for link, each in enumerate((volatile, durable, volatile, durable)):
+        names.append(used.link_name(each))
+        used.add(each, link, Terminus("t"))
+    assert names == ["sub|volatile1", "sub", "sub|volatile2", "sub|2"]
+    assert used.used("sub") == durable
+    for link in (1, 3):
+        used.remove(durable, link)
+    assert used.used("sub") is None
+    assert used.link_name(durable) == "sub"
+    assert used.link_name(volatile) == "sub|volatile3"
 
 
 def test_only_so_many_sources_of_subscriptions_are_remembered() -> None:

@@ -24,6 +24,7 @@ from broker_adapter.errors import InvalidDestinationException
 from broker_adapter.server.cli.store_commands import _put_back
 from broker_adapter.settings import EngineSettings
 from sdk import AcknowledgeMode, ConnectionFactory
+from tests.broker_adapter.engine.asking import damage_body
 from tests.broker_adapter.engine.driving import WAIT, come_to_rest, connect, depth, drained, send
 from tests.broker_adapter.engine.test_check_places import page_of_one, received, shared
 from tests.broker_adapter.engine.test_maintenance import (
@@ -323,6 +324,27 @@ def test_what_is_in_quarantine_may_be_dropped(tmp_path: Path) -> None:
     nothing = holdfast("quarantine", "list", str(tmp_path))
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "nothing is in quarantine\n")
     assert holdfast("quarantine", "list", str(tmp_path), "--json").stderr == ""
+
+
+def test_a_message_in_quarantine_is_one_line_of_the_list_with_its_entry(tmp_path: Path) -> None:
+    """A thousand damaged bodies were two thousand lines."""
+    broker = Broker(EngineSettings(), str(tmp_path))
+    client = connect(broker)
+    send(broker, client, "q", "first", "second")
+    for body in (b"first", b"second"):
+        damage_body(broker, body)
+    assert drained(broker, client, "q") == []
+    broker.close()
+    lines = done("quarantine", "list", str(tmp_path)).splitlines()
+    assert [line.split("  ")[2] for line in lines] == [
+        f"message {number}, damaged, with its entry" for number in (1, 2)
+    ]
+    listed = [json.loads(line) for line in done("quarantine", "list", str(tmp_path), "--json").splitlines()]
+    assert [each.get("entry_of") for each in listed] == [1, 2, None, None]
+    assert [each.get("message") for each in listed] == [None, None, 1, 2]
+    done("quarantine", "drop", str(tmp_path), lines[0].split()[0])
+    assert "message 1" not in done("quarantine", "list", str(tmp_path))
+    assert len(done("quarantine", "list", str(tmp_path), "--json").splitlines()) == 2
 
 
 def test_several_messages_in_quarantine_are_shown_one_by_one(tmp_path: Path) -> None:

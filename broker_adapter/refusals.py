@@ -1,0 +1,52 @@
+"""What the engine refuses, and what a transport refuses ahead of its broker, in the same words.  Pure.
+
+A transport has to: a broker of another make might take such a call for something else, or say nothing.
+"""
+
+from __future__ import annotations
+
+from broker_adapter.destination import Destination
+from broker_adapter.errors import IllegalStateException, InvalidDestinationException
+
+
+def not_browsable(topic: Destination) -> InvalidDestinationException:
+    """The error where a topic is to be browsed."""
+    return InvalidDestinationException(f"cannot browse {topic.name!r}: it is a topic")
+
+
+def not_durable(topic: Destination) -> InvalidDestinationException:
+    """The error where a temporary topic is to have a durable subscription."""
+    return InvalidDestinationException(
+        f"temporary topic {topic.name!r} cannot have a durable subscription: it ends with its connection"
+    )
+
+
+def not_own(temporary: Destination) -> InvalidDestinationException:
+    """The error where a connection deletes a temporary destination that it has not made, or has deleted."""
+    return InvalidDestinationException(f"{temporary.name!r} is no temporary destination of this connection")
+
+
+def consumed(temporary: Destination) -> IllegalStateException:
+    """The error where a temporary destination is to be deleted that has a consumer."""
+    return IllegalStateException(f"cannot delete {temporary.name!r}: a consumer uses it; close it first")
+
+
+def subscribed(name: str) -> IllegalStateException:
+    """The error where a durable subscription is to be deleted that has a consumer."""
+    return IllegalStateException(f"cannot unsubscribe {name!r}: a consumer uses it; close it first")
+
+
+def has_consumer(name: str) -> IllegalStateException:
+    """The error where a subscription that is not shared is to have a second consumer."""
+    return IllegalStateException(f"subscription {name!r} is in use by another consumer")
+
+
+def of_other_kind(name: str, *, shared: bool) -> IllegalStateException:
+    """The error where one consumer wants a durable subscription alone that is shared, or the reverse.
+
+    Args:
+        name: of the subscription.
+        shared: whether it is shared.
+    """
+    kind = "a shared" if shared else "an unshared"
+    return IllegalStateException(f"subscription {name!r} is {kind} durable one; unsubscribe it first")
