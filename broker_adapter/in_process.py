@@ -424,7 +424,14 @@ class InProcessTransport:
         self._outbox.append(settlements if type(settlements) is list else list(settlements))
         self._flush()
 
-    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
+    def confirm(
+        self,
+        timeout: float | None,
+        session: int | None = None,
+        link: int | None = None,
+        *,
+        outlasts_loss: bool = True,
+    ) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
         self._usable_to_wait()
         self._call(c.ResolveCommit(c.CommitId("", 0)), timeout)  # what was handed over before it is done

@@ -304,7 +304,14 @@ class Transport(Protocol):
             IllegalStateException: the link is closed.
         """
 
-    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
+    def confirm(
+        self,
+        timeout: float | None,
+        session: int | None = None,
+        link: int | None = None,
+        *,
+        outlasts_loss: bool = True,
+    ) -> None:
         """Return when the broker has carried out what was settled before.
 
         Our own engine has it on disk then.  Of another broker it is known that it has taken note of it.  Where the
@@ -313,12 +320,13 @@ class Transport(Protocol):
         Args:
             timeout: longest wait in seconds.
             session: as in ``unsubscribe``.
+            link: of the consumer that asks, which waits no longer than its link is attached; None: no consumer asks.
             outlasts_loss: whether this waits for the network where it is away, or goes meanwhile.
 
         Raises:
             ConnectionLostException: the connection is lost for good; or the network is away, and this does not wait.
             OperationTimedOutException: no answer in time.
-            IllegalStateException: the session has ended meanwhile.
+            IllegalStateException: the session, or the link, has ended meanwhile.
         """
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

@@ -60,6 +60,7 @@ class MessageConsumer:
         "__weakref__",
         "_acknowledge",
         "_check",
+        "_confirms",
         "_destination",
         "_filter",
         "_lifecycle",
@@ -115,6 +116,7 @@ class MessageConsumer:
         self._check: Callable[[Message], None] | None = None  #: checks a message before it counts as received
         self._taken: Delivery | None = None  #: what the call of ``receive`` under way has taken
         self._unsettled: Sequence[Settlement] = ()  #: what that hands over now
+        self._confirms = False  #: whether that waits for the broker's confirmation now
         self._resumes_at: float | None = None  #: its listener raised, and is paused until then (monotonic seconds)
         self._prefetch = Prefetch(state, self._lifecycle.name, prefetch)
         self._filter = DeliveryFilter(state, self._prefetch, source)
@@ -207,6 +209,7 @@ class MessageConsumer:
                 if entered:
                     self._put_back(self._taken)
                     self._taken = None
+                    self._confirms = False
                     prefetch.miscounted = prefetch.miscounted or not isinstance(error, JMSException)
                 raise
             finally:
@@ -392,11 +395,16 @@ class MessageConsumer:
                         raise ConnectionLostException(
                             f"message {envelope.message_id!r} could not be acknowledged, and is redelivered: {error}"
                         ) from error
+                self._confirms = state.confirms
         if policy.due_at is not None:
             state.keep_time(policy.due_at)
         prefetch.count_used()
-        if state.confirms and settlements:
-            state.confirm_or_report(settlements)
+        if self._confirms:
+            try:
+                state.confirm_or_report(settlements, prefetch.link)
+            finally:
+                self._confirms = False
+                state.wake()  # a thread that closes it waits for this
         return message
 
     def _put_back(self, delivery: Delivery | None) -> None:
@@ -547,7 +555,7 @@ class MessageConsumer:
                 if failures > 1:
                     self._resumes_at = monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
             if state.confirms and settlements:
-                state.confirm(settlements)
+                state.confirm(settlements, prefetch.link)
             if is_stale and not raised and policy.tells_lost_acknowledgements:
                 raise ConnectionLostException("the connection was lost while its listener ran")
         except ConnectionLostException as error:
@@ -572,8 +580,10 @@ class MessageConsumer:
     def close(self) -> None:
         """Close; legal twice, and from any thread.  A receive that waits returns None.
 
-        Waits for its listener, if that is running in another thread, and for the broker, together at most
-        ``close_timeout_seconds``; where another thread is closing it already, for that thread.  Messages that it
+        Waits for its listener, if that is running in another thread, for the confirmation of what a receive or listener
+        has acknowledged synchronously, and for the broker, together at most ``close_timeout_seconds``; where another
+        thread is closing it already, for that thread.  If there is no confirmation by then, the exception listener is
+        told.  A call of ``acknowledge()`` under way is the session's, and goes on.  Messages that it
         prefetched go back to the queue.  Those that it received can still be acknowledged, committed or recovered in
         the session; what is recovered then may come behind later messages, which the next consumer of a group or
         exclusive queue gets meanwhile.
@@ -610,7 +620,7 @@ class MessageConsumer:
         self._end_close(confirmed=confirmed)
 
     def _begin_close(self, deadline: float) -> None:
-        """Give nothing out any more, and wait for its listener."""
+        """Give nothing out any more, and wait for its listener, or for the confirmation of what was received."""
         state = self._state
         with state.settling:
             self._prefetch.closing = True
@@ -620,6 +630,8 @@ class MessageConsumer:
             state.listening.pop(self._prefetch.link, None)
             state.wake()
         self._wait_for_listener(deadline, "is closed")
+        if not state.owner._is_owned():  # type: ignore[attr-defined]  # else a handler has interrupted that
+            state.wait_until(lambda: not self._confirms, deadline)
 
     def _wait_for_listener(self, deadline: float, what: str) -> None:
         state = self._state

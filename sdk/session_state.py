@@ -387,18 +387,21 @@ class SessionState:
                 self._lose(self.epoch + 1)
             raise
 
-    def confirm(self, settlements: Sequence[Settlement], *, outlasts_loss: bool = True) -> None:
+    def confirm(
+        self, settlements: Sequence[Settlement], link: int | None = None, *, outlasts_loss: bool = True
+    ) -> None:
         """Wait until the broker has carried out what was settled, at least one delivery; outside ``settling``.
 
         Args:
             settlements: what was settled.
+            link: of the consumer that waits, no longer than until it is closed; None: the session waits.
             outlasts_loss: whether this waits for the network where it is away, or goes meanwhile.
 
         Raises:
             StaleAcknowledgementException: the connection leads to another store now, which cannot say it.
             JMSException: the broker has not said so; what was settled may have been lost.
         """
-        self.transport.confirm(self.settings.request_timeout_seconds, self.number, outlasts_loss=outlasts_loss)
+        self.transport.confirm(self.settings.request_timeout_seconds, self.number, link, outlasts_loss=outlasts_loss)
         acknowledgements = self.acknowledgements
         if acknowledgements is not None and settlements[0].tag.epoch < acknowledgements.lost.moved_at:
             raise StaleAcknowledgementException(
@@ -407,14 +410,14 @@ class SessionState:
                 stale_count=len(settlements),
             )
 
-    def confirm_or_report(self, settlements: Sequence[Settlement]) -> None:
+    def confirm_or_report(self, settlements: Sequence[Settlement], link: int) -> None:
         """``confirm``, where the caller has a message for the application: the exception listener hears of it.
 
         The caller does not wait for the network: other consumers may get later messages of its group or exclusive queue
         as soon as the connection is lost.
         """
         try:
-            self.confirm(settlements, outlasts_loss=False)
+            self.confirm(settlements, link, outlasts_loss=False)
         except StaleAcknowledgementException as error:
             self.report(error)
         except JMSException as error:

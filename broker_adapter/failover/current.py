@@ -30,14 +30,21 @@ class SessionCall:
 
     Attributes:
         session: the session's number.
-        is_over: whether the session has ended meanwhile.
+        link: of the consumer whose call it is, which has to last as well; None: of none.
+        ended: what has ended meanwhile, the session or the consumer; None: neither.
     """
 
-    __slots__ = ("is_over", "session")
+    __slots__ = ("ended", "link", "session")
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: int, link: int | None) -> None:
         self.session = session
-        self.is_over = False
+        self.link = link
+        self.ended: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call waits no more."""
+        return self.ended is not None
 
 
 class CurrentTransport:
@@ -119,9 +126,9 @@ class CurrentTransport:
 
     # Calls of sessions.
 
-    def begin_call(self, session: int) -> SessionCall:
-        """A session makes a call that may have to wait; ``end_call`` must follow."""
-        call = SessionCall(session)
+    def begin_call(self, session: int, link: int | None = None) -> SessionCall:
+        """A session, or the consumer of a link, makes a call that may have to wait; ``end_call`` must follow."""
+        call = SessionCall(session, link)
         with self.lock:
             self._calls[call] = None
         return call
@@ -135,7 +142,14 @@ class CurrentTransport:
         """Under the lock: a session has ended, and its calls do not wait any more."""
         for call in list(self._calls):  # the handler of a signal may make one meanwhile
             if call.session == session:
-                call.is_over = True
+                call.ended = "the session"
+        self.changed.notify_all()
+
+    def end_consumer(self, link: int) -> None:
+        """Under the lock: the consumer of a link has ended, and its calls do not wait any more."""
+        for call in list(self._calls):
+            if call.link == link:
+                call.ended = "the consumer"
         self.changed.notify_all()
 
     # What does not wait.
@@ -172,7 +186,7 @@ class CurrentTransport:
 
         Raises:
             OperationTimedOutException: the connection was not restored in time.
-            IllegalStateException: the session of the call has ended.
+            IllegalStateException: the session or the consumer of the call has ended.
             JMSException: the connection is closed, has failed, or is not open yet.
         """
         inner = self.connected
@@ -210,7 +224,7 @@ class CurrentTransport:
 
         Raises:
             OperationTimedOutException: the deadline has passed.
-            IllegalStateException: the session of the call has ended.
+            IllegalStateException: the session or the consumer of the call has ended.
             JMSException: the connection is closed, has failed, or is not open yet.
         """
         with self.lock:
@@ -218,7 +232,7 @@ class CurrentTransport:
                 if self.rules.state in (State.CLOSED, State.FAILED, State.CONNECTING):
                     raise self._unusable()
                 if call is not None and call.is_over:
-                    raise IllegalStateException(f"{what}: the session was closed meanwhile")
+                    raise IllegalStateException(f"{what}: {call.ended} was closed meanwhile")
                 if condition():
                     assert self.last is not None
                     return self.last

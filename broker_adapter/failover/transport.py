@@ -173,6 +173,7 @@ class FailoverTransport:
             attachment = record.attachment
             inner = current.connected or _inner_of([record])
             unsent = self._remove([record])
+            current.end_consumer(link)
         _fail_closed(unsent)
         if attachment is None:
             return
@@ -301,14 +302,27 @@ class FailoverTransport:
                 raise as_lost(error) from error
             raise
 
-    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
+    def confirm(
+        self,
+        timeout: float | None,
+        session: int | None = None,
+        link: int | None = None,
+        *,
+        outlasts_loss: bool = True,
+    ) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
+
+        def confirm(inner: Inner, left: float) -> None:
+            record = None if link is None else self._link(link)
+            attachment = None if record is None else record.attachment
+            inner.confirm(left, session, None if attachment is None else attachment[1])
+
         if outlasts_loss:
-            self._repeated("the acknowledgement", timeout, lambda inner, left: inner.confirm(left, session), session)
+            self._repeated("the acknowledgement", timeout, confirm, session, link)
             return
         inner = self._current.usable()
         try:
-            inner.confirm(self._request_timeout if timeout is None else timeout, session)
+            confirm(inner, self._request_timeout if timeout is None else timeout)
         except JMSException as error:
             if inner.is_lost:
                 raise as_lost(error) from error
@@ -411,12 +425,17 @@ class FailoverTransport:
         return self._repeated(f"request {operation!r}", timeout, ask)
 
     def _repeated(
-        self, what: str, timeout: float | None, act: Callable[[Inner, float], _T], session: int | None = None
+        self,
+        what: str,
+        timeout: float | None,
+        act: Callable[[Inner, float], _T],
+        session: int | None = None,
+        link: int | None = None,
     ) -> _T:
         """Do something that is done again where the connection is lost in the middle of it, for a session or none."""
         if session is None:
             return self._again(what, timeout, act, None)
-        call = self._current.begin_call(session)
+        call = self._current.begin_call(session, link)
         try:
             return self._again(what, timeout, act, call)
         finally:

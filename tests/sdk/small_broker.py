@@ -186,7 +186,14 @@ class SmallBroker:
         self._receivers[link].credit = 0
         return True
 
-    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
+    def confirm(
+        self,
+        timeout: float | None,
+        session: int | None = None,
+        link: int | None = None,
+        *,
+        outlasts_loss: bool = True,
+    ) -> None:
         self._check()
 
     def send(self, link: int, envelope: Envelope, on_settled: OnSettled | None, timeout: float | None) -> None:

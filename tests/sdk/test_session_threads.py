@@ -31,7 +31,7 @@ from sdk import (
 )
 from sdk.prefetch import Prefetch
 from tests.contracts.transports import eventually
-from tests.sdk.small_broker import SmallBroker
+from tests.sdk.small_broker import SmallBroker, started, with_messages
 from tests.threads import no_new_threads
 
 _WAIT = 120.0
@@ -637,12 +637,12 @@ def test_a_message_is_received_though_no_thread_can_acknowledge_it_in_time(conne
 def test_a_thread_that_stops_leaves_the_one_that_was_started_meanwhile(connection: Connection) -> None:
     session = connection.create_session()
     state = session._state
-    for started in (threading.Thread(), None):
+    for begun in (threading.Thread(), None):
         stopping = session_thread.SessionThread(state, lambda *_: None)
         stopping.stop()
-        state.thread = started
+        state.thread = begun
         stopping._run()
-        assert state.thread is started
+        assert state.thread is begun
 
 
 def test_a_listener_that_gets_no_thread_is_not_set(connection: Connection) -> None:
@@ -1215,3 +1215,81 @@ def test_a_call_that_waited_for_another_thread_leaves_no_call_under_way(connecti
             call()
             assert not state.calling
         state.own = own
+
+
+# Closing a consumer whose receive waits for the confirmation of what it acknowledged.
+
+
+class Confirming:
+    """A broker whose confirmations wait for an event, or for the end of the consumer that asks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True, **settings)
+        self.waits, self.go_on = threading.Event(), threading.Event()
+        self.links: list[int | None] = []
+        self.detached: list[int] = []
+        self.while_it_waits: Callable[[], None] = lambda: None
+        detach = self.broker.detach
+
+        def confirm(
+            timeout: float | None, session: int | None, link: int | None, *, outlasts_loss: bool = True
+        ) -> None:
+            self.links.append(link)
+            self.waits.set()
+            self.while_it_waits()
+            assert self.go_on.wait(_WAIT)
+            if link in self.detached:
+                raise IllegalStateException("the acknowledgement: the consumer was closed meanwhile")
+
+        def detach_and_end(link: int, timeout: float | None) -> None:
+            self.detached.append(link)
+            self.go_on.set()
+            detach(link, timeout)
+
+        monkeypatch.setattr(self.broker, "confirm", confirm)
+        monkeypatch.setattr(self.broker, "detach", detach_and_end)
+
+
+def test_a_consumer_closes_once_the_receive_of_another_thread_has_its_confirmation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    confirming = Confirming(monkeypatch, close_timeout_seconds=_WAIT)
+    reported: list[JMSException] = []
+    with started(confirming.broker) as connection:
+        connection.exception_listener = reported.append
+        session, consumer = with_messages(connection, AcknowledgeMode.AUTO, 1)
+        confirming.detached.clear()  # the producer's
+        confirming.go_on.clear()
+        receiver, received = _in_thread(lambda: consumer.receive(_WAIT))
+        assert confirming.waits.wait(_WAIT)
+        closer, closed = _in_thread(consumer.close)
+        _receiving(session)  # it waits
+        assert confirming.detached == []
+        confirming.go_on.set()
+        assert str(received.get(timeout=_WAIT)) == "0"
+        assert closed.get(timeout=_WAIT) is None
+        for thread in (receiver, closer):
+            thread.join()
+        assert confirming.links == confirming.detached == [consumer._prefetch.link]
+    assert reported == []
+
+
+@pytest.mark.parametrize("by_handler", [False, True], ids=["by another thread", "by the handler of a signal"])
+def test_a_receive_whose_confirmation_ends_with_its_consumer_returns_the_message_and_that_is_reported(
+    monkeypatch: pytest.MonkeyPatch, by_handler: bool
+) -> None:
+    confirming = Confirming(monkeypatch, close_timeout_seconds=_WAIT if by_handler else 0.05)
+    reported: queue.SimpleQueue[JMSException] = queue.SimpleQueue()
+    with started(confirming.broker) as connection:
+        connection.exception_listener = reported.put
+        _, consumer = with_messages(connection, AcknowledgeMode.AUTO, 1)
+        confirming.go_on.clear()
+        if by_handler:
+            confirming.while_it_waits = consumer.close
+        receiver, received = _in_thread(lambda: consumer.receive(_WAIT))
+        assert confirming.waits.wait(_WAIT)
+        consumer.close()
+        assert str(received.get(timeout=_WAIT)) == "0"
+        receiver.join()
+        assert "1 acknowledgements of session 1 are not confirmed" in reported.get(timeout=_WAIT).reason
+    assert reported.empty()

@@ -4,6 +4,10 @@ A commit is declared, filled and discharged on the session's link to the broker'
 next commit is written together with the discharge, so that a commit costs one round trip.  Our own server may be told
 to discharge before it has answered the transfers, since it refuses the discharge where it refused a transfer; with
 other brokers the discharge waits for the answers.
+
+A commit whose discharge was sent gets no answer any more once the coordinator's link or its session has ended, by
+whichever side.  Our own server is then asked what became of it; with other brokers it is in doubt.  A commit whose
+discharge was not sent is rolled back.
 """
 
 from __future__ import annotations
@@ -55,8 +59,9 @@ class Commit:
         sends: (link, payload).
         settlements: of deliveries of this connection.
         done: called once, with the error where nothing was done.
-        is_in_doubt: whether it cannot be told what became of it: its discharge is to be written, or was, and is not
-            answered.  What was refused since need not have been a part of it.
+        txn_id: the transaction that it is done in; None: it has not come to its discharge.
+        is_in_doubt: whether it cannot be told what became of it: its discharge was sent, and is not answered.  What was
+            refused since need not have been a part of it.
     """
 
     number: int
@@ -64,11 +69,15 @@ class Commit:
     settlements: Sequence[Settlement]
     done: Callable[[Any, JMSException | None], bool]
     started: bool = False
-    discharged: bool = False
+    txn_id: bytes | None = None
     untransmitted: set[int] = attrs.field(factory=set)  #: indexes of sends that a discharge would overtake
     unanswered: int = 0
     refusal: JMSException | None = None
     is_in_doubt: bool = False
+
+
+#: Has a commit of a session told what became of it; with why the broker has not answered its discharge.
+Resolve = Callable[[int, Commit, JMSException], None]
 
 
 class Commits:
@@ -76,6 +85,7 @@ class Commits:
 
     Attributes:
         discharges_early: whether the broker refuses a discharge by itself where it refused a message.
+        resolve: has a commit in doubt told what became of it.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class Commits:
         settlements: Settlements,
         *,
         drains: Drains,
+        resolve: Resolve,
         prefix: str,
         epoch: int,
     ) -> None:
@@ -97,10 +108,12 @@ class Commits:
             producers: what the messages of a commit are sent on.
             settlements: what the deliveries of a commit that was rolled back are given back by.
             drains: tells links that wait for their last settlement.
+            resolve: called with each commit in doubt whose coordinator the broker has ended.
             prefix: unique for ever; with a session number it names the session in commit ids.
             epoch: what the deliveries of this connection carry.
         """
         self.discharges_early = False
+        self.resolve = resolve
         self._table = table
         self._peer = table.peer
         self._sessions = sessions
@@ -181,24 +194,27 @@ class Commits:
         return [] if coordinator is None else coordinator.take_discharged()
 
     @staticmethod
-    def resolved(commit: Commit, was_done: bool | None, error: JMSException | None) -> bool:
-        """End a commit whose session has ended, as the broker says.
+    def resolved(commit: Commit, cause: JMSException, was_done: bool | None, error: JMSException | None) -> bool:
+        """End a commit in doubt, as the broker says.
 
         Args:
             commit: one without an answer.
+            cause: why it had none.
             was_done: whether it was done; None: the broker does not know.
             error: why there is no such answer.
 
         Returns:
             Whether a caller still waits for it.
         """
+        code = cause.error_code
         if error is None and was_done:
             return commit.done(None, None)
         if error is None and was_done is not None:
-            reason = "nothing was committed: the session was closed before the broker had committed"
-            return commit.done(None, TransactionRolledBackException(reason))
+            reason = f"nothing was committed: {cause.reason} before the broker had committed"
+            return commit.done(None, TransactionRolledBackException(reason, error_code=code))
         why = "the broker does not know whether it was done" if error is None else error.reason
-        return commit.done(None, TransactionInDoubtException(f"the session was closed during the commit: {why}"))
+        doubt = TransactionInDoubtException(f"{cause.reason} during the commit: {why}", error_code=code)
+        return commit.done(None, doubt)
 
     def _attach(self, session: int) -> Coordinator:
         name = self._table.new_name("coordinator", None)
@@ -235,12 +251,14 @@ class Coordinator(Link):
         self._session_name = session_name
         self._send = producers.send_in_transaction
         self._refusal_of = commits.refusal_of
+        self._resolve = commits.resolve
         self._discharges_early = commits.discharges_early
         self._credit = 0
         self._txn_id: bytes | None = None
         self._commits: deque[Commit] = deque()
-        self._queue: deque[tuple[bytes, Callable[[State], None]]] = deque()
-        self._waiting: dict[int, Callable[[State], None]] = {}
+        self._queue: deque[Commit | None] = deque()  # what is to be sent: the discharge of a commit; None: a declare
+        self._waiting: dict[int, Commit | None] = {}  # the same, by the peer's number, until it is answered
+        self._no_transaction: JMSException | None = None  # why the broker declares none any more
         self._ended = False
         self._declare()
 
@@ -273,9 +291,12 @@ class Coordinator(Link):
     def on_dispositions(self, event: Dispositions) -> None:
         state = event.state
         for number in event.numbers:
-            answered = self._waiting.pop(number, None)
-            if answered is not None:
-                answered(state)
+            if number in self._waiting:
+                commit = self._waiting.pop(number)
+                if commit is None:
+                    self._on_declared(state)
+                else:
+                    self._on_discharged(commit, state)
 
     def on_close(self, event: LinkRemoteClose) -> None:
         self._peer.close_link(self.number, closed=event.closed)
@@ -286,11 +307,14 @@ class Coordinator(Link):
         self._refuse(error)
 
     def _refuse(self, error: JMSException) -> None:
-        """The coordinator is gone, and its transactions with it: what waits was not done, if it can be told."""
+        """The coordinator is gone, and its transactions with it: what waits was not done, or the broker is asked."""
         reason = f"the transaction coordinator went away: {error.reason}"
         for commit in self._end():
-            kind = TransactionInDoubtException if commit.is_in_doubt else TransactionRolledBackException
-            commit.done(None, kind(reason, error_code=error.error_code))
+            gone = TransactionRolledBackException(reason, error_code=error.error_code)
+            if commit.is_in_doubt:
+                self._resolve(self.session, commit, gone)
+            else:
+                commit.done(None, gone)
 
     def lost(self, error: JMSException) -> None:
         # It cannot be told what became of a commit whose discharge was written.
@@ -309,24 +333,31 @@ class Coordinator(Link):
         return commits
 
     def _declare(self) -> None:
-        self._queue.append((_DECLARE, self._on_declared))
+        self._queue.append(None)
         self._flush()
 
     def _flush(self) -> None:
         # Where the link is gone already, its loss is about to be reported.
         while self._queue and self._credit > 0 and self._peer.has_link(self.number):
-            payload, answered = self._queue.popleft()
+            commit = self._queue.popleft()
             self._credit -= 1
-            self._waiting[self._peer.send(self.number, payload)] = answered
+            payload = _DECLARE if commit is None else self._discharge_of(commit)
+            self._waiting[self._peer.send(self.number, payload)] = commit
 
     def _on_declared(self, state: State) -> None:
         if state.code != DECLARED or state.txn_id is None:
-            # A coordinator that declares nothing is of no use; its close is told like any other.
-            self._peer.close_link(self.number)
-            self._refuse(exception_for(state.error, "the broker refused to begin a transaction"))
+            self._no_transaction = exception_for(state.error, "the broker refused to begin a transaction")
+            self._leave_if_useless()
             return
         self._txn_id = state.txn_id
         self._start()
+
+    def _leave_if_useless(self) -> None:
+        """Close the link where the broker declares no transaction, once it has answered what was discharged."""
+        error = self._no_transaction
+        if error is not None and not any(each.is_in_doubt for each in self._commits):
+            self._peer.close_link(self.number)  # that it is closed is told as of any other link
+            self._refuse(error)
 
     def _start(self) -> None:
         """Start the first commit that waits, once the one before has its answer and a transaction is open."""
@@ -363,19 +394,21 @@ class Coordinator(Link):
         self._maybe_discharge(commit)
 
     def _maybe_discharge(self, commit: Commit) -> None:
-        if self._ended or commit.discharged or commit.untransmitted or self._txn_id is None:
+        if self._ended or commit.txn_id is not None or commit.untransmitted or self._txn_id is None:
             return
         if commit.unanswered and not self._discharges_early:
             return
-        commit.discharged = True
+        commit.txn_id, self._txn_id = self._txn_id, None
+        self._queue.append(commit)
+        self._declare()
+
+    def _discharge_of(self, commit: Commit) -> bytes:
+        """The discharge of a commit, which is sent now: it fails where something of it was refused until now."""
         commit.is_in_doubt = commit.refusal is None
-        body = encode(Described(ULong(DISCHARGE_CODE), [self._txn_id, commit.refusal is not None]))
+        body = encode(Described(ULong(DISCHARGE_CODE), [commit.txn_id, commit.refusal is not None]))
         size = [len(commit.sends), len(commit.settlements)]
         annotations = encode({COMMIT_ID: [self._session_name, commit.number], COMMIT_SIZE: size})
-        self._txn_id = None
-        payload = b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
-        self._queue.append((payload, partial(self._on_discharged, commit)))
-        self._declare()
+        return b"\x00\x53\x72" + annotations + b"\x00\x53\x77" + body
 
     def _on_discharged(self, commit: Commit, state: State) -> None:
         self._commits.remove(commit)
@@ -396,3 +429,4 @@ class Coordinator(Link):
             kind = TransactionInDoubtException if code == IN_DOUBT else TransactionRolledBackException
             commit.done(None, kind(reason, error_code=code))
         self._start()
+        self._leave_if_useless()

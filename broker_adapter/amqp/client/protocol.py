@@ -122,7 +122,7 @@ class ClientProtocol:
         self._phase = Phase.NEW
         self._opened: Done | None = None
         self._closed: Done | None = None
-        self._unresolved = 0  # commits whose session has ended, and of which it is not known whether they are done
+        self._unresolved = 0  # commits whose coordinator is gone, and of which it is not known whether they are done
         epoch, has_client_id = options.epoch, options.has_client_id
         self._sessions = sessions = Sessions(peer)
         self._links = links = LinkTable(peer, options.container_id, listener)
@@ -131,7 +131,14 @@ class ClientProtocol:
         self._consumers = Consumers(links, sessions, drains, epoch=epoch, has_client_id=has_client_id)
         self._settlements = settlements = Settlements(peer, drains, epoch)
         self._commits = commits = Commits(
-            links, sessions, producers, settlements, drains=drains, prefix=options.commit_prefix, epoch=epoch
+            links,
+            sessions,
+            producers,
+            settlements,
+            drains=drains,
+            resolve=self._resolve_cut_off,
+            prefix=options.commit_prefix,
+            epoch=epoch,
         )
         self._requests = Requests(links, sessions, self.fail)
         self.traits = BrokerTraits()
@@ -382,24 +389,29 @@ class ClientProtocol:
             return
         commits = self._commits.end_session(number)
         self._unresolved += len(commits)
+        closed = IllegalStateException("the session was closed")
 
         def ended(result: Any, error: JMSException | None) -> bool:
             for commit in commits:
-                self._resolve(number, commit, error)
+                self._resolve(number, commit, closed, error)
             return done(result, error)
 
         links = self._links_of_session(number)
         drains = {link.number for link in links if self._drains.is_awaited(link.number)}
-        closed = IllegalStateException("the session is closed")
         for link in (*links, *self._links.of_session(number, ClosingLink)):
             link.session_ended(closed)
         self._drains.end_session(session, drains, ended if commits else done)
 
-    def _resolve(self, session: int, commit: Commit, error: JMSException | None) -> None:
-        """Have a commit whose session has ended told what became of it."""
+    def _resolve_cut_off(self, session: int, commit: Commit, cause: JMSException) -> None:
+        """Have a commit told what became of it, whose coordinator the broker has ended."""
+        self._unresolved += 1
+        self._resolve(session, commit, cause, None)
+
+    def _resolve(self, session: int, commit: Commit, cause: JMSException, error: JMSException | None) -> None:
+        """Have a commit whose coordinator is gone told what became of it, by the broker where there is no error."""
 
         def resolved(result: Any, error: JMSException | None) -> bool:
-            waits = self._commits.resolved(commit, result, error)
+            waits = self._commits.resolved(commit, cause, result, error)
             self._unresolved -= 1
             self._close_once_resolved()
             return waits

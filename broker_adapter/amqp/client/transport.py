@@ -128,7 +128,7 @@ class AmqpTransport:
         self._max_message_bytes: dict[int, int] = {}
         self._closing = threading.Lock()
         self._closed = False
-        self._confirming: dict[Answer, int | None] = {}  #: with the session that waits
+        self._confirming: dict[Answer, tuple[int | None, int | None]] = {}  #: with the session and link that wait
         self._committing: list[int] = []  #: one for each commit that is under way, since its length changes in one step
 
     def __repr__(self) -> str:
@@ -304,8 +304,8 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.end_session`."""
         if self._relay is not None:
             self._relay.end_session(session)
-        for call, of in list(self._confirming.items()):
-            if of == session:
+        for call, (of_session, _) in list(self._confirming.items()):
+            if of_session == session:
                 call(None, IllegalStateException("the acknowledgement: the session was closed meanwhile"))
         self._ask("ending the session", lambda protocol, done: protocol.end_session(session, done), timeout)
 
@@ -378,6 +378,9 @@ class AmqpTransport:
             self._relay.close(link)
             return
         self._max_message_bytes.pop(link, None)
+        for call, (_, of_link) in list(self._confirming.items()):
+            if of_link == link:
+                call(None, IllegalStateException("the acknowledgement: the consumer was closed meanwhile"))
         self._ask("detaching the link", lambda protocol, done: protocol.detach(link, done), timeout)
 
     def unsubscribe(self, name: str, timeout: float | None, session: int | None = None) -> None:
@@ -454,10 +457,17 @@ class AmqpTransport:
         """See :meth:`broker_adapter.transport.Transport.drain`."""
         return bool(self._ask("draining the link", lambda protocol, done: protocol.drain(link, done), timeout))
 
-    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
+    def confirm(
+        self,
+        timeout: float | None,
+        session: int | None = None,
+        link: int | None = None,
+        *,
+        outlasts_loss: bool = True,
+    ) -> None:
         """See :meth:`broker_adapter.transport.Transport.confirm`."""
         call = Answer()
-        self._confirming[call] = session
+        self._confirming[call] = session, link
         try:
             if self._protocol_in_use().traits.answers_requests:
                 self._ask("the acknowledgement", lambda it, done: it.request("confirm", {}, done), timeout, call)

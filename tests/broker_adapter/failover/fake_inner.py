@@ -149,8 +149,15 @@ class FakeInner:
         self._called("drain", link)
         return True
 
-    def confirm(self, timeout: float | None, session: int | None = None, *, outlasts_loss: bool = True) -> None:
-        self._called("confirm")
+    def confirm(
+        self,
+        timeout: float | None,
+        session: int | None = None,
+        link: int | None = None,
+        *,
+        outlasts_loss: bool = True,
+    ) -> None:
+        self._called("confirm", session, link)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         self._called("settle", list(settlements))

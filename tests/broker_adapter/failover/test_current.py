@@ -151,3 +151,17 @@ def test_a_call_of_a_session_that_ends_meanwhile_does_not_wait_and_those_of_othe
     for call in (ended, other):
         current.end_call(call)
     assert not current._calls
+
+
+def test_a_call_of_a_consumer_that_ends_meanwhile_does_not_wait_and_those_of_its_session_do() -> None:
+    failover = Failover()
+    failover.lose()
+    current = failover.current
+    ended, other, of_session = current.begin_call(1, 5), current.begin_call(1, 6), current.begin_call(1)
+    with current.lock:
+        current.end_consumer(5)
+    with pytest.raises(IllegalStateException, match="the acknowledgement: the consumer was closed meanwhile"):
+        current.wait_until_connected(None, "the acknowledgement", ended)
+    for call in (other, of_session):
+        with pytest.raises(OperationTimedOutException):
+            current.wait_until_connected(failover.now, "the acknowledgement", call)

@@ -366,6 +366,42 @@ def test_it_says_where_it_stands() -> None:
     assert [each[0] for each in connection.inner.calls[-3:]] == ["settle", "confirm", "commit"]
 
 
+@pytest.mark.parametrize("outlasts_loss", [True, False])
+def test_a_confirmation_has_the_number_of_its_consumers_link_in_the_inner_transport(outlasts_loss: bool) -> None:
+    connection = Connection().open()
+    connection.sender()
+    link = connection.transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5.0)
+    connection.next.append(FakeInner())
+    connection.next[0]._next_link = 11
+    connection.cut_and_restore()
+    connection.transport.confirm(5.0, 1, link, outlasts_loss=outlasts_loss)
+    assert connection.inner.calls[-1] == ("confirm", 1, 12)
+    connection.transport.confirm(5.0, 1, outlasts_loss=outlasts_loss)
+    assert connection.inner.calls[-1] == ("confirm", 1, None)
+
+
+def test_a_confirmation_that_waits_for_the_network_ends_with_its_consumer() -> None:
+    connection = Connection("&initial_reconnect_delay_seconds=1000").open()
+    link = connection.transport.attach(ReceiverSpec(1, QUEUE), lambda _deliveries: None, 5.0)
+    connection.inner.cut()
+    assert connection.has_told(Interrupted)
+    raised: list[JMSException] = []
+
+    def confirm() -> None:
+        try:
+            connection.transport.confirm(WAIT, 1, link)
+        except JMSException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=confirm)
+    thread.start()
+    assert wait_for(lambda: bool(connection.transport._current._calls))
+    connection.transport.detach(link, WAIT)
+    thread.join(WAIT)
+    assert [each.reason for each in raised] == ["the acknowledgement: the consumer was closed meanwhile"]
+    connection.transport.close(WAIT)
+
+
 @pytest.mark.parametrize("what", ["link", "session"])
 def test_what_is_closed_while_the_rest_is_restored_is_closed_at_the_broker_as_well(what: str) -> None:
     """Its link is there again: an exclusive consumer that stayed would keep others from the queue."""

@@ -13,6 +13,8 @@ from broker_adapter.amqp.events import (
     REJECTED,
     TRANSACTIONAL,
     Dispositions,
+    LinkFlow,
+    LinkRemoteClose,
     LinkRemoteOpen,
     RemoteOpen,
     SessionRemoteClose,
@@ -227,31 +229,6 @@ def test_a_large_message_that_is_refused_half_way_rolls_its_transaction_back(wir
     assert [fails for fails, _ in wired.broker.discharges] == [True]
 
 
-@pytest.mark.parametrize("what", ["session", "link"])
-def test_a_commit_whose_discharge_was_sent_is_in_doubt_where_its_coordinator_goes(wired: Wired, what: str) -> None:
-    link = sender(wired)
-    far = attached(wired).session
-    wired.pump()
-    result = Result()
-    coordinate, seen = wired.broker._coordinate, []
-
-    def coordinate_and_end(on: int, delivery: Any) -> None:
-        seen.append(delivery)
-        if len(seen) == 1:
-            coordinate(on, delivery)
-        elif what == "session":
-            wired.broker.peer.end_session(far, AmqpError("amqp:internal-error", "the session is gone"))
-        elif what == "link":
-            wired.broker.peer.close_link(on, AmqpError("amqp:internal-error", "the coordinator is gone"))
-
-    wired.broker._coordinate = coordinate_and_end  # type: ignore[method-assign]
-    wired.client.commit(1, 2, [(link, BODY)], [], result)
-    wired.pump()
-    assert len(seen) >= 2
-    with pytest.raises(TransactionInDoubtException, match="is gone"):
-        _ = result.value
-
-
 def unanswered_commit(wired: Wired) -> Result:
     """A commit whose discharge the broker does not answer."""
     link, result = sender(wired), Result()
@@ -323,6 +300,139 @@ def test_a_commit_whose_session_ends_is_in_doubt_where_the_connection_is_lost(wi
     for each, kind in ((result, TransactionInDoubtException), (ended, ConnectionLostException)):
         with pytest.raises(kind, match="the network is away"):
             _ = each.value
+
+
+def end_coordinator(wired: Wired, what: str) -> None:
+    """The broker ends the link to its coordinator, alone or with the session."""
+    gone = AmqpError("amqp:internal-error", "it is gone")
+    (coordinator,) = [each for each in wired.broker.of(LinkRemoteOpen) if each.link in wired.broker.coordinators]
+    if what == "session":
+        wired.broker.peer.end_session(coordinator.session, gone)
+    else:
+        wired.broker.peer.close_link(coordinator.link, gone)
+
+
+@pytest.mark.parametrize("what", ["session", "link"])
+@pytest.mark.parametrize(
+    ("answer", "error", "reason"),
+    [
+        ((None, True), None, ""),
+        ((None, False), TransactionRolledBackException, "nothing was committed: the transaction coordinator went away"),
+        ((None, None), TransactionInDoubtException, "it is gone.*the broker does not know"),
+        ((("JMSException", "not now", None), None), TransactionInDoubtException, "it is gone.*not now"),
+    ],
+)
+def test_what_became_of_a_commit_is_asked_for_where_the_broker_ends_its_coordinator(
+    wired: Wired, what: str, answer: tuple[Any, Any], error: type[JMSException] | None, reason: str
+) -> None:
+    result = unanswered_commit(wired)
+    end_coordinator(wired, what)
+    wired.pump()
+    assert result.pending
+    manager = Manager(wired)
+    (request,) = manager.requests()
+    arguments = {"session": "prefix:1", "number": 2, "age_ms": 0}
+    assert (request.operation, request.arguments) == ("resolve_commit", arguments)
+    assert [type(each) for each in wired.broker.log if not isinstance(each, LinkFlow | LinkRemoteOpen)][-2:] == [
+        SessionRemoteClose if what == "session" else LinkRemoteClose,
+        Transfers,
+    ], "we have ended it as well when the broker is asked"
+    manager.answer(Answer(1, *answer))
+    if error is None:
+        assert result.value is None
+        return
+    with pytest.raises(error, match=reason):
+        _ = result.value
+
+
+@pytest.mark.parametrize("what", ["session", "link"])
+def test_a_commit_whose_coordinator_the_broker_ends_is_in_doubt_where_the_broker_cannot_be_asked(what: str) -> None:
+    wired = Wired(ScriptedBroker(holdfast=False)).opened()
+    result = unanswered_commit(wired)
+    end_coordinator(wired, what)
+    wired.pump()
+    with pytest.raises(TransactionInDoubtException, match="it is gone"):
+        _ = result.value
+
+
+def test_a_connection_closes_once_it_is_known_what_became_of_a_commit_whose_session_the_broker_ended(
+    wired: Wired,
+) -> None:
+    result, closed = unanswered_commit(wired), Result()
+    end_coordinator(wired, "session")
+    wired.pump()
+    wired.client.close(closed)
+    wired.pump()
+    assert (result.pending, closed.pending) == (True, True)
+    Manager(wired).answer(Answer(1, None, True))
+    wired.pump()
+    assert (result.value, closed.value) == (None, None)
+
+
+@pytest.mark.parametrize("holdfast", [True, False])
+@pytest.mark.parametrize("what", ["session", "link"])
+def test_a_commit_whose_discharge_waits_for_credit_is_rolled_back_where_its_coordinator_goes(
+    what: str, holdfast: bool
+) -> None:
+    wired = Wired(ScriptedBroker(holdfast=holdfast)).opened()
+    link, result = sender(wired), Result()
+    wired.broker.credit = 1  # for the declare
+    wired.client.commit(1, 2, [(link, BODY)], [], result)
+    wired.pump()
+    assert (result.pending, wired.broker.discharges) == (True, [])
+    end_coordinator(wired, what)
+    wired.pump()
+    with pytest.raises(TransactionRolledBackException, match="it is gone"):
+        _ = result.value
+    assert wired.broker.held == [], "it is not asked what became of it"
+
+
+def test_a_commit_whose_discharge_waits_for_credit_is_not_done_where_it_is_withdrawn(wired: Wired) -> None:
+    link, result = sender(wired), Result(waits=False)
+    wired.broker.credit = 1  # for the declare
+    wired.client.commit(1, 2, [(link, BODY)], [], result)
+    wired.pump()
+    assert wired.ask(wired.client.withdraw, 1, 2) is False
+    (coordinator,) = wired.broker.coordinators
+    wired.broker.peer.credit(coordinator, 10)
+    wired.pump()
+    assert [fails for fails, _ in wired.broker.discharges] == [True]
+    with pytest.raises(TransactionRolledBackException, match="not ready in time"):
+        _ = result.value
+
+
+@pytest.mark.parametrize("outcome", [ACCEPTED_STATE, State(REJECTED, error=AmqpError("amqp:illegal-state", "stale"))])
+def test_a_commit_under_way_is_answered_though_no_further_transaction_can_be_declared(
+    wired: Wired, outcome: State
+) -> None:
+    link, results = sender(wired), [Result(), Result()]
+    coordinate, seen = wired.broker._coordinate, []
+
+    def refuse_the_second(on: int, delivery: Any) -> None:
+        seen.append((on, delivery))
+        if len(seen) == 1:
+            coordinate(on, delivery)
+        elif len(seen) == 3:
+            too_many = State(REJECTED, error=AmqpError("amqp:resource-limit-exceeded", "too many transactions"))
+            wired.broker.peer.settle(on, [delivery.number], too_many)
+
+    wired.broker._coordinate = refuse_the_second  # type: ignore[method-assign]
+    for number, result in enumerate(results, 1):
+        wired.client.commit(1, number, [(link, BODY)], [], result)
+    wired.pump()
+    assert ([each.pending for each in results], len(seen)) == ([True, True], 3)
+    discharge = seen[1]
+    wired.broker.peer.settle(discharge[0], [discharge[1].number], outcome)
+    wired.pump()
+    if outcome == ACCEPTED_STATE:
+        assert results[0].value is None
+    else:
+        with pytest.raises(TransactionRolledBackException, match="stale"):
+            _ = results[0].value
+    with pytest.raises(TransactionRolledBackException, match="too many transactions"):
+        _ = results[1].value
+    wired.broker._coordinate = coordinate  # type: ignore[method-assign]
+    assert wired.ask(wired.client.commit, 1, 3, [(link, BODY)], []) is None
 
 
 def test_a_broker_that_commits_without_a_message_that_it_refused_leaves_a_doubt() -> None:
