@@ -36,6 +36,13 @@ EXTERNAL: Final = "EXTERNAL"
 SCRAM_SHA_256: Final = "SCRAM-SHA-256"
 PLAIN: Final = "PLAIN"
 ANONYMOUS: Final = "ANONYMOUS"
+#: Fewest iterations of the hash of a password, which slows down guessing (RFC 7677).
+MIN_ITERATIONS: Final = 4096
+#: Most iterations for a login: from half a second to a few, of one core.
+MAX_ITERATIONS: Final = 1_000_000
+#: Iterations where the administrator gives no number: about 20 ms of one core for each login, the client's by
+#: SCRAM-SHA-256 and the server's by PLAIN.
+ITERATIONS: Final = 100_000
 #: The advice for a client that needs a login and has none.
 GIVE_LOGIN: Final = "give a user name and a password"
 #: The SASL mechanisms that a client can do, strongest first.

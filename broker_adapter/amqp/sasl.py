@@ -32,7 +32,15 @@ from scramp import ScramClient, ScramException, ScramMechanism
 
 from broker_adapter.amqp.values import Described, Reader, Symbol, Symbols, UByte, ULong, encode
 from broker_adapter.errors import ConnectionLostException, JMSException, JMSSecurityException, ProtocolException
-from broker_adapter.mechanisms import ANONYMOUS, EXTERNAL, GIVE_LOGIN, PLAIN, SCRAM_SHA_256
+from broker_adapter.mechanisms import (
+    ANONYMOUS,
+    EXTERNAL,
+    GIVE_LOGIN,
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    PLAIN,
+    SCRAM_SHA_256,
+)
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -43,10 +51,6 @@ MAX_FRAME_BYTES: Final = 8192
 MAX_FRAMES: Final = 8
 #: Most values in one frame, nested ones counted.
 MAX_FRAME_VALUES: Final = 1000
-#: Fewest iterations of the hash that slows down guessing, as RFC 7677 says.
-MIN_ITERATIONS: Final = 4096
-#: Most iterations that are done for a login: from half a second to a few, of one core.
-MAX_ITERATIONS: Final = 1_000_000
 #: Most bytes that the other side may send while the exchange is suspended: its first frames of AMQP, ahead of time.
 MAX_AHEAD_BYTES: Final = 64 * 1024
 #: Longest first message of a SCRAM client, in bytes: a name of 255 characters, escaped, and a nonce.

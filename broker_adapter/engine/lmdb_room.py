@@ -14,6 +14,7 @@ import attrs
 
 from broker_adapter.engine.lmdb_errors import code_of, free_bytes, no_room
 from broker_adapter.engine.room import Figures, Room, room_of
+from broker_adapter.engine.store_files import DATA
 from broker_adapter.settings import EngineSettings
 
 #: Room beyond which it is not counted, beside that of two transactions.
@@ -77,7 +78,7 @@ def can_grow(path: Path) -> bool:
     if free_bytes(path) < BALLAST_BYTES:
         return False
     try:
-        with open(path / "data.mdb", "r+b") as data:
+        with open(path / DATA, "r+b") as data:
             os.posix_fallocate(data.fileno(), os.fstat(data.fileno()).st_size, BALLAST_BYTES)
     except OSError as error:
         return no_room(path, code_of(error)) is None
@@ -87,7 +88,7 @@ def can_grow(path: Path) -> bool:
 def _keep_ballast(path: Path, figures: Figures) -> None:
     """On a disk that is filling up, have the file reach beyond its last page, so that settling can always go on."""
     wanted = figures.file_pages * figures.page_bytes + BALLAST_BYTES
-    with suppress(OSError), open(path / "data.mdb", "r+b") as data:
+    with suppress(OSError), open(path / DATA, "r+b") as data:
         if os.fstat(data.fileno()).st_size < wanted:
             os.posix_fallocate(data.fileno(), figures.file_pages * figures.page_bytes, BALLAST_BYTES)
 

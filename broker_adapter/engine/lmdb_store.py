@@ -71,7 +71,7 @@ from broker_adapter.engine.room import Room
 from broker_adapter.engine.run_numbers import number_of, with_gaps
 from broker_adapter.engine.schedule_lines import fits
 from broker_adapter.engine.store import Loaded, StoredQueue
-from broker_adapter.engine.store_files import allocate_lock, check_size, own, sync_directory
+from broker_adapter.engine.store_files import DATA, allocate_lock, check_size, own, sync_directory
 from broker_adapter.engine.store_versions import take_over
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
@@ -174,14 +174,14 @@ class LmdbStore:
             raise opening_failed(self.path, error) from error
 
     def _open_files(self) -> None:
-        is_new = not (self.path / "data.mdb").exists()
+        is_new = not (self.path / DATA).exists()
         left = sorted(each.name for each in self.path.glob("data.mdb.damaged-*")) if is_new else []
         if left:
             raise StoreException(
                 f"the store in {str(self.path)!r} has no file data.mdb, only {left[-1]}: restore data.mdb from a copy,"
                 f" or rename that one and run: holdfast check {str(self.path)!r} --repair"
             )
-        check_size(self.path / "data.mdb")
+        check_size(self.path / DATA)
         allocate_lock(self.path / "lock.mdb")
         try:
             self._env = lmdb.open(
@@ -193,7 +193,7 @@ class LmdbStore:
             )
         except lmdb.Error:
             if is_new:  # a part of a file, on a full disk: the next start would take it for a damaged store
-                (self.path / "data.mdb").unlink(missing_ok=True)
+                (self.path / DATA).unlink(missing_ok=True)
             raise
         if self._is_kept:
             # What an older version wrote is upgraded there, and seen as it will be.

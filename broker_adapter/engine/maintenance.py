@@ -60,7 +60,7 @@ from broker_adapter.engine.run_numbers import SKIPPED_RUNS, next_run, number_of
 from broker_adapter.engine.salvage import Salvage, Salvaged
 from broker_adapter.engine.selection import Formats
 from broker_adapter.engine.store import DurableStore
-from broker_adapter.engine.store_files import own, reader_of, sync_directory
+from broker_adapter.engine.store_files import DATA, existing_store, own, reader_of, sync_directory
 from broker_adapter.errors import ResourceAllocationException, StoreCorruptException, StoreException
 from broker_adapter.settings import EngineSettings
 
@@ -71,7 +71,6 @@ _SHOWN: Final = 50
 #: Records written at once into a new file, and their bytes.
 _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
-_DATA: Final = "data.mdb"
 #: Files, and records in quarantine, that may have the same name but for a number.
 _MOST_NAMES: Final = 1000
 #: Bytes of the key of a message in quarantine: alone, or beside others of its number.
@@ -197,7 +196,7 @@ def check_store(
     directory = existing_store(path)
     report = Report()
     with own(directory):
-        with open(directory / _DATA, "rb") as data:
+        with open(directory / DATA, "rb") as data:
             found = _metas_of(directory, data.fileno())
             root = _check_pages(data.fileno(), found, report, progress)
             if report.damages:
@@ -240,19 +239,11 @@ def _not_done(directory: Path, what: str, error: Exception, left: str) -> StoreE
 _AS_IT_WAS: Final = "the file that was there is as it was"
 
 
-def existing_store(path: str | os.PathLike[str]) -> Path:
-    """The directory of a store; raises StoreException where there is none."""
-    directory = Path(path)
-    if not (directory / _DATA).exists():
-        raise StoreException(f"there is no store in {str(directory)!r}: it has no file {_DATA}")
-    return directory
-
-
 def _metas_of(directory: Path, handle: int) -> Sequence[Meta]:
     found = metas(reader_of(handle))
     if not found:
         raise StoreCorruptException(
-            f"{str(directory / _DATA)!r} is not an LMDB file, or both of its roots are damaged; restore it from a copy"
+            f"{str(directory / DATA)!r} is not an LMDB file, or both of its roots are damaged; restore it from a copy"
         )
     return found
 
@@ -312,7 +303,7 @@ def _rebuild(
         handles = {table: env.open_db(table.encode()) for table in TABLES}
         report.salvaged = _write(env, handles, salvage.records())
         report.free_is_known = salvage.free_is_known
-        report.damaged_file = str(_put_beside(directory / _DATA))
+        report.damaged_file = str(_put_beside(directory / DATA))
         with env.begin(write=True) as txn:
             _count_lost(txn, handles, report)
             if txn.stat(handles["meta"])["entries"] != report.counted.get("meta"):
@@ -323,7 +314,7 @@ def _rebuild(
     finally:
         env.close()
     sync_directory(directory)
-    os.replace(target / _DATA, directory / _DATA)  # at no moment is there none
+    os.replace(target / DATA, directory / DATA)  # at no moment is there none
     shutil.rmtree(target, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(directory / "lock.mdb")
@@ -538,7 +529,7 @@ def compact_store(
         _check_pages_are_sound(directory, progress)
         store = LmdbStore(directory, settings, is_owned=True)
         target = directory / "compacting"
-        before = (directory / _DATA).stat().st_size
+        before = (directory / DATA).stat().st_size
         try:
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(mode=0o700)
@@ -549,22 +540,22 @@ def compact_store(
             raise _not_done(directory, "compacted", error, _AS_IT_WAS) from error
         finally:
             store.close()
-        with open(target / _DATA, "rb") as data:
+        with open(target / DATA, "rb") as data:
             os.fchmod(data.fileno(), 0o600)
             os.fsync(data.fileno())
-        os.replace(target / _DATA, directory / _DATA)
+        os.replace(target / DATA, directory / DATA)
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(directory / "lock.mdb")
         sync_directory(directory)
         progress("compacting", 1, 1)
-        return before, (directory / _DATA).stat().st_size
+        return before, (directory / DATA).stat().st_size
 
 
 def _check_pages_are_sound(directory: Path, progress: Progress) -> None:
     """Raise StoreCorruptException where they are not: LMDB may end the process that uses them."""
     pages = Report()
-    with open(directory / _DATA, "rb") as data:
+    with open(directory / DATA, "rb") as data:
         _check_pages(data.fileno(), _metas_of(directory, data.fileno()), pages, progress)
     if pages.damages:
         raise StoreCorruptException(

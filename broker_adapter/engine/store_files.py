@@ -15,8 +15,18 @@ from broker_adapter.engine.lmdb_errors import opening_failed
 from broker_adapter.engine.pages import File, Read, contradiction, metas
 from broker_adapter.errors import StoreCorruptException, StoreException, StoreLockedException
 
+#: The name of the file that has the records.
+DATA: Final = "data.mdb"
 #: Bytes of LMDB's lock file with its 126 places for readers.
 _LOCK_BYTES: Final = 8192
+
+
+def existing_store(path: str | os.PathLike[str]) -> Path:
+    """The directory of a store; raises StoreException where there is none."""
+    directory = Path(path)
+    if not (directory / DATA).exists():
+        raise StoreException(f"there is no store in {str(directory)!r}: it has no file {DATA}")
+    return directory
 
 
 def allocate_lock(path: Path) -> None:

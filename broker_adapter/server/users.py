@@ -24,21 +24,18 @@ import tempfile
 from collections import Counter
 from hmac import compare_digest
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
-from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS, Verifier, decoy
+from broker_adapter.amqp.sasl import Verifier, decoy
 from broker_adapter.engine.store_files import sync_directory
 from broker_adapter.errors import JMSSecurityException
-from broker_adapter.mechanisms import SCRAM_SHA_256
+from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS, SCRAM_SHA_256
 
 _log = logging.getLogger(f"holdfast.{__name__}")
 
-#: Iterations of the hash where the administrator gives no number: about 20 ms of one core for each login, the client's
-#: by SCRAM-SHA-256 and the server's by PLAIN.
-ITERATIONS: Final = 100_000
 #: Largest users file.
 MAX_FILE_BYTES = 16 * 1024 * 1024
 #: Longest user name and password, in characters.

@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS
 from broker_adapter.errors import MessageFormatException
+from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from broker_adapter.selectors.language import checked_property_name
-from broker_adapter.server.cli.message_commands import browse, receive, send
-from broker_adapter.server.cli.serve import serve
-from broker_adapter.server.cli.server_commands import announce, delete, purge, redrive, stat
-from broker_adapter.server.cli.store_commands import add_commands
+from broker_adapter.server.cli.on_demand import command
+from broker_adapter.server.cli.store_arguments import add_store_commands
 from broker_adapter.server.cli.tools import add_option, text_argument, url_argument
-from broker_adapter.server.cli.user_commands import user
-from broker_adapter.server.users import ITERATIONS
 from broker_adapter.version import own_version
 
 DEFAULT_URL = "amqp://127.0.0.1:5672"
@@ -102,6 +98,7 @@ def _unrecognized(rest: Sequence[str], parser: argparse.ArgumentParser) -> str:
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="holdfast", description="Durable queues: a server, and tools for people.")
     parser.add_argument("--version", action="version", version=f"holdfast {own_version()}")
+    parser.set_defaults(needs_output=True)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     serving = commands.add_parser("serve", help="serve a store to AMQP 1.0 clients")
@@ -134,7 +131,8 @@ def _make_parser() -> argparse.ArgumentParser:
         help="check every page and record of the store first, and do not serve one that is damaged",
     )
     add_option(serving)
-    serving.set_defaults(run=serve)
+    # Whether there is a reader of its output does not matter to a server.
+    serving.set_defaults(run=command("serve", "serve"), needs_output=False)
 
     sending = _client(commands, "send", "send messages: the given texts, or each line of the standard input")
     sending.add_argument("body", nargs="*", type=text_argument, default=[], metavar="TEXT")
@@ -153,7 +151,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     sending.add_argument("--delay", type=_seconds, metavar="SECONDS", help="deliver not before this time has passed")
     sending.add_argument("--non-persistent", action="store_true", help="need not survive a restart of the server")
-    sending.set_defaults(run=send, late="body")
+    sending.set_defaults(run=command("message_commands", "send"), late="body")
 
     receiving = _client(commands, "receive", "receive messages, acknowledging each when it is printed")
     receiving.add_argument("--count", type=_positive, help="stop after so many; default: when nothing more comes")
@@ -166,28 +164,28 @@ def _make_parser() -> argparse.ArgumentParser:
     receiving.add_argument(
         "--selector", type=text_argument, metavar="TEXT", help="only these, such as \"colour = 'red'\""
     )
-    receiving.set_defaults(run=receive)
+    receiving.set_defaults(run=command("message_commands", "receive"))
 
     browsing = _client(commands, "browse", "show the messages of a queue, taking nothing", topics=False)
     browsing.add_argument(
         "--selector", type=text_argument, metavar="TEXT", help='only these, such as "JMSPriority > 5"'
     )
     browsing.add_argument("--count", type=_positive, help="stop after so many")
-    browsing.set_defaults(run=browse)
+    browsing.set_defaults(run=command("message_commands", "browse"))
 
     showing = _client(commands, "stat", "figures of the server and its queues", destination=False)
-    showing.set_defaults(run=stat)
+    showing.set_defaults(run=command("server_commands", "stat"))
 
     purging = _client(commands, "purge", "drop all waiting messages of a queue or a subscription")
     _add_subscription(purging, "with --topic: the subscription")
     purging.add_argument("--yes", action="store_true", help="do not ask")
-    purging.set_defaults(run=purge)
+    purging.set_defaults(run=command("server_commands", "purge"))
 
     deleting = _client(commands, "delete", "delete a queue, a topic or a subscription, with its messages")
     _add_subscription(deleting, "with --topic: only this subscription")
     deleting.add_argument("--force", action="store_true", help="also while it is in use: its consumers end")
     deleting.add_argument("--yes", action="store_true", help="do not ask")
-    deleting.set_defaults(run=delete)
+    deleting.set_defaults(run=command("server_commands", "delete"))
 
     announcing = _client(
         commands,
@@ -198,7 +196,7 @@ def _make_parser() -> argparse.ArgumentParser:
     announcing.add_argument(
         "servers", type=text_argument, metavar="LIST", help="HOST:PORT,HOST:PORT,...; an empty text: nowhere else"
     )
-    announcing.set_defaults(run=announce)
+    announcing.set_defaults(run=command("server_commands", "announce"))
 
     redriving = _client(
         commands,
@@ -220,9 +218,9 @@ def _make_parser() -> argparse.ArgumentParser:
         help="put all of them into this queue instead; it is made, and that is told, where it does not exist",
     )
     redriving.add_argument("--count", type=_positive, metavar="N", help="at most so many, the oldest first")
-    redriving.set_defaults(run=redrive)
+    redriving.set_defaults(run=command("server_commands", "redrive"))
 
-    add_commands(commands)
+    add_store_commands(commands)
 
     managing = commands.add_parser(
         "user",
@@ -244,7 +242,7 @@ def _make_parser() -> argparse.ArgumentParser:
         f" guessing the password from the file and each login slower; default {ITERATIONS}",
     )
     managing.add_argument("--json", action="store_true", help="one JSON object a line")
-    managing.set_defaults(run=user, late="name")
+    managing.set_defaults(run=command("user_commands", "user"), late="name")
     for each in commands.choices.values():
         each.set_defaults(parser=each)  # for errors about arguments, with the usage of this command
     return parser

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from broker_adapter.errors import JMSException
 from broker_adapter.server.cli.parser import parse
-from broker_adapter.server.cli.serve import serve
 from broker_adapter.server.cli.terminal import PrintableFormatter, drop_output, output_errors, ready_streams
 from broker_adapter.server.cli.tools import warn
 
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None, *, is_open: bool) -> int:
     options = parse(arguments)
-    if not is_open and options.run is not serve:  # a server does not depend on a reader of its output
+    if not is_open and options.needs_output:
         raise ValueError("the standard output is closed, so nothing was done; open it (>/dev/null discards the output)")
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))

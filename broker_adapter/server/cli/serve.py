@@ -16,6 +16,7 @@ from broker_adapter.amqp.sasl import ServerLogin
 from broker_adapter.amqp.security.tls_files import check_readable
 from broker_adapter.engine.broker import Broker
 from broker_adapter.engine.maintenance import check_store
+from broker_adapter.engine.store_files import DATA
 from broker_adapter.errors import StoreCorruptException
 from broker_adapter.server.announcements import servers_from
 from broker_adapter.server.cli.store_commands import progress
@@ -56,7 +57,7 @@ def serve(options: argparse.Namespace) -> int:
             f"refusing to listen on {host}, which others can reach, without {missing}; give them, or say --insecure"
         )
     sys.setswitchinterval(_SWITCH_SECONDS)
-    if options.check and os.path.exists(os.path.join(options.data, "data.mdb")):
+    if options.check and os.path.exists(os.path.join(options.data, DATA)):
         report = check_store(options.data, engine_settings, progress=progress())
         if not report.is_sound:
             raise StoreCorruptException(

@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 
+from broker_adapter.mechanisms import ITERATIONS
 from broker_adapter.server.cli.tools import PASSWORD, asked_password, decoded, given_password, say, undecoded
-from broker_adapter.server.users import ITERATIONS, UsersFile
+from broker_adapter.server.users import UsersFile
 
 
 def user(options: argparse.Namespace) -> int:

@@ -16,7 +16,6 @@ from scramp import ScramMechanism
 from broker_adapter.amqp.peer import Peer, PeerLimits
 from broker_adapter.amqp.sasl import (
     AUTH,
-    MAX_ITERATIONS,
     OK,
     PLAIN,
     SASL_HEADER,
@@ -25,6 +24,7 @@ from broker_adapter.amqp.sasl import (
 )
 from broker_adapter.amqp.values import Described, Reader, Symbol, ULong, encode
 from broker_adapter.engine.broker import Broker
+from broker_adapter.mechanisms import MAX_ITERATIONS
 from broker_adapter.server import listener, password_checks
 from broker_adapter.server.listener import Listener
 from broker_adapter.server.users import UsersFile

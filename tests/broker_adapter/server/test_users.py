@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.amqp.sasl import MAX_ITERATIONS, MIN_ITERATIONS, PLAIN, SCRAM_SHA_256, ClientLogin, ServerLogin
+from broker_adapter.amqp.sasl import PLAIN, SCRAM_SHA_256, ClientLogin, ServerLogin
 from broker_adapter.errors import JMSSecurityException
+from broker_adapter.mechanisms import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS
 from broker_adapter.server import users
-from broker_adapter.server.users import ITERATIONS, MAX_NAME_LENGTH, MAX_PASSWORD_LENGTH, UsersFile
+from broker_adapter.server.users import MAX_NAME_LENGTH, MAX_PASSWORD_LENGTH, UsersFile
 
 GOOD = (
     "alice SCRAM-SHA-256$4096:MDEyMzQ1Njc4OTAxMjM0NQ==$vm+s1q2V5pmcSU8VhFtEX5EVRuJ2SUZpRpqkgI9yPZE=:"
