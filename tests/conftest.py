@@ -6,6 +6,7 @@ about the machine than about what is tested.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,10 @@ from hypothesis import HealthCheck, settings
 from broker_adapter.engine.broker import Broker
 from broker_adapter.errors import JMSException
 from tests.time_limits import TimeLimits
+from tests.workers import divide
 
+# Only the first of Java's two compilers: a test's jobs are too short for the second one to gain what it takes.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("holdfast")
 
@@ -23,12 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(TimeLimits())
 
 
+@pytest.hookimpl(trylast=True)  # behind those that shuffle
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have tests with Spark run again where its worker did not start in time.
+    """Divide the tests among workers, and have those with Spark run again where its worker did not start in time.
 
     Spark waits ten seconds for that, which no option changes; where the machine is busy, that is too short.  Only these
     tests: for each test that may run again, a worker of pytest-xdist waits 40 ms for an answer of its controller.
     """
+    divide(items)
     for item in items:
         if item.path.parent.name in ("spark_connector", "samples"):
             item.add_marker(pytest.mark.flaky(reruns=5, only_rerun=["worker failed to connect back"]))

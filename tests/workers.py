@@ -1,0 +1,52 @@
+"""How the tests of a run are divided among the workers of pytest-xdist.
+
+The tests of a file run in one worker.  The files that take longest are begun first: one that is begun last keeps one
+worker busy while the others have nothing to do.  Files that need Spark share two sessions, since each worker that runs
+one of them starts a Spark of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+#: Files, by their path below this directory, that run in one worker; those that take longest first.
+LONG: Final = (
+    ("spark_connector/test_batch.py", "spark_connector/test_killed_query.py", "spark_connector/test_values.py"),
+    ("spark_connector/test_stream.py", "spark_connector/test_checkpoints.py"),
+    ("samples/test_demo.py",),
+    ("faults/test_sweep.py",),
+    ("faults/test_kills.py",),
+    ("samples/test_samples.py",),
+    ("spark_connector/test_histories.py",),
+    ("spark_connector/test_row_properties.py",),
+    ("broker_adapter/amqp/test_hostile_peers.py",),
+    ("sdk/test_dropped.py",),
+    ("sdk/test_clean_ends.py",),
+    ("sdk/test_interrupted.py",),
+    ("sdk/test_signals.py",),
+    ("broker_adapter/server/cli/test_store_commands.py",),
+    ("broker_adapter/server/cli/test_message_commands.py",),
+    ("broker_adapter/server/cli/test_server_commands.py",),
+    ("broker_adapter/server/cli/test_program.py",),
+    ("broker_adapter/server/test_memory.py",),
+    ("broker_adapter/engine/test_full_disk.py",),
+    ("broker_adapter/engine/test_maintenance.py",),
+    ("crash/test_kill_server.py",),
+)
+_TESTS: Final = Path(__file__).parent
+_RANKS: Final = {_TESTS / file: rank for rank, files in enumerate(LONG) for file in files}
+
+
+def divide(items: list[pytest.Item]) -> None:
+    """Put the tests in order, and mark each with the group that one worker runs.
+
+    Args:
+        items: the tests, in any order; those of a file, and files that are not in ``LONG``, keep theirs.
+    """
+    items.sort(key=lambda item: _RANKS.get(item.path, len(LONG)))
+    for item in items:
+        rank = _RANKS.get(item.path)
+        item.add_marker(pytest.mark.xdist_group(str(item.path) if rank is None else f"long {rank}"))
