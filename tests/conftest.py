@@ -6,6 +6,7 @@ about the machine than about what is tested.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ("spark_connector", "samples"):
             item.add_marker(pytest.mark.flaky(reruns=5, only_rerun=["worker failed to connect back"]))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests' modules have made to no garbage collection: there is much of it, and it stays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
