@@ -196,37 +196,47 @@ class Endings:
                 state.policy.recovered()
             raise error
         if not state.sends and not ending.settlements:
-            if state.ended_sends or state.send_completions or self._detach_later:  # of an interrupted call
-                self._end_sends(None)
+            self._end_sends(None)  # what is left of an interrupted call
             return
         self._commits += 1
+        settlements = ending.settlements
+        limit = state.settings.request_timeout_seconds
+        doubt: JMSException | None = TransactionInDoubtException("the commit was interrupted")
+        is_answered = False
         try:
-            state.transport.commit(
-                state.number, self._commits, state.sends, ending.settlements, state.settings.request_timeout_seconds
-            )
-        except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
-            self._committed(ending.settlements, error)
-            if isinstance(error, TransactionInDoubtException):
-                raise
-            raise TransactionInDoubtException(f"it is not known whether the commit was done: {error.reason}") from error
-        except JMSException as error:
-            self._roll_back(error)
-            if isinstance(error, TransactionRolledBackException):
-                raise
-            raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
-        except BaseException:  # the handler of a signal: the commit may have been done, or be done yet
-            self._committed(ending.settlements, TransactionInDoubtException("the commit was interrupted"))
+            try:
+                state.transport.commit(state.number, self._commits, state.sends, settlements, limit)
+                doubt = None
+            except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
+                doubt = error
+            is_answered = True
+            self._note_end(settlements, doubt)
+        except BaseException as error:
+            if isinstance(error, JMSException) and not is_answered:  # nothing was done
+                self._roll_back(error)
+                if isinstance(error, TransactionRolledBackException):
+                    raise
+                raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+            # The handler of a signal: the commit may have been done, or be done yet, and is not to be made again.
+            self._note_end(settlements, doubt)
             raise
-        self._committed(ending.settlements, None)
+        self._end_sends(doubt)
+        if isinstance(doubt, TransactionInDoubtException):
+            raise doubt
+        if doubt is not None:
+            raise TransactionInDoubtException(f"it is not known whether the commit was done: {doubt.reason}") from doubt
 
-    def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
-        """The commit is done or in doubt: what it settled is not held any more."""
+    def _note_end(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
+        """The commit is done, or in doubt: what it sent and settled is not held any more.  Noted twice, it is as once.
+
+        It waits for nothing.
+        """
         state = self._state
         with state.settling:
             state.policy.committed()
             if state.acknowledgements is not None:
                 state.acknowledgements.committed(settlements)
-        self._end_sends(error)
+        state.end_sends(error)
 
     def _roll_back(self, error: JMSException | None = None) -> None:
         self._begin_to_take_back()
