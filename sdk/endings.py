@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,7 +33,7 @@ from broker_adapter import (
 )
 from sdk.consumer import MessageConsumer
 from sdk.dropped import WeakTable
-from sdk.session_state import SessionState, log, too_late
+from sdk.session_state import SessionState, by_epoch, log, too_late
 
 #: What makes a session dirty beside a loss, for errors.
 _INTERRUPTED: Final = "giving back was interrupted"
@@ -56,7 +57,8 @@ class Endings:
         self._consumers = consumers
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
-        self._unconfirmed: Sequence[Settlement] = ()  #: the broker was not asked whether it has these
+        #: How much was acknowledged, by connection, that the broker was not asked for.
+        self._unconfirmed: Counter[int] = Counter()
 
     def detach_later(self, link: int) -> None:
         """Detach a producer's link when the transaction has ended, whose sends it has to make."""
@@ -95,13 +97,12 @@ class Endings:
                 state.take_lost_links()
             ending = policy.acknowledge(tag)
             if ending.settlements and not ending.dirty:
-                if state.confirms:
-                    self._unconfirmed = ending.settlements
                 try:
                     state.settle(ending.settlements)
+                    if state.confirms:  # first: until it is acknowledged, the next call does all of this again
+                        self._unconfirmed.update(by_epoch(ending.settlements))
                     policy.acknowledged(tag)
                 except ConnectionLostException:  # before the session was told, as it is now
-                    self._unconfirmed = ()
                     ending = policy.acknowledge(tag)._replace(dirty=True)
         if state.given_back:  # by the handler of a signal, before this was with the broker, or just behind it
             raise IllegalStateException(
@@ -278,6 +279,6 @@ class Endings:
         try:
             self._state.confirm(self._unconfirmed)
         except JMSException:
-            self._unconfirmed = ()  # the application is told
+            self._unconfirmed.clear()  # the application is told
             raise
-        self._unconfirmed = ()
+        self._unconfirmed.clear()

@@ -158,7 +158,7 @@ class Interrupt(Exception):
 def interrupt(monkeypatch: pytest.MonkeyPatch, broker: SmallBroker, method: str) -> None:
     """The handler of a signal raises in the next call of this method of the transport."""
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         monkeypatch.undo()
         raise Interrupt
 
@@ -360,6 +360,37 @@ def test_producer_closed_in_a_transaction_leaves_its_messages_in_it(
     assert sum(len(waiting) for waiting in broker.waiting.values()) == 1
     with pytest.raises(IllegalStateException, match="CLOSED"):
         producer.send("y")
+
+
+@pytest.mark.parametrize(("mode", "counts"), [(AcknowledgeMode.CLIENT, (2, 1)), (AcknowledgeMode.INDIVIDUAL, (1, 1))])
+@pytest.mark.parametrize("untold", [False, True])
+def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_store(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, counts: tuple[int, ...], untold: bool
+) -> None:
+    """Also where that one is told of a loss that was not reported yet."""
+    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 6)
+        for count in counts:
+            messages = [received(consumer) for _ in range(count)]
+            interrupt(monkeypatch, broker, "confirm")
+            with pytest.raises(Interrupt):
+                messages[0].acknowledge()
+        lose(broker)
+        acknowledgements = session._state.acknowledgements
+        assert acknowledgements is not None
+        acknowledgements.lost.move("another", broker.epoch)
+        message = received(consumer)
+        if untold:
+            broker.cut_untold = True
+            with pytest.raises(StaleAcknowledgementException, match="while 1 messages were held"):
+                message.acknowledge()
+            lose(broker)
+            message = received(consumer)
+        with pytest.raises(StaleAcknowledgementException, match="another broker's store") as raised:
+            message.acknowledge()
+        assert raised.value.stale_count == sum(counts)
+        received(consumer).acknowledge()
 
 
 class AtCall:
