@@ -33,7 +33,7 @@ from sdk.envelopes import message_of
 from sdk.lifecycle import Event, Lifecycle, State
 from sdk.message import Message
 from sdk.prefetch import Prefetch
-from sdk.session_state import SessionState, log
+from sdk.session_state import SessionState, by_epoch, log
 
 Listener = Callable[[Message], object]
 #: Gives back what the listener of a consumer raised on.
@@ -401,7 +401,7 @@ class MessageConsumer:
         prefetch.count_used()
         if self._confirms:
             try:
-                state.confirm_or_report(settlements, prefetch.link)
+                state.confirm_or_report(by_epoch(settlements), prefetch.link)
             finally:
                 self._confirms = False
                 state.wake()  # a thread that closes it waits for this
@@ -555,7 +555,7 @@ class MessageConsumer:
                 if failures > 1:
                     self._resumes_at = monotonic() + min(_FIRST_REST * 2 ** min(failures - 2, 20), _LONGEST_REST)
             if state.confirms and settlements:
-                state.confirm(settlements, prefetch.link)
+                state.confirm(by_epoch(settlements), prefetch.link)
             if is_stale and not raised and policy.tells_lost_acknowledgements:
                 raise ConnectionLostException("the connection was lost while its listener ran")
         except ConnectionLostException as error:

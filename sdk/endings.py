@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,7 +33,7 @@ from broker_adapter import (
 )
 from sdk.consumer import MessageConsumer
 from sdk.dropped import WeakTable
-from sdk.session_state import SessionState, log, too_late
+from sdk.session_state import SessionState, by_epoch, log, too_late
 
 #: What makes a session dirty beside a loss, for errors.
 _INTERRUPTED: Final = "giving back was interrupted"
@@ -56,7 +57,8 @@ class Endings:
         self._consumers = consumers
         self._commits = 0
         self._detach_later: list[int] = []  #: links of producers that closed in the transaction
-        self._unconfirmed: Sequence[Settlement] = ()  #: the broker was not asked whether it has these
+        #: How much was acknowledged, by connection, that the broker was not asked for.
+        self._unconfirmed: Counter[int] = Counter()
 
     def detach_later(self, link: int) -> None:
         """Detach a producer's link when the transaction has ended, whose sends it has to make."""
@@ -95,13 +97,12 @@ class Endings:
                 state.take_lost_links()
             ending = policy.acknowledge(tag)
             if ending.settlements and not ending.dirty:
-                if state.confirms:
-                    self._unconfirmed = ending.settlements
                 try:
                     state.settle(ending.settlements)
+                    if state.confirms:  # first: until it is acknowledged, the next call does all of this again
+                        self._unconfirmed.update(by_epoch(ending.settlements))
                     policy.acknowledged(tag)
                 except ConnectionLostException:  # before the session was told, as it is now
-                    self._unconfirmed = ()
                     ending = policy.acknowledge(tag)._replace(dirty=True)
         if state.given_back:  # by the handler of a signal, before this was with the broker, or just behind it
             raise IllegalStateException(
@@ -196,37 +197,47 @@ class Endings:
                 state.policy.recovered()
             raise error
         if not state.sends and not ending.settlements:
-            if state.ended_sends or state.send_completions or self._detach_later:  # of an interrupted call
-                self._end_sends(None)
+            self._end_sends(None)  # what is left of an interrupted call
             return
         self._commits += 1
+        settlements = ending.settlements
+        limit = state.settings.request_timeout_seconds
+        doubt: JMSException | None = TransactionInDoubtException("the commit was interrupted")
+        is_answered = False
         try:
-            state.transport.commit(
-                state.number, self._commits, state.sends, ending.settlements, state.settings.request_timeout_seconds
-            )
-        except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
-            self._committed(ending.settlements, error)
-            if isinstance(error, TransactionInDoubtException):
-                raise
-            raise TransactionInDoubtException(f"it is not known whether the commit was done: {error.reason}") from error
-        except JMSException as error:
-            self._roll_back(error)
-            if isinstance(error, TransactionRolledBackException):
-                raise
-            raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
-        except BaseException:  # the handler of a signal: the commit may have been done, or be done yet
-            self._committed(ending.settlements, TransactionInDoubtException("the commit was interrupted"))
+            try:
+                state.transport.commit(state.number, self._commits, state.sends, settlements, limit)
+                doubt = None
+            except (TransactionInDoubtException, OperationTimedOutException, StoreException) as error:
+                doubt = error
+            is_answered = True
+            self._note_end(settlements, doubt)
+        except BaseException as error:
+            if isinstance(error, JMSException) and not is_answered:  # nothing was done
+                self._roll_back(error)
+                if isinstance(error, TransactionRolledBackException):
+                    raise
+                raise TransactionRolledBackException(f"the commit could not be done: {error}") from error
+            # The handler of a signal: the commit may have been done, or be done yet, and is not to be made again.
+            self._note_end(settlements, doubt)
             raise
-        self._committed(ending.settlements, None)
+        self._end_sends(doubt)
+        if isinstance(doubt, TransactionInDoubtException):
+            raise doubt
+        if doubt is not None:
+            raise TransactionInDoubtException(f"it is not known whether the commit was done: {doubt.reason}") from doubt
 
-    def _committed(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
-        """The commit is done or in doubt: what it settled is not held any more."""
+    def _note_end(self, settlements: Sequence[Settlement], error: JMSException | None) -> None:
+        """The commit is done, or in doubt: what it sent and settled is not held any more.  Noted twice, it is as once.
+
+        It waits for nothing.
+        """
         state = self._state
         with state.settling:
             state.policy.committed()
             if state.acknowledgements is not None:
                 state.acknowledgements.committed(settlements)
-        self._end_sends(error)
+        state.end_sends(error)
 
     def _roll_back(self, error: JMSException | None = None) -> None:
         self._begin_to_take_back()
@@ -268,6 +279,6 @@ class Endings:
         try:
             self._state.confirm(self._unconfirmed)
         except JMSException:
-            self._unconfirmed = ()  # the application is told
+            self._unconfirmed.clear()  # the application is told
             raise
-        self._unconfirmed = ()
+        self._unconfirmed.clear()

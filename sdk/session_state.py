@@ -23,8 +23,8 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MethodType
 from typing import Any, Final, TypeVar
@@ -72,6 +72,11 @@ def too_late(session: str, message_ids: Sequence[str]) -> StaleAcknowledgementEx
         stale_count=len(message_ids),
         message_ids=tuple(message_ids),
     )
+
+
+def by_epoch(settlements: Iterable[Settlement]) -> Counter[int]:
+    """How many deliveries these settle, by the connection that they came on."""
+    return Counter([tag.epoch for tag, _ in settlements])
 
 
 #: Called when an asynchronous send has ended: with None, or with what became of it.
@@ -387,13 +392,11 @@ class SessionState:
                 self._lose(self.epoch + 1)
             raise
 
-    def confirm(
-        self, settlements: Sequence[Settlement], link: int | None = None, *, outlasts_loss: bool = True
-    ) -> None:
+    def confirm(self, settled: Mapping[int, int], link: int | None = None, *, outlasts_loss: bool = True) -> None:
         """Wait until the broker has carried out what was settled, at least one delivery; outside ``settling``.
 
         Args:
-            settlements: what was settled.
+            settled: how much was settled, by connection.
             link: of the consumer that waits, no longer than until it is closed; None: the session waits.
             outlasts_loss: whether this waits for the network where it is away, or goes meanwhile.
 
@@ -402,26 +405,27 @@ class SessionState:
             JMSException: the broker has not said so; what was settled may have been lost.
         """
         self.transport.confirm(self.settings.request_timeout_seconds, self.number, link, outlasts_loss=outlasts_loss)
-        acknowledgements = self.acknowledgements
-        if acknowledgements is not None and settlements[0].tag.epoch < acknowledgements.lost.moved_at:
+        moved_at = 0 if self.acknowledgements is None else self.acknowledgements.lost.moved_at
+        stale_count = sum(count for epoch, count in settled.items() if epoch < moved_at)
+        if stale_count:
             raise StaleAcknowledgementException(
-                f"{len(settlements)} messages that {self.name} has acknowledged may be delivered again: the connection"
+                f"{stale_count} messages that {self.name} has acknowledged may be delivered again: the connection"
                 " was lost before the broker confirmed them, and leads to another broker's store now",
-                stale_count=len(settlements),
+                stale_count=stale_count,
             )
 
-    def confirm_or_report(self, settlements: Sequence[Settlement], link: int) -> None:
+    def confirm_or_report(self, settled: Mapping[int, int], link: int) -> None:
         """``confirm``, where the caller has a message for the application: the exception listener hears of it.
 
         The caller does not wait for the network: other consumers may get later messages of its group or exclusive queue
         as soon as the connection is lost.
         """
         try:
-            self.confirm(settlements, link, outlasts_loss=False)
+            self.confirm(settled, link, outlasts_loss=False)
         except StaleAcknowledgementException as error:
             self.report(error)
         except JMSException as error:
-            text = f"{len(settlements)} acknowledgements of {self.name} are not confirmed: {error.reason}"
+            text = f"{sum(settled.values())} acknowledgements of {self.name} are not confirmed: {error.reason}"
             self.report(type(error)(text, error_code=error.error_code))
 
     def lost_for_good(self, message_ids: list[str]) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from sdk import (
     Connection,
     IllegalStateException,
     JMSException,
+    Message,
     ResourceAllocationException,
     StaleAcknowledgementException,
     TransactionInDoubtException,
@@ -154,7 +158,7 @@ class Interrupt(Exception):
 def interrupt(monkeypatch: pytest.MonkeyPatch, broker: SmallBroker, method: str) -> None:
     """The handler of a signal raises in the next call of this method of the transport."""
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         monkeypatch.undo()
         raise Interrupt
 
@@ -356,3 +360,95 @@ def test_producer_closed_in_a_transaction_leaves_its_messages_in_it(
     assert sum(len(waiting) for waiting in broker.waiting.values()) == 1
     with pytest.raises(IllegalStateException, match="CLOSED"):
         producer.send("y")
+
+
+@pytest.mark.parametrize(("mode", "counts"), [(AcknowledgeMode.CLIENT, (2, 1)), (AcknowledgeMode.INDIVIDUAL, (1, 1))])
+@pytest.mark.parametrize("untold", [False, True])
+def test_the_next_acknowledge_tells_what_an_interrupted_one_has_lost_to_another_store(
+    monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode, counts: tuple[int, ...], untold: bool
+) -> None:
+    """Also where that one is told of a loss that was not reported yet."""
+    broker = SmallBroker(prefetch_messages=10, synchronous_acknowledge=True)
+    with started(broker) as connection:
+        session, consumer = with_messages(connection, mode, 6)
+        for count in counts:
+            messages = [received(consumer) for _ in range(count)]
+            interrupt(monkeypatch, broker, "confirm")
+            with pytest.raises(Interrupt):
+                messages[0].acknowledge()
+        lose(broker)
+        acknowledgements = session._state.acknowledgements
+        assert acknowledgements is not None
+        acknowledgements.lost.move("another", broker.epoch)
+        message = received(consumer)
+        if untold:
+            broker.cut_untold = True
+            with pytest.raises(StaleAcknowledgementException, match="while 1 messages were held"):
+                message.acknowledge()
+            lose(broker)
+            message = received(consumer)
+        with pytest.raises(StaleAcknowledgementException, match="another broker's store") as raised:
+            message.acknowledge()
+        assert raised.value.stale_count == sum(counts)
+        received(consumer).acknowledge()
+
+
+class AtCall:
+    """Interrupts as the handler of a signal does, as one of the SDK's functions begins: the one of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def trace(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith(("sdk.", "ack_modes.")):
+            self.left -= 1
+            if not self.left:
+                raise Interrupt
+
+    def during(self, call: Callable[[], None]) -> bool:
+        """Whether the call was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self.trace)
+        try:
+            call()
+        except Interrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["open producer", "closed producer"])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["commits again", "sends and commits"])
+def test_a_transaction_is_done_and_told_once_wherever_its_commit_is_interrupted(goes_on: bool, closes: bool) -> None:
+    out, number, interrupted = queue_of("out"), 0, True
+    while interrupted:
+        number += 1
+        broker = SmallBroker(prefetch_messages=10)
+        with started(broker) as connection:
+            session, consumer = with_messages(connection, AcknowledgeMode.TRANSACTED, 2)
+            producer, stays = session.create_producer(out), session.create_producer(out)
+            told: list[tuple[str, JMSException | None]] = []
+
+            def completed(message: Message, error: JMSException | None, told: list[Any] = told) -> None:
+                told.append((message.body, error))
+
+            received(consumer)
+            for body in "ab":
+                producer.send(body, on_completion=completed)
+            if closes:
+                producer.close()
+            interrupted = AtCall(number).during(session.commit)
+            done = len(broker.commits)
+            if goes_on:
+                received(consumer)
+                stays.send("c", on_completion=completed)
+            session.commit()
+            expected = ["a", "b", "c"] if goes_on else ["a", "b"]
+            assert [body for body, _ in told] == expected, number
+            assert [error is None for _, error in told].count(False) in ({0, 2} if done else {0}), (number, told)
+            assert [each.envelope.body for each in broker.waiting[out]] == expected, number
+            assert broker.outcomes() == [Outcome.ACCEPTED] * (1 + goes_on), number
+            assert (producer._link in broker._senders) is not closes, number
+            assert stays._link in broker._senders
+    assert number > 20, "it has been interrupted at each step"
